@@ -1,0 +1,173 @@
+"""A checkpoint file: tensors and one JSON manifest, nothing else; read with ``weights_only`` and no fallback.
+
+``manifest``   JSON string: schema version, model, data, partition, method, round, seed, versions
+``model``      {name: tensor}: parameters and buffers of the global model after the round (a plain state_dict)
+``received``   [P] weights the clients received (only with client weights)
+``clients``    [K, P] trained client weights (ids in the manifest)
+``buffers``    {name: [K, ...]} the clients' buffers
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor, nn
+
+from fldiag.errors import FldiagError
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One round of a run, or a foreign state_dict (then ``manifest`` is empty and model and data must be given)."""
+
+    path: Path
+    state: dict[str, Tensor]
+    manifest: dict[str, Any] = field(default_factory=dict)
+    received: Tensor | None = None
+    clients: Tensor | None = None
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    model: Callable[[], nn.Module] | None = None
+    data: Any = None
+
+    @property
+    def round(self) -> int | None:
+        return self.manifest.get("round")
+
+    @property
+    def client_ids(self) -> list[int]:
+        return list(self.manifest.get("clients", []))
+
+    @property
+    def label(self) -> str:
+        """Short name for tables and captions."""
+        if not self.manifest:
+            return self.path.stem
+        return f"{self.manifest['method']['name']} round {self.round}"
+
+    @cached_property
+    def sha256(self) -> str:
+        return sha256(self.path)
+
+
+def write(path: Path, manifest: dict[str, Any], state: dict[str, Tensor], **tensors: Any) -> str:
+    """Write a checkpoint atomically; returns its sha256. Raises FldiagError when the disk refuses."""
+    content = {"manifest": json.dumps({"schema": SCHEMA, **manifest}, sort_keys=True),
+               "model": {k: v.detach().cpu().contiguous() for k, v in state.items()},
+               **{k: v for k, v in tensors.items() if v is not None}}
+    return write_atomic(path, lambda f: torch.save(content, f))
+
+
+def write_atomic(path: Path, writer: Callable[[IO[bytes]], Any]) -> str:
+    """Write to a temporary name, flush to disk, rename; returns the sha256 of what was written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as f:
+            writer(f)
+            f.flush()
+            os.fsync(f.fileno())
+        digest = sha256(temporary)
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
+        raise FldiagError(f"cannot write {path}: {error}", "free some disk space or choose another folder with --out; "
+                          "what was written before is intact") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return digest
+
+
+def sha256(path: Path) -> str:
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def read_tensors(path: Path) -> Any:
+    """The content of a ``.pt`` or ``.safetensors`` file, tensors and plain containers only.
+
+    Raises FldiagError for a missing, empty, truncated or foreign file, and for one that holds pickled
+    objects (nothing of it is executed).
+    """
+    if not path.is_file():
+        raise FldiagError(f"checkpoint {path} is not there", "give the path of a .pt or .safetensors file", usage=True)
+    if path.stat().st_size == 0:
+        raise FldiagError(f"checkpoint {path} is empty", "use another round's file, or train again with --resume")
+    if path.suffix == ".safetensors":
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+        try:
+            return load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise FldiagError(f"checkpoint {path} is not a readable safetensors file: {error}",
+                              "copy it again, or use another file") from None
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if not zipfile.is_zipfile(path) and not _legacy(path):
+            raise FldiagError(f"checkpoint {path} is not a checkpoint, or is truncated",
+                              "copy it again, or use another round's file") from None
+        raise FldiagError(f"checkpoint {path} holds something else than tensors and was refused, nothing in it was "
+                          f"executed ({str(error).splitlines()[0][:120]})",
+                          "save only the state_dict: torch.save(model.state_dict(), path)") from None
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise FldiagError(f"checkpoint {path} is truncated or damaged ({str(error).splitlines()[0][:120]})",
+                          "copy it again, or use another round's file") from None
+
+
+def _legacy(path: Path) -> bool:
+    with open(path, "rb") as f:
+        return f.read(1) == b"\x80"
+
+
+def read(path: str | Path) -> Checkpoint:
+    """A checkpoint file of fldiag, or any plain state_dict (of tensors).
+
+    Raises FldiagError when the content is neither, or was written by a later schema.
+    """
+    path = Path(path)
+    content = read_tensors(path)
+    if isinstance(content, dict) and isinstance(content.get("manifest"), str):
+        try:
+            manifest = json.loads(content["manifest"])
+            version = int(manifest["schema"])
+        except (ValueError, KeyError, TypeError):
+            raise FldiagError(f"checkpoint {path}: its manifest is not valid", "the file was edited; use the original") from None
+        if version > SCHEMA:
+            raise FldiagError(f"checkpoint {path} has schema {version}, this fldiag reads up to {SCHEMA}", "update fldiag")
+        checkpoint = Checkpoint(path, _tensors(path, content.get("model")), manifest, content.get("received"),
+                                content.get("clients"), content.get("buffers") or {})
+        _check(checkpoint)
+        return checkpoint
+    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
+        content = content["state_dict"]
+    return Checkpoint(path, _tensors(path, content))
+
+
+def _check(c: Checkpoint) -> None:
+    """The manifest must have what every reader relies on: a hand-edited one is refused here, not later."""
+    needed = {"round": int, "seed": int, "config": dict, "method": dict, "shape": list, "classes": int, "clients": list}
+    for key, kind in needed.items():
+        if not isinstance(c.manifest.get(key), kind):
+            raise FldiagError(f"checkpoint {c.path}: its manifest has no valid {key!r}", "the file was edited; use the original")
+    if c.clients is not None and (not isinstance(c.clients, Tensor) or len(c.clients) != len(c.client_ids)):
+        raise FldiagError(f"checkpoint {c.path}: {len(c.client_ids)} client ids do not fit its client weights",
+                          "the file was edited; use the original")
+
+
+def _tensors(path: Path, content: Any) -> dict[str, Tensor]:
+    if not isinstance(content, dict) or not content or not all(
+            isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items()):
+        raise FldiagError(f"checkpoint {path} is not a state_dict (names with tensors)",
+                          "save it with torch.save(model.state_dict(), path)")
+    return content

@@ -1,0 +1,158 @@
+"""A run on disk: ``run.json`` is the one authority; what it does not list does not count.
+
+::
+
+    RUN/run.json          config, status, rounds done, every file with its sha256
+    RUN/rounds/0030.pt    checkpoint of a round
+    RUN/state/…           what training needs to go on: server and client state, only the newest
+    RUN/metrics.parquet   one row a number per round
+    RUN/partition.npz     indices of every client's examples
+
+Order of writing in a round: new files, then ``run.json``, then removal of superseded state. A kill at any
+moment leaves the previous ``run.json`` with all its files.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fldiag.checkpoint import schema
+from fldiag.checkpoint.schema import Checkpoint
+from fldiag.config import Config
+from fldiag.errors import FldiagError
+
+
+class Run:
+    """A run folder. Reading is lazy; ``metrics`` is a tidy table."""
+
+    def __init__(self, path: Path, index: dict[str, Any]):
+        self.path, self.index = path, index
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}, {self.status}, {self.done} rounds)"
+
+    @staticmethod
+    def create(path: Path, config: Config, partition: bytes, provenance: dict[str, Any]) -> Run:
+        """A new run folder. Raises FldiagError when the folder cannot be written."""
+        try:
+            (path / "rounds").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FldiagError(f"cannot create {path}: {error.strerror}", "choose another folder with --out") from None
+        run = Run(path, {"schema": schema.SCHEMA, "config": config.model_dump(mode="json"), "hash": config.hash,
+                         "status": "running", "done": 0, "state": {}, "files": {}, "provenance": provenance})
+        run.put("partition.npz", lambda f: f.write(partition))
+        run.commit()
+        return run
+
+    @staticmethod
+    def open(path: str | Path) -> Run:
+        """Raises FldiagError when there is no readable run.json."""
+        path = Path(path)
+        file = path / "run.json" if path.is_dir() else path
+        try:
+            index = json.loads(file.read_text())
+            if not isinstance(index, dict) or not isinstance(index["files"], dict) or int(index["done"]) < 0:
+                raise ValueError("not a run index")
+            if int(index["schema"]) > schema.SCHEMA:
+                raise FldiagError(f"run {path} has schema {index['schema']}, this fldiag reads up to {schema.SCHEMA}",
+                                  "update fldiag")
+            return Run(file.parent, index)
+        except (FileNotFoundError, NotADirectoryError):
+            raise FldiagError(f"{path} is not a run folder: it has no run.json",
+                              "give the folder that fldiag train printed", usage=True) from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise FldiagError(f"{file} is not valid: {error}", "the file was edited; restore it or train again") from None
+
+    @property
+    def status(self) -> str:
+        return str(self.index["status"])
+
+    @property
+    def done(self) -> int:
+        """Rounds trained so far (and safely stored)."""
+        return int(self.index["done"])
+
+    @property
+    def config(self) -> Config:
+        return Config.model_validate(self.index["config"])
+
+    @property
+    def rounds(self) -> list[int]:
+        """Rounds that have a checkpoint; round r is the state after r rounds of training."""
+        return sorted(int(Path(f).stem) for f in self.index["files"] if f.startswith("rounds/"))
+
+    def checkpoint(self, round: int | None = None) -> Checkpoint:
+        """The checkpoint of a round (default: the last). Raises FldiagError if it is missing or was changed."""
+        rounds = self.rounds
+        if not rounds:
+            raise FldiagError(f"run {self.path} has no checkpoint yet", "train at least one round")
+        r = rounds[-1] if round is None else round
+        if r not in rounds:
+            raise FldiagError(f"run {self.path} has no checkpoint of round {r}",
+                              f"it has rounds {rounds[0]}..{rounds[-1]} (checkpoint.every = "
+                              f"{self.index['config']['checkpoint']['every']})", usage=True)
+        return schema.read(self.verified(f"rounds/{r:04d}.pt"))
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        return pd.read_parquet(self.path / "metrics.parquet")
+
+    def verified(self, name: str) -> Path:
+        """The path of a listed file after its sha256 was checked."""
+        path = self.path / name
+        if not path.is_file():
+            raise FldiagError(f"{path} is listed in run.json but is not there", "restore it, or train again")
+        if schema.sha256(path) != self.index["files"].get(name):
+            raise FldiagError(f"{path} is not the file this run wrote (its sha256 differs from run.json)",
+                              "restore the original file; to diagnose this one as it is, copy it out of the run folder")
+        return path
+
+    def put(self, name: str, writer: Any) -> None:
+        self.index["files"][name] = schema.write_atomic(self.path / name, writer)
+
+    def put_tensors(self, name: str, content: dict[str, Any]) -> None:
+        self.put(name, lambda f: torch.save(content, f))
+
+    def commit(self) -> None:
+        text = json.dumps(self.index, indent=1, sort_keys=True)
+        schema.write_atomic(self.path / "run.json", lambda f: f.write(text.encode()))
+
+    def put_metrics(self, frame: pd.DataFrame) -> None:
+        buffer = io.BytesIO()
+        frame.to_parquet(buffer, index=False)
+        self.put("metrics.parquet", lambda f: f.write(buffer.getvalue()))
+
+    # -- state for resuming: one file for the server, one a client, named by the round that wrote it
+
+    def put_state(self, round: int, server: dict[str, Any], clients: dict[int, dict[str, Tensor]]) -> None:
+        """Store the training state after ``round`` rounds; ``clients`` are those that changed since the last call."""
+        old = dict(self.index["state"])
+        name = f"state/server-{round:04d}.pt"
+        self.put_tensors(name, server)
+        new = {**old, "server": name}
+        for i, tensors in clients.items():
+            new[str(i)] = f"state/client-{i:05d}-{round:04d}.pt"
+            self.put_tensors(new[str(i)], tensors)
+        self.index["state"] = new
+        self._superseded = [f for f in old.values() if f not in new.values()]
+        for f in self._superseded:
+            self.index["files"].pop(f, None)
+
+    def clean(self) -> None:
+        """Remove state files that the committed run.json no longer lists."""
+        for f in (self.path / "state").glob("*.pt"):
+            if f"state/{f.name}" not in self.index["files"]:
+                f.unlink(missing_ok=True)
+
+    def get_state(self) -> tuple[dict[str, Any], dict[int, dict[str, Tensor]]]:
+        """(server, clients) as stored last."""
+        files = self.index["state"]
+        read = {key: schema.read_tensors(self.verified(name)) for key, name in files.items()}
+        return read.pop("server"), {int(k): v for k, v in read.items()}

@@ -1,0 +1,250 @@
+"""What a run is: a frozen, validated description, read from TOML plus ``--set`` overrides.
+
+The resolved config (every default filled in) is written into the run; its hash names the run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fldiag import registry
+from fldiag.errors import FldiagError, unknown
+
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Unit = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class OpenSection(Section):
+    """A section whose further keys are the options of a registered thing (method, model, partition)."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Data(Section):
+    name: str = "digits"
+    root: str | None = Field(None, description="folder that holds the data; default $FLDIAG_DATA")
+    public: str | None = Field(None, description="unlabelled public data for server distillation")
+    augment: bool = Field(True, description="training augmentation of the data set, if it declares any")
+
+
+class Partition(Section):
+    kind: Literal["lda", "sharding", "dirichlet", "pathological", "iid"] = "lda"
+    alpha: Positive | None = Field(None, description="Dirichlet concentration (lda, dirichlet)")
+    shards: Count | None = Field(None, description="shards per client (sharding)")
+    classes: Count | None = Field(None, description="classes per client (pathological)")
+    min_size: Annotated[int, Field(ge=1)] | None = Field(None, description="smallest client allowed (lda)")
+    seed: int = Field(0, description="seed of the partition, apart from the training seed")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, values: Any) -> Any:
+        """The option the kind needs gets its default; an option of another kind is refused."""
+        if not isinstance(values, Mapping):
+            return values
+        values = dict(values)
+        needs = PARTITION_OPTIONS.get(values.get("kind", "lda"), {})
+        for key in ("alpha", "shards", "classes", "min_size"):
+            if values.get(key) is None and key in needs:
+                values[key] = needs[key]
+            elif values.get(key) is not None and key not in needs:
+                raise ValueError(f"{key} has no meaning for kind = {values.get('kind', 'lda')!r}; remove it")
+        return values
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {k: getattr(self, k) for k in PARTITION_OPTIONS[self.kind]}
+
+
+PARTITION_OPTIONS: dict[str, dict[str, Any]] = {
+    "lda": {"alpha": 0.1, "min_size": 10},
+    "sharding": {"shards": 2},
+    "dirichlet": {"alpha": 0.1},
+    "pathological": {"classes": 3},
+    "iid": {},
+}
+
+
+class Clients(Section):
+    total: Count = 20
+    per_round: Count = 10
+
+    @model_validator(mode="after")
+    def _fits(self) -> Clients:
+        if self.per_round > self.total:
+            raise ValueError(f"per_round = {self.per_round} is more than total = {self.total}; lower it")
+        return self
+
+
+class Model(OpenSection):
+    name: str = "small_cnn"
+
+
+class Method(OpenSection):
+    name: str = "fedavg"
+
+
+class Train(Section):
+    epochs: Annotated[int, Field(ge=0)] = 5
+    batch_size: Count = 50
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: Positive = 0.01
+    lr_decay: Positive = Field(0.99, description="lr in round t is lr * lr_decay ** t")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    nesterov: bool = False
+    weight_decay: NonNegative = 1e-5
+    clip: Positive | None = Field(None, description="largest norm of the (corrected) gradient")
+    aggregate: Literal["n", "uniform"] = "n"
+    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
+    stack: Literal["auto", "on", "off"] = Field("auto", description="train several clients as one stack")
+
+    @model_validator(mode="after")
+    def _nesterov(self) -> Train:
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs momentum > 0")
+        return self
+
+
+class Checkpoint(Section):
+    every: Count = Field(1, description="write a checkpoint every this many rounds (and after the last)")
+    clients: Literal["none", "sampled", "all"] | tuple[int, ...] = Field(
+        "none", description="whose trained weights the checkpoint holds besides the global ones")
+
+
+class Config(Section):
+    """A run. Unknown keys are refused with the nearest known one."""
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    seed: Annotated[int, Field(ge=0)] = 0
+    rounds: Count = 30
+    data: Data = Data()
+    partition: Partition = Partition(kind="lda")
+    clients: Clients = Clients()
+    model: Model = Model()
+    method: Method = Method()
+    train: Train = Train()
+    checkpoint: Checkpoint = Checkpoint()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve(cls, values: Any) -> Any:
+        """Fill and check the options of the named method and model from their signatures."""
+        if not isinstance(values, Mapping):
+            return values
+        values = dict(values)
+        for section, kind in (("method", registry.method), ("model", registry.model)):
+            default = "fedavg" if section == "method" else "small_cnn"
+            given = values.get(section, {})
+            if isinstance(given, BaseModel):
+                given = given.model_dump()
+            if not isinstance(given, Mapping):
+                continue
+            name = given.get("name", default)
+            if section == "model" and ":" in str(name):  # a user's own factory: its options are its own business
+                continue
+            options = kind.get(str(name)).validate({k: v for k, v in given.items() if k != "name"})
+            values[section] = {"name": name, **options}
+        return values
+
+    @property
+    def hash(self) -> str:
+        """16 hex digits over everything that decides the bits of the run (not where the data lies)."""
+        text = json.dumps(self.model_dump(mode="json", exclude={"name": True, "data": {"root"}}), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def replace(self, **overrides: Any) -> Config:
+        """A copy with dotted keys (``"method.rho"`` as ``method__rho`` or through a dict) replaced."""
+        return build(self.model_dump(), {k.replace("__", "."): v for k, v in overrides.items()})
+
+
+def build(tree: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Config:
+    """A validated config from nested tables and dotted overrides.
+
+    Changing ``method.name`` (or ``model.name``, ``partition.kind``) by an override drops the options that
+    belonged to the former one. Raises FldiagError.
+    """
+    tree = {k: dict(v) if isinstance(v, Mapping) else v for k, v in tree.items()}
+    overrides = dict(overrides or {})
+    for section, key in (("method", "name"), ("model", "name"), ("partition", "kind")):
+        new = overrides.get(f"{section}.{key}")
+        old = tree.get(section)
+        if new is not None and isinstance(old, dict) and old.get(key) != new:
+            tree[section] = {k: v for k, v in old.items() if section == "partition" and k == "seed"}
+    for dotted, value in overrides.items():
+        section, _, key = dotted.partition(".")
+        if not key:
+            tree[section] = value
+        elif "." in key:
+            raise FldiagError(f"key {dotted!r} is nested too deeply", "keys have the form section.key", usage=True)
+        else:
+            inner = tree.setdefault(section, {})
+            if not isinstance(inner, dict):
+                raise FldiagError(f"{section!r} is not a section, so {dotted!r} cannot be set",
+                                  f"set {section} itself", usage=True)
+            inner[key] = value
+    try:
+        return Config.model_validate(tree)
+    except pydantic.ValidationError as error:
+        raise registry.explain(error, "config", Config) from None
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """``"method.rho=2.0"`` -> ("method.rho", 2.0). The value is read as TOML, else as a bare string."""
+    key, eq, value = text.partition("=")
+    if not eq or not key.strip():
+        raise FldiagError(f"--set {text!r} has no key=value form", "write for example --set method.rho=2.0", usage=True)
+    try:
+        return key.strip(), tomllib.loads(f"v = {value.strip()}")["v"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+def presets() -> dict[str, str]:
+    """Name -> first comment line of every preset."""
+    folder = resources.files("fldiag.presets")
+    found = {}
+    for item in sorted(folder.iterdir(), key=lambda f: f.name):
+        if item.name.endswith(".toml"):
+            found[item.name[:-5]] = item.read_text().split("\n", 1)[0].lstrip("# ")
+    return found
+
+
+def load(source: str | Path, overrides: Iterable[str] = ()) -> Config:
+    """A config from a preset name or a TOML file, with ``key=value`` overrides.
+
+    Raises FldiagError for an unknown preset, an unreadable file or anything invalid in it.
+    """
+    text = str(source)
+    name = text.removeprefix("presets/").removesuffix(".toml")
+    if Path(text).is_file():
+        content = Path(text).read_text()
+    elif name in presets():
+        content = (resources.files("fldiag.presets") / f"{name}.toml").read_text()
+    elif text.endswith(".toml"):
+        raise FldiagError(f"config file {text!r} is not there", "give a TOML file or one of the presets: "
+                          + ", ".join(presets()), usage=True)
+    else:
+        raise unknown("preset", text, presets())
+    try:
+        tree = tomllib.loads(content)
+    except tomllib.TOMLDecodeError as error:
+        raise FldiagError(f"{text}: not valid TOML: {error}", "mend the line named", usage=True) from None
+    return build(tree, dict(parse_override(o) for o in overrides))

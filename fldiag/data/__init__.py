@@ -1,0 +1,8 @@
+"""Data sets, augmentation, partitions over clients, and the slices that diagnostics look at."""
+
+from fldiag.data import partition
+from fldiag.data.dataset import Dataset
+from fldiag.data.slices import Slice, take
+from fldiag.data.sources import load
+
+__all__ = ["Dataset", "Slice", "load", "partition", "take"]

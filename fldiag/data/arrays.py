@@ -1,0 +1,137 @@
+"""Arrays of files and of users, checked and brought into the form of a data set."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fldiag.errors import FldiagError
+
+KEYS = ("train_images", "train_labels", "test_images", "test_labels")
+
+
+def read_npz(path: str | os.PathLike[str]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Training inputs and labels, test inputs and labels of an npz file with the four ``KEYS``.
+
+    Images are N,H,W or N,H,W,C and come back as [n, C, H, W]; features [n, d]; labels int64 [n].
+
+    Raises FldiagError for a missing or damaged file, missing keys, arrays of Python objects (they would have
+    to be unpickled) and arrays that do not fit together.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise FldiagError(f"{path} holds one array, not an npz archive",
+                                  f"save {', '.join(KEYS)} with np.savez")
+            missing = [key for key in KEYS if key not in file.files]
+            if missing:
+                there = ", ".join(file.files) or "nothing"
+                raise FldiagError(f"{path} lacks {', '.join(missing)} (it has {there})",
+                                  f"save the arrays {', '.join(KEYS)} with np.savez")
+            arrays = {key: _member(file, key, path) for key in KEYS}
+    except FileNotFoundError:
+        raise FldiagError(f"no file {path}", "check the path after npz:") from None
+    except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise FldiagError(f"{path} is not a readable npz file ({_first_line(error)})",
+                          "write it again with np.savez") from None
+    out = []
+    for split in ("train", "test"):
+        x, y = arrays[f"{split}_images"], arrays[f"{split}_labels"]
+        if len(x) == 0 or len(x) != len(y):
+            raise FldiagError(f"{path}: {len(x)} {split}_images and {len(y)} {split}_labels",
+                              "give one label per input, and at least one input in each split")
+        out += [_channels_first(x, f"{path}: {split}_images"), labels(y, f"{path}: {split}_labels")]
+    return out[0], out[1], out[2], out[3]
+
+
+def inputs(x: Any, where: str) -> Tensor:
+    """Inputs as uint8 or float32, layout kept. Raises FldiagError for other kinds of arrays."""
+    if not isinstance(x, Tensor):
+        array = np.asarray(x)
+        if array.dtype.kind not in "biuf":
+            raise FldiagError(f"{where} is an array of {array.dtype}", "use uint8 pixels or floats")
+        dtype = np.uint8 if array.dtype == np.uint8 else np.float32
+        x = torch.from_numpy(np.array(array, dtype=dtype, order="C"))
+    if x.is_complex():
+        raise FldiagError(f"{where} is a tensor of {x.dtype}", "use uint8 pixels or floats")
+    return x.detach().contiguous() if x.dtype == torch.uint8 else x.detach().float().contiguous()
+
+
+def labels(y: Any, where: str) -> Tensor:
+    """Class labels as int64 [n]; a last axis of length 1 is dropped. Raises FldiagError for anything else."""
+    y = y.detach().cpu() if isinstance(y, Tensor) else y
+    array = np.asarray(y)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise FldiagError(f"{where} is {array.dtype} {list(array.shape)}", "give one whole number per input")
+    if len(array) and array.min() < 0:
+        raise FldiagError(f"{where} holds {array.min()} at position {array.argmin()}",
+                          "number the classes from 0")
+    return torch.from_numpy(array.astype(np.int64))
+
+
+def moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of every channel of [n, C, H, W] or feature of [n, d], uint8 as pixels in [0, 1].
+
+    Summed in float64; a constant channel gets deviation 1.
+    """
+    scale = 255.0 if x.dtype == torch.uint8 else 1.0
+    axes = [a for a in range(x.ndim) if a != 1]
+    per_channel = x[:, 0].numel()
+    # Chunks keep the float64 copy small; two passes avoid the cancellation of E[x^2] - E[x]^2.
+    chunks = x.split(2048)
+    mean = sum(chunk.double().sum(axes) for chunk in chunks) / (per_channel * scale)
+    column = mean.view(-1, *(1,) * (x.ndim - 2))
+    var = sum((chunk.double() / scale - column).square().sum(axes) for chunk in chunks) / per_channel
+    std = torch.where(var > 1e-20, var.sqrt(), 1.0)
+    return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def spread(y: Tensor, count: int) -> Tensor:
+    """``count`` of the n positions, sorted, evenly spaced through the examples sorted by class.
+
+    So each class keeps its share within one example and the choice uses no random numbers. Regression targets
+    are taken evenly in data set order. int64 [count].
+    """
+    n = len(y)
+    order = torch.arange(n, device=y.device) if y.is_floating_point() else torch.argsort(y, stable=True)
+    pick = (2 * torch.arange(count, device=y.device) + 1) * n // (2 * count)
+    return order[pick].sort().values
+
+
+def _member(file: Any, key: str, path: Any) -> np.ndarray:
+    try:
+        array = file[key]
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        raise FldiagError(f"{path}: {key} is an array of Python objects, which only unpickling could read",
+                          "save it as a plain array: np.stack(list) of equal shapes") from None
+    if array.ndim == 0:
+        raise FldiagError(f"{path}: {key} is a single number", "save an array with one entry per example")
+    return array
+
+
+def _channels_first(array: np.ndarray, where: str) -> Tensor:
+    if array.ndim == 3:
+        return inputs(array[:, None], where)
+    if array.ndim == 4:
+        if array.shape[1] in (1, 3) and array.shape[3] not in (1, 3):
+            raise FldiagError(f"{where} has shape {list(array.shape)}, which looks like N,C,H,W",
+                              "save N,H,W,C: np.moveaxis(images, 1, -1)")
+        return inputs(np.moveaxis(array, -1, 1), where)
+    if array.ndim == 2:
+        # uint8 stands for pixels only in images; a table of small whole numbers is a table of features.
+        return inputs(array.astype(np.float32) if array.dtype.kind in "biuf" else array, where)
+    raise FldiagError(f"{where} has shape {list(array.shape)}",
+                      "use N,H,W or N,H,W,C for images, N,D for features")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

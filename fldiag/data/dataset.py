@@ -1,0 +1,165 @@
+"""What a data set is: raw arrays kept small, and the one way to turn them into model inputs."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Generator, Tensor
+
+from fldiag.data import augment
+from fldiag.errors import FldiagError
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Training and test split of a classification or regression problem.
+
+    ``train_x``, ``test_x``: uint8 [n, C, H, W] pixels 0..255, or float32 [n, d] / [n, C, H, W].
+    ``train_y``, ``test_y``: int64 [n] labels in 0..classes-1, or float32 [n, classes] regression targets.
+    ``mean``, ``std``: one number a channel (a feature, for [n, d]) for pixels in [0, 1]; empty: uint8 is
+    divided by 255 and nothing else. ``augment``: names from ``fldiag.data.augment``, applied to training
+    batches only when a generator is given. ``repeat``: channels are repeated this often for the model, so
+    that gray images fit a network for colour.
+
+    Raises FldiagError where these do not fit together.
+    """
+
+    name: str
+    train_x: Tensor
+    train_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    classes: int
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    augment: tuple[str, ...] = ()
+    repeat: int = 1
+
+    def __post_init__(self) -> None:
+        for field in ("mean", "std"):
+            object.__setattr__(self, field, tuple(float(v) for v in getattr(self, field)))
+        object.__setattr__(self, "augment", tuple(self.augment))
+        for split in ("train", "test"):
+            self._check_split(split, getattr(self, f"{split}_x"), getattr(self, f"{split}_y"))
+        if self.train_x.shape[1:] != self.test_x.shape[1:] or self.train_x.dtype != self.test_x.dtype:
+            raise self._error(f"train inputs are {_spell(self.train_x)}, test inputs {_spell(self.test_x)}",
+                              "give both splits the same input shape and dtype")
+        if self.train_y.dtype != self.test_y.dtype:
+            raise self._error(f"training labels are {self.train_y.dtype}, test labels {self.test_y.dtype}",
+                              "give both splits the same kind of labels")
+        channels = self.train_x.shape[1]
+        if len(self.mean) != len(self.std) or len(self.mean) not in (0, channels):
+            raise self._error(f"{len(self.mean)} means, {len(self.std)} deviations and {channels} channels",
+                              "give one mean and one std per channel, or neither")
+        if not all(value > 0 for value in self.std):
+            raise self._error(f"std {self.std} is not positive", "use 1.0 for a channel that is constant")
+        if self.train_x.ndim != 4 and (self.augment or self.repeat != 1):
+            raise self._error("augment and repeat are for images, and the inputs are " + _spell(self.train_x),
+                              "leave them out")
+        if self.repeat < 1:
+            raise self._error(f"repeat = {self.repeat}", "use 1, or 3 for gray images and a colour model")
+        augment.plan(self.augment)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one model input, such as (3, 28, 28) or (4,)."""
+        first, *rest = self.train_x.shape[1:]
+        return (first * self.repeat, *rest)
+
+    @property
+    def regression(self) -> bool:
+        return self.train_y.is_floating_point()
+
+    def normalise(self, raw: Tensor) -> Tensor:
+        """A stored batch [n, ...] as float32 model inputs [n, *shape]: the transform of evaluation."""
+        return self._repeat(self._standardise(raw))
+
+    def batch(self, index: Tensor, generator: Generator | None = None) -> Tensor:
+        """Model inputs [len(index), *shape] of the training examples ``index`` (int64 [n]).
+
+        Augmented when a generator is given and the data set names augmentations; then the same generator
+        state gives the same batch.
+        """
+        raw = self.train_x.index_select(0, index.to(self.train_x.device))
+        if generator is None or not self.augment:
+            return self.normalise(raw)
+        before, after = augment.plan(self.augment)
+        x = self._standardise(augment.apply(raw, before, generator))
+        return self._repeat(augment.apply(x, after, generator))
+
+    def to(self, device: str | torch.device) -> Dataset:
+        """The same data on a device."""
+        moved = replace(self, **{key: getattr(self, key).to(device)
+                                 for key in ("train_x", "train_y", "test_x", "test_y")})
+        if "_fingerprint" in self.__dict__:
+            moved.__dict__["_fingerprint"] = self._fingerprint
+        return moved
+
+    def fingerprint(self) -> str:
+        """16 hex digits that name the data: SHA-256 over the four arrays and the normalisation.
+
+        Independent of the name, the device and the augmentation; computed once.
+        """
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        digest = hashlib.sha256(repr((self.classes, self.mean, self.std, self.repeat)).encode())
+        for array in (self.train_x, self.train_y, self.test_x, self.test_y):
+            digest.update(f"{tuple(array.shape)} {array.dtype}".encode())
+            digest.update(array.detach().cpu().contiguous().numpy().data)
+        return digest.hexdigest()[:16]
+
+    def _standardise(self, raw: Tensor) -> Tensor:
+        # Divisions rather than one multiply-add, so that the bits equal torchvision's ToTensor and Normalize.
+        x = raw.to(torch.float32).div_(255) if raw.dtype == torch.uint8 else raw
+        if not self.mean:
+            return x
+        mean, std = (_column(v, x.device, x.ndim) for v in (self.mean, self.std))
+        return x.sub(mean).div_(std)
+
+    def _repeat(self, x: Tensor) -> Tensor:
+        return x if self.repeat == 1 else x.repeat(1, self.repeat, *(1,) * (x.ndim - 2))
+
+    def _error(self, what: str, remedy: str) -> FldiagError:
+        return FldiagError(f"data set {self.name!r}: {what}", remedy)
+
+    def _check_split(self, split: str, x: Tensor, y: Tensor) -> None:
+        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+            odd = x if not isinstance(x, Tensor) else y
+            raise self._error(f"{split} split holds a {type(odd).__name__}", "give torch tensors")
+        if x.ndim not in (2, 4) or x.dtype not in (torch.uint8, torch.float32) or 0 in x.shape[1:]:
+            raise self._error(f"{split} inputs are {_spell(x)}",
+                              "use uint8 [n, C, H, W], float32 [n, C, H, W] or float32 [n, d]")
+        if x.ndim == 2 and x.dtype == torch.uint8:
+            raise self._error(f"{split} inputs are {_spell(x)}, and uint8 means pixels",
+                              "convert features to float32")
+        if len(x) == 0 or len(y) != len(x):
+            raise self._error(f"{split} split has {len(x)} inputs and {len(y)} labels",
+                              "give one label per input, and at least one input")
+        if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+            bad = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
+            raise self._error(f"{split} input {bad} holds a value that is not finite", "clean the data")
+        if y.is_floating_point():
+            fits = y.dtype == torch.float32 and y.shape == (len(x), self.classes)
+            if not fits or not bool(torch.isfinite(y).all()):
+                raise self._error(f"{split} targets are {_spell(y)} for {self.classes} outputs",
+                                  "use finite float32 [n, classes] for regression, int64 [n] for classes")
+        elif y.dtype != torch.int64 or y.ndim != 1:
+            raise self._error(f"{split} labels are {_spell(y)}", "use int64 [n]")
+        elif int(y.min()) < 0 or int(y.max()) >= self.classes:
+            odd = int(y.min()) if int(y.min()) < 0 else int(y.max())
+            raise self._error(f"{split} labels hold {odd}, outside 0..{self.classes - 1}",
+                              "number the classes from 0, or correct the number of classes")
+
+
+@lru_cache(maxsize=64)
+def _column(values: tuple[float, ...], device: torch.device, ndim: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=device).view(-1, *(1,) * (ndim - 2))
+
+
+def _spell(x: Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"

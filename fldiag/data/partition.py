@@ -1,0 +1,278 @@
+"""How training examples are dealt to clients: the heterogeneity of a federation, fixed by its own seed.
+
+The seed is the partition's own, so runs with different training seeds share their clients.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+import warnings
+import zipfile
+from collections.abc import Callable, Sequence
+from typing import IO, Any
+
+import numpy as np
+import pandas as pd
+from numpy.random import Generator
+
+from fldiag.errors import FldiagError, nearest, unknown
+from fldiag.seeding import numpy_rng
+
+Parts = list[np.ndarray]
+
+#: LDA redraws until every client has ``min_size`` examples; a hard setting (10 classes of 5,000, 100 clients,
+#: alpha 0.05) takes 20,000 draws on average, so the limits leave it a factor of ten.
+LDA_MAX_TRIES, LDA_MAX_NUMBERS = 200_000, 200_000_000
+
+
+def make(kind: str, labels: Any, clients: int, seed: int, **options: Any) -> Parts:
+    """The training examples of every client: ``clients`` sorted int64 index arrays, none of them empty.
+
+    ``labels``: integer class labels [n] (array or tensor). Kinds and their options (an option given as None
+    counts as not given):
+
+    - ``iid``: a random permutation cut into equal pieces.
+    - ``sharding``, ``shards``: every client gets so many shards of one class each (McMahan et al., 2017).
+    - ``lda``, ``alpha``, ``min_size=10``: every class is split over the clients by a symmetric Dirichlet draw
+      (Hsu et al., 2019), clients that already hold their share left out.
+    - ``dirichlet``, ``alpha``: every client has its own Dirichlet class prior and all have equal sizes.
+    - ``pathological``, ``classes``: the same, the prior being uniform over so many random classes.
+
+    Raises FldiagError for an unknown kind or option, values out of range, more clients than the data feeds,
+    and an LDA that cannot reach its minimum size. Warns when ``sharding`` cannot give all clients alike.
+    """
+    if kind not in _KINDS:
+        raise unknown("partition kind", kind, _KINDS)
+    build = _KINDS[kind]
+    labels = _labels(labels, kind)
+    _whole("clients", clients)
+    _whole("seed", seed, low=None)
+    if clients > len(labels):
+        raise FldiagError(f"{clients} clients cannot share {len(labels)} examples", "use fewer clients",
+                          usage=True)
+    options = {key: value for key, value in options.items() if value is not None}
+    signature = inspect.signature(build).parameters.values()
+    known = {p.name: p.default for p in signature if p.kind is p.KEYWORD_ONLY}
+    for key in options:
+        if key not in known:
+            tail = nearest(key, known) if known else "it takes no options"
+            raise FldiagError(f"partition kind {kind!r} has no option {key!r}", tail, usage=True)
+    for key, default in known.items():
+        if default is inspect.Parameter.empty and key not in options:
+            raise FldiagError(f"partition kind {kind!r} needs {key}", f"set partition.{key}", usage=True)
+    parts = build(labels, int(clients), numpy_rng(seed, f"partition {kind}"), **options)
+    empty = [k for k, part in enumerate(parts) if len(part) == 0]
+    if empty:
+        raise FldiagError(f"partition {kind!r} leaves {len(empty)} of {clients} clients without examples "
+                          f"(client {empty[0]} is the first)", "use fewer clients", usage=True)
+    return [np.sort(part).astype(np.int64, copy=False) for part in parts]
+
+
+def _iid(labels: np.ndarray, clients: int, rng: Generator) -> Parts:
+    return np.array_split(rng.permutation(len(labels)), clients)
+
+
+def _sharding(labels: np.ndarray, clients: int, rng: Generator, *, shards: int) -> Parts:
+    _whole("partition.shards", shards)
+    by_class = _by_class(labels)
+    each = shards * clients // len(by_class)
+    if each == 0:
+        raise FldiagError(f"{clients} clients with {shards} shards leave some of {len(by_class)} classes out",
+                          "use more clients or more shards", usage=True)
+    pools: list[Parts] = []
+    for members in by_class:
+        size = len(members) // each
+        if size == 0:
+            raise FldiagError(f"class {labels[members[0]]} has {len(members)} examples for its {each} shards "
+                              f"({clients} clients, {shards} shards each)",
+                              "use fewer clients or fewer shards", usage=True)
+        cut, left = members[:size * each].reshape(each, size), members[size * each:]
+        pool = [np.append(shard, left[j:j + 1]) for j, shard in enumerate(cut)]
+        pools.append([pool[j] for j in rng.permutation(each)])
+    dealt = rng.permutation(np.repeat(np.arange(len(by_class)), each))
+    missing = shards * clients - len(dealt)
+    holds = np.full(clients, shards)
+    for k in range(missing):
+        holds[-1 - k % clients] -= 1
+    if missing:
+        short = np.flatnonzero(holds < shards)
+        warnings.warn(f"{shards * clients} shards do not divide over {len(by_class)} classes: clients "
+                      f"{short[0]} to {short[-1]} hold fewer than {shards} shards ({missing} fewer together)",
+                      stacklevel=3)
+    groups = np.split(dealt, np.cumsum(holds)[:-1])
+    return [np.concatenate([pools[c].pop() for c in group]) if len(group) else group for group in groups]
+
+
+def _lda(labels: np.ndarray, clients: int, rng: Generator, *, alpha: float, min_size: int = 10) -> Parts:
+    _alpha(alpha)
+    _whole("partition.min_size", min_size)
+    if clients * min_size > len(labels):
+        raise FldiagError(f"{clients} clients with at least {min_size} examples each need more than the "
+                          f"{len(labels)} there are", "use fewer clients or a smaller min_size", usage=True)
+    by_class = _by_class(labels)
+    cuts = _lda_cuts([len(members) for members in by_class], clients, rng, float(alpha), int(min_size))
+    pieces = [np.split(rng.permutation(members), cut[:-1])
+              for members, cut in zip(by_class, cuts, strict=True)]
+    return [np.concatenate(mine) for mine in zip(*pieces, strict=True)]
+
+
+def _lda_cuts(sizes: list[int], clients: int, rng: Generator, alpha: float, min_size: int) -> np.ndarray:
+    """Where every shuffled class is cut, [classes, clients]: the first draw to give all clients ``min_size``.
+
+    Only the sizes decide whether a draw is kept, so many draws are made at once and nothing is shuffled until
+    one is kept. A Dirichlet draw with some entries removed is normalised gamma draws.
+    """
+    numbers = len(sizes) * clients
+    limit = max(1000, min(LDA_MAX_TRIES, LDA_MAX_NUMBERS // numbers))
+    largest, share = max(1, 500_000 // numbers), sum(sizes) / clients
+    tries, block, best = 0, 4, 0
+    while tries < limit:
+        block = min(2 * block, largest, limit - tries)
+        weight = rng.standard_gamma(alpha, size=(block, len(sizes), clients))
+        held = np.zeros((block, clients))
+        cuts = np.empty((block, len(sizes), clients), dtype=np.int64)
+        valid = np.ones(block, dtype=bool)
+        for c, n in enumerate(sizes):
+            weight[:, c][held >= share] = 0
+            upto = np.cumsum(weight[:, c], axis=1)
+            total = upto[:, -1:]
+            # With a tiny alpha all remaining weights can underflow: such a draw splits nothing and is void.
+            valid &= total[:, 0] > 0
+            cuts[:, c] = np.floor(upto / np.where(total > 0, total, 1) * n)
+            cuts[:, c, -1] = n
+            held += np.diff(cuts[:, c], axis=1, prepend=0)
+        smallest = np.where(valid, held.min(axis=1), -1)
+        tries += block
+        best = max(best, int(smallest.max()))
+        if best >= min_size:
+            return cuts[np.argmax(smallest >= min_size)]
+    raise FldiagError(f"lda with alpha {alpha:g}, {clients} clients and {sum(sizes)} examples: none of "
+                      f"{tries} draws gave every client {min_size} examples "
+                      f"(the best left its smallest client {best})",
+                      "use a larger alpha, fewer clients or a smaller min_size")
+
+
+def _dirichlet(labels: np.ndarray, clients: int, rng: Generator, *, alpha: float) -> Parts:
+    _alpha(alpha)
+    by_class = _by_class(labels)
+    prior = rng.dirichlet(np.full(len(by_class), float(alpha)), size=clients)
+    size = len(labels) // clients
+    wanted = np.stack([rng.choice(len(by_class), size=size, p=row) for row in prior])
+    return _fill(by_class, wanted, rng)
+
+
+def _pathological(labels: np.ndarray, clients: int, rng: Generator, *, classes: int) -> Parts:
+    _whole("partition.classes", classes)
+    by_class = _by_class(labels)
+    if classes > len(by_class):
+        raise FldiagError(f"partition.classes = {classes}, and the data have {len(by_class)} classes",
+                          f"use at most {len(by_class)}", usage=True)
+    size = len(labels) // clients
+    if size < classes:
+        raise FldiagError(f"{clients} clients hold {size} examples each, too few for {classes} classes",
+                          "use fewer clients or fewer classes", usage=True)
+    wanted = np.empty((clients, size), dtype=np.int64)
+    for row in wanted:
+        mine = rng.choice(len(by_class), size=classes, replace=False)
+        row[:] = rng.choice(mine, size=size)
+        # A small client can miss a class by chance; it then gives up an example of one it holds twice.
+        for c in np.setdiff1d(mine, row):
+            spare = [i for i in range(size) if np.count_nonzero(row == row[i]) > 1]
+            row[rng.choice(spare)] = c
+    return _fill(by_class, wanted, rng)
+
+
+def _fill(by_class: Parts, wanted: np.ndarray, rng: Generator) -> Parts:
+    """Examples for clients that want the classes ``wanted`` [clients, size], in that order each.
+
+    Clients that are not full yet take turns at random; each takes the next unused example of its class, and a
+    class that is used up starts again, so an example can serve twice while others stay unused.
+    """
+    clients, size = wanted.shape
+    order = np.empty(clients * size, dtype=np.int64)
+    open_clients, left = list(range(clients)), [size] * clients
+    for step, u in enumerate(rng.random(clients * size)):
+        place = int(u * len(open_clients))
+        client = order[step] = open_clients[place]
+        left[client] -= 1
+        if left[client] == 0:
+            open_clients[place] = open_clients[-1]
+            open_clients.pop()
+    # The t-th turn of a client asks for its t-th class: a stable sort by client lines the two up.
+    turn = np.argsort(order, kind="stable")
+    asked = np.empty_like(order)
+    asked[turn] = wanted.ravel()
+    got = np.empty_like(order)
+    for c, members in enumerate(by_class):
+        where = np.flatnonzero(asked == c)
+        got[where] = rng.permutation(members)[np.arange(len(where)) % len(members)]
+    return list(got[turn].reshape(clients, size))
+
+
+_KINDS: dict[str, Callable[..., Parts]] = {
+    "iid": _iid, "sharding": _sharding, "lda": _lda, "dirichlet": _dirichlet, "pathological": _pathological,
+}
+
+
+def summary(parts: Sequence[np.ndarray], labels: Any) -> pd.DataFrame:
+    """Examples of every class at every client, zeros included: int64 columns client, class, count."""
+    labels = _labels(labels, "summary")
+    classes = int(labels.max()) + 1
+    counts = np.stack([np.bincount(labels[part], minlength=classes) for part in parts])
+    client, label = np.indices(counts.shape)
+    return pd.DataFrame({"client": client.ravel(), "class": label.ravel(), "count": counts.ravel()})
+
+
+def save(path: str | os.PathLike[str] | IO[bytes], parts: Sequence[np.ndarray]) -> None:
+    """Writes a partition as npz: client k's are ``indices[offsets[k]:offsets[k + 1]]`` (both int64)."""
+    offsets = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
+    np.savez_compressed(path, indices=np.concatenate(parts).astype(np.int64), offsets=offsets)
+
+
+def load_parts(path: str | os.PathLike[str]) -> Parts:
+    """The partition that ``save`` wrote. Raises FldiagError for a missing, damaged or foreign file."""
+    remedy = "train again, or point to the partition.npz of a run"
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            indices, offsets = file["indices"], file["offsets"]
+    except FileNotFoundError:
+        raise FldiagError(f"no partition at {path}", remedy) from None
+    except (OSError, ValueError, EOFError, KeyError, IndexError, AttributeError, TypeError,
+            zipfile.BadZipFile) as error:
+        raise FldiagError(f"{path} is not a partition ({error})", remedy) from None
+    flat = all(a.dtype == np.int64 and a.ndim == 1 for a in (indices, offsets)) and len(offsets) > 1
+    if not flat or offsets[0] != 0 or offsets[-1] != len(indices) or (np.diff(offsets) < 0).any():
+        raise FldiagError(f"{path} is not a partition (its offsets do not match its indices)", remedy)
+    return np.split(indices, offsets[1:-1])
+
+
+def _labels(labels: Any, kind: str) -> np.ndarray:
+    labels = np.asarray(labels.detach().cpu() if hasattr(labels, "detach") else labels)
+    if kind == "iid" and labels.ndim:
+        return labels
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or (len(labels) and labels.min() < 0):
+        raise FldiagError(f"{kind!r} needs class labels, and these are {labels.dtype} {list(labels.shape)}",
+                          "give non-negative integers [n]; regression targets can only be split iid",
+                          usage=True)
+    return labels
+
+
+def _by_class(labels: np.ndarray) -> Parts:
+    """Indices of every class that occurs, in data set order."""
+    order = np.argsort(labels, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
+
+
+def _whole(name: str, value: Any, low: int | None = 1) -> None:
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not whole or (low is not None and value < low):
+        at_least = "" if low is None else f" of at least {low}"
+        raise FldiagError(f"{name} = {value!r}", f"use a whole number{at_least}", usage=True)
+
+
+def _alpha(value: Any) -> None:
+    good = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    if not good or not math.isfinite(value) or value <= 0:
+        raise FldiagError(f"partition.alpha = {value!r}", "use a number above 0, such as 0.1", usage=True)

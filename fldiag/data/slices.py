@@ -1,0 +1,114 @@
+"""Which examples a number was measured on: a named, fixed, ordered slice of a data set."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fldiag.data.arrays import spread
+from fldiag.data.dataset import Dataset
+from fldiag.errors import FldiagError, nearest
+from fldiag.seeding import numpy_rng
+
+_CLIENT = re.compile(r"client:(\d+)(?:/(\w*))?")
+_SPECS = ("train", "test", "client:7", "client:7/test")
+
+
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """Examples in a fixed order: raw inputs ``x_raw`` [n, ...] as stored, targets ``y`` [n] or [n, out]."""
+
+    name: str
+    n: int
+    x_raw: Tensor
+    y: Tensor
+    dataset: Dataset
+
+    def batch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Model inputs (evaluation transform, never augmented) and targets of examples start..stop-1."""
+        return self.dataset.normalise(self.x_raw[start:stop]), self.y[start:stop]
+
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """The whole slice as one batch."""
+        return self.batch(0, self.n)
+
+
+def take(dataset: Dataset, spec: str, partition: Sequence[np.ndarray] | None = None,
+         samples: int | None = None) -> Slice:
+    """The slice ``spec`` of a data set: ``train``, ``test``, ``client:7`` (the training examples of client 7,
+    in full ``client:7/train``) or ``client:7/test`` (``personal_test`` of that client), in data set order.
+
+    ``samples`` keeps so many, or all when there are fewer: evenly spaced through the examples sorted by
+    class, so that each class keeps its share within one example and the choice involves no chance.
+
+    Raises FldiagError for an unknown spec, a client outside the partition, no partition, or an empty slice.
+    """
+    whole = isinstance(samples, (int, np.integer)) and not isinstance(samples, bool)
+    if samples is not None and not (whole and samples >= 1):
+        raise FldiagError(f"samples = {samples!r}", "use a whole number of at least 1, or leave it out",
+                          usage=True)
+    name, split, index = _select(dataset, spec, partition)
+    x, y = (dataset.train_x, dataset.train_y) if split == "train" else (dataset.test_x, dataset.test_y)
+    if index is not None:
+        at = torch.as_tensor(index, dtype=torch.int64, device=x.device)
+        x, y = x.index_select(0, at), y.index_select(0, at)
+    if len(y) == 0:
+        raise FldiagError(f"slice {name} of data set {dataset.name!r} is empty",
+                          "choose another client or slice")
+    if samples is not None and samples < len(y):
+        at = spread(y, int(samples))
+        x, y = x.index_select(0, at), y.index_select(0, at)
+    return Slice(name, len(y), x, y, dataset)
+
+
+def personal_test(train_labels: Any, test_labels: Any, client: int, examples: int = 1000) -> np.ndarray:
+    """Test examples with a client's own class mixture, sorted indices into the test split.
+
+    Of class c, min(available, floor(examples * q_c)) without replacement, q the shares of the classes in the
+    client's ``train_labels`` [n_k]. The draw is fixed by the client's number.
+    """
+    mine, pool = (np.asarray(v.cpu() if isinstance(v, Tensor) else v) for v in (train_labels, test_labels))
+    rng = numpy_rng(0, "personal test set", client)
+    chosen = []
+    for c in np.unique(mine):
+        members = np.flatnonzero(pool == c)
+        # In whole numbers, since 1000 * 0.57 is 569.99...
+        wanted = examples * int(np.count_nonzero(mine == c)) // len(mine)
+        chosen.append(rng.choice(members, size=min(len(members), wanted), replace=False))
+    return np.sort(np.concatenate(chosen)).astype(np.int64)
+
+
+def _select(dataset: Dataset, spec: str, partition: Sequence[np.ndarray] | None) -> tuple[str, str, Any]:
+    """The slice's full name, its split, and its indices there (None: all)."""
+    if spec in ("train", "test"):
+        return spec, spec, None
+    match = _CLIENT.fullmatch(spec) if isinstance(spec, str) else None
+    if match is None or match[2] not in (None, "train", "test"):
+        raise FldiagError(f"unknown slice {spec!r}", nearest(str(spec), _SPECS), usage=True)
+    client, split = int(match[1]), match[2] or "train"
+    name = f"client:{client}/{split}"
+    if partition is None:
+        raise FldiagError(f"slice {name} needs a partition, and there is none",
+                          "diagnose a run (its partition is saved with it), or use train or test", usage=True)
+    if client >= len(partition):
+        raise FldiagError(f"slice {name}: the partition has {len(partition)} clients",
+                          f"use client:0 to client:{len(partition) - 1}", usage=True)
+    index = np.asarray(partition[client], dtype=np.int64)
+    total = len(dataset.train_y)
+    outside = index[(index < 0) | (index >= total)]
+    if len(outside):
+        raise FldiagError(f"slice {name}: the partition refers to example {outside[0]}, and data set "
+                          f"{dataset.name!r} has {total} training examples",
+                          "use the data set and the partition of the same run")
+    if split == "train" or len(index) == 0:
+        return name, split, index
+    if dataset.regression:
+        raise FldiagError(f"slice {name}: data set {dataset.name!r} has no classes to mix",
+                          f"use client:{client}/train or test", usage=True)
+    return name, split, personal_test(dataset.train_y[torch.from_numpy(index)], dataset.test_y, client)

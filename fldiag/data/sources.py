@@ -1,0 +1,138 @@
+"""From a name to a data set: registered, an npz file, or a user's own factory."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from fldiag import registry
+from fldiag.data.arrays import inputs, labels, moments, read_npz
+from fldiag.data.dataset import Dataset
+from fldiag.data.images import folder
+from fldiag.errors import FldiagError, nearest
+
+
+def load(name: str, root: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
+    """The data set called ``name``:
+
+    - a registered one (``digits``, ``iris``, ``mnist``, ``cifar10``, ...; ``registry.dataset.names()``);
+      image sets are looked for under ``root``, else $FLDIAG_DATA, and fetched only with ``download``;
+    - ``npz:PATH``: an npz file with train_images, train_labels, test_images, test_labels, where images are
+      N,H,W or N,H,W,C (uint8 pixels, or floats) or features N,D; normalised by the training split's own mean
+      and deviation;
+    - any other NAME for which ``<root>/NAME.npz`` exists: that file;
+    - ``pkg.mod:factory``: what the factory returns, called without arguments: a ``Dataset``, or
+      (train_x, train_y, test_x, test_y) as tensors or arrays, inputs [n, C, H, W] or [n, d] as ``Dataset``
+      has them; normalised only if a Dataset with mean and std is returned.
+
+    Raises FldiagError when the name is unknown, the data are not there, or they do not fit together.
+    """
+    if not isinstance(name, str) or not name:
+        raise FldiagError(f"data set name {name!r}", "give a name, npz:PATH or pkg.mod:factory", usage=True)
+    if name.startswith("npz:"):
+        return _npz(name, name.removeprefix("npz:"))
+    if ":" in name:
+        return _factory(name)
+    if name not in registry.dataset:
+        at = folder(root)
+        own = at / f"{name}.npz" if at else None
+        if own and own.is_file():
+            return _npz(name, str(own))
+        looked = f" and there is no {own}" if own else ""
+        raise FldiagError(f"unknown data set {name!r}{looked}",
+                          f"{nearest(name, registry.dataset.names())}; or npz:PATH, or pkg.mod:factory",
+                          usage=True)
+    return _dataset(registry.dataset.get(name).build(root=root, download=download), f"data set {name!r}")
+
+
+def _npz(name: str, path: str) -> Dataset:
+    if not path:
+        raise FldiagError("npz: without a path", "write npz:PATH", usage=True)
+    arrays = read_npz(os.path.expanduser(path))
+    mean, std = moments(arrays[0])
+    return Dataset(name, *arrays, classes=_classes(arrays[1], arrays[3]), mean=mean, std=std)
+
+
+def _factory(name: str) -> Dataset:
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
+        raise FldiagError(f"data set {name!r} is not pkg.mod:factory",
+                          "write an importable module, a colon and the name of a function in it", usage=True)
+    with _working_directory_importable():
+        try:
+            module = importlib.import_module(module_name)
+        except Exception as error:
+            missing = (isinstance(error, ModuleNotFoundError)
+                       and f"{module_name}.".startswith(f"{error.name}."))
+            raise FldiagError(f"data set {name!r}: cannot import {module_name} ({_spell(error)})",
+                              "run from its folder or install it" if missing else
+                              "the module fails when imported; mend it", usage=missing) from error
+        build = getattr(module, attribute, None)
+        if not callable(build):
+            public = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
+            what = "has no function" if build is None else "has something that cannot be called"
+            raise FldiagError(f"data set {name!r}: module {module_name} {what} {attribute!r}",
+                              nearest(attribute, public) if public else "define it there", usage=True)
+        try:
+            made = build()
+        except FldiagError:
+            raise
+        except Exception as error:
+            raise FldiagError(f"data set {name!r}: {attribute}() failed ({_spell(error)})",
+                              "the factory is called without arguments; mend it") from error
+    return _dataset(made, f"data set {name!r}: {attribute}()", name)
+
+
+def _dataset(made: Any, where: str, name: str = "") -> Dataset:
+    """What a builder returned as a Dataset; arrays are accepted from a factory (``name`` given)."""
+    if isinstance(made, Dataset):
+        return made
+    if not name or not isinstance(made, (tuple, list)) or len(made) != 4:
+        size = f" of {len(made)}" if isinstance(made, (tuple, list)) else ""
+        also = ", or (train_x, train_y, test_x, test_y)" if name else ""
+        raise FldiagError(f"{where} returned a {type(made).__name__}{size}",
+                          f"return fldiag.data.Dataset{also}")
+    parts = []
+    for value, label in zip(made, ("train_x", "train_y", "test_x", "test_y"), strict=True):
+        if label.endswith("x"):
+            x = inputs(value, f"{where} {label}")
+            parts.append(x[:, None] if x.ndim == 3 else x)
+        else:
+            floating = "float" in str(getattr(value, "dtype", ""))
+            parts.append(inputs(value, f"{where} {label}") if floating else labels(value, f"{where} {label}"))
+    train_x, train_y, test_x, test_y = parts
+    if train_y.is_floating_point():
+        train_y, test_y = (y[:, None] if y.ndim == 1 else y for y in (train_y, test_y))
+        classes = train_y.shape[1]
+    else:
+        classes = _classes(train_y, test_y)
+    return Dataset(name, train_x, train_y, test_x, test_y, classes=classes)
+
+
+def _classes(*ys: torch.Tensor) -> int:
+    return max((int(y.max()) for y in ys if len(y)), default=0) + 1
+
+
+@contextlib.contextmanager
+def _working_directory_importable() -> Iterator[None]:
+    """A console script does not search the folder it is run from, where a user's factory usually lies."""
+    here = os.getcwd()
+    added = not {"", here} & set(sys.path)
+    if added:
+        sys.path.append(here)
+    try:
+        yield
+    finally:
+        if added and here in sys.path:
+            sys.path.remove(here)
+
+
+def _spell(error: Exception) -> str:
+    text = str(error).splitlines()[0] if str(error) else ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

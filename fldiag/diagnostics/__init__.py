@@ -1,0 +1,5 @@
+"""Diagnostics: what a set of weights does on a data slice, seen through a Problem; one diagnostic a file."""
+
+from fldiag.diagnostics.problem import Problem
+
+__all__ = ["Problem"]

@@ -1,0 +1,1 @@
+"""Matrix-free linear algebra: Hessian-vector products and eigensolvers with measured residuals."""

@@ -1,0 +1,176 @@
+"""What a federated method is: parts, each filling some slots of one fixed order.
+
+The order, for every method (documented here and nowhere else):
+
+======================  ==========================================================================
+slot                    what a part may do there
+======================  ==========================================================================
+``send``                server: change the vector that is sent (a look-ahead point)
+``begin``               client: prepare once per round (``local`` holds K clients as rows)
+``batch``               change the minibatch of a step
+``loss``                add a term to the local loss L_l, per client
+``perturb``             a perturbation e: the gradient is then taken at w + e (at most one part)
+``correct``             change the gradient: g -> g' (in the order of the parts)
+(base optimiser)        clip, weight decay, momentum: from the config, the same for every method
+``finish``              client: update its state, return what is uploaded besides w_k
+``weigh``               server: change the aggregation weights p
+``server``              server: w (the weighted mean at first) -> w' (in the order of the parts)
+``refine``              server: work on the new model with data (distillation)
+======================  ==========================================================================
+
+Rows: during local training every vector is [k, P] for the k clients still training in a stack; reduce over
+the last axis with ``keepdim`` and the same line serves one client or many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fldiag import registry
+from fldiag.errors import FldiagError
+
+if TYPE_CHECKING:
+    from fldiag.config import Config
+    from fldiag.data import Dataset
+    from fldiag.models.network import Network
+    from fldiag.step import Local, Output, Step
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """e [k, n] on the entries ``start:stop`` of the weights (n = stop - start), zero elsewhere."""
+
+    value: Tensor
+    start: int
+    stop: int
+
+
+class Part:
+    """Inherit and override the slots you fill. State is declared by the initial values you return."""
+
+    #: server state vectors sent to the clients besides w_g (``step.local.sent[name]``)
+    sent: tuple[str, ...] = ()
+    #: names of what ``finish`` uploads besides w_k
+    uploaded: tuple[str, ...] = ()
+
+    def check(self, network: Network, dataset: Dataset, config: Config) -> None:
+        """Refuse (FldiagError) what the part cannot work with, before training starts."""
+
+    def client_init(self, w0: Tensor) -> dict[str, Tensor]:
+        """Initial state of each client, from the initial global weights [P]."""
+        return {}
+
+    def server_init(self, w0: Tensor) -> dict[str, Tensor]:
+        return {}
+
+    def send(self, w_g: Tensor, state: dict[str, Tensor]) -> Tensor:
+        return w_g
+
+    def begin(self, local: Local) -> None: ...
+
+    def batch(self, step: Step) -> None: ...
+
+    def loss(self, step: Step, out: Output) -> Tensor | None:
+        """A term [k] added to the local loss."""
+
+    def perturb(self, step: Step) -> Perturbation | None: ...
+
+    def correct(self, step: Step, g: Tensor) -> Tensor:
+        """The corrected gradient [k, P]; the loop may overwrite the tensor returned."""
+        return g
+
+    def finish(self, local: Local) -> dict[str, Tensor]:
+        """Update ``local.state``; return the uploads, each [K, ...]."""
+        return {}
+
+    def weigh(self, round: Round, p: Tensor) -> Tensor:
+        return p
+
+    def server(self, round: Round, w: Tensor) -> Tensor:
+        return w
+
+    def refine(self, round: Round, w: Tensor) -> Tensor:
+        return w
+
+
+@dataclass
+class Round:
+    """What the server holds after local training: m sampled clients as rows in the order of their ids."""
+
+    t: int
+    lr: float
+    w_g: Tensor  # [P] as it was before the round
+    ids: list[int]
+    rows: Tensor  # [m, P] trained weights
+    n: Tensor  # [m] examples of each client
+    steps: Tensor  # [m] local steps done
+    clients: int  # N
+    uploads: dict[str, Tensor]
+    state: dict[str, Tensor]
+    p: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    @property
+    def m(self) -> int:
+        return len(self.ids)
+
+    def mean(self, rows: Tensor, p: Tensor | None = None) -> Tensor:
+        """sum_k p_k rows_k (p uniform if not given), accumulated in float64: [m, P] -> [P]."""
+        weights = [1 / self.m] * self.m if p is None else p.tolist()
+        total = torch.zeros(rows.shape[1:], dtype=torch.float64, device=rows.device)
+        for weight, row in zip(weights, rows, strict=True):
+            total.add_(row, alpha=weight)
+        return total.to(rows.dtype)
+
+
+class Method:
+    """An ordered composition of parts."""
+
+    def __init__(self, *parts: Part):
+        self.parts = parts
+
+    def __iter__(self) -> Iterator[Part]:
+        return iter(self.parts)
+
+    def check(self, network: Network, dataset: Dataset, config: Config) -> None:
+        for part in self.parts:
+            part.check(network, dataset, config)
+        if sum(type(p).perturb is not Part.perturb for p in self.parts) > 1:
+            raise FldiagError("the method has two perturbation parts", "compose at most one part that perturbs")
+
+    def client_init(self, w0: Tensor) -> dict[str, Tensor]:
+        return self._merge("client_init", w0)
+
+    def server_init(self, w0: Tensor) -> dict[str, Tensor]:
+        return self._merge("server_init", w0)
+
+    def _merge(self, slot: str, w0: Tensor) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = {}
+        for part in self.parts:
+            for name, value in getattr(part, slot)(w0).items():
+                if name in state:
+                    raise FldiagError(f"two parts keep a state named {name!r}", "rename one of them")
+                state[name] = value
+        return state
+
+    @property
+    def sent(self) -> tuple[str, ...]:
+        return tuple(name for part in self.parts for name in part.sent)
+
+    @property
+    def uploaded(self) -> tuple[str, ...]:
+        return tuple(name for part in self.parts for name in part.uploaded)
+
+
+def method(name: str, *, source: str, neutral: dict[str, Any] | None = None,
+           equals: str | None = None) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
+    """Register a method: the decorated function's signature is its hyper-parameter schema.
+
+    ``neutral`` are hyper-parameters at which the method equals the simpler method ``equals``; the
+    conformance tests hold every registered method to it. ``source`` is the paper and equation.
+    """
+    return registry.method(name, source=source, neutral=neutral or {}, equals=equals)

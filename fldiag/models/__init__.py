@@ -1,0 +1,52 @@
+"""Architectures (one a file) and how rows of weights meet inputs (network.py)."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from fldiag import registry
+from fldiag.errors import FldiagError
+from fldiag.seeding import seed_for
+
+
+def build(name: str, shape: tuple[int, ...], classes: int, options: Mapping[str, Any] | None = None, *, seed: int = 0,
+          code: bool = False) -> nn.Module:
+    """A freshly initialised model (PyTorch's default initialisation under ``seed``); global RNG untouched.
+
+    ``name`` is a registered model, or with ``code=True`` also ``pkg.mod:factory``, which is imported and
+    called as factory(shape, classes, **options) or factory(). Only what a user typed may be passed with
+    ``code=True``, never a name found in a checkpoint.
+    """
+    options = dict(options or {})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_for(seed, "init"))
+        if ":" not in name:
+            entry = registry.model.get(name)
+            return entry.build(shape, classes, **entry.validate(options))
+        if not code:
+            raise FldiagError(f"the model {name!r} is user code, which is never run because a file says so",
+                              f"if you trust it, say so yourself: --model {name}")
+        factory = import_object(name, "model")
+        try:
+            module = factory(shape, classes, **options)
+        except TypeError:
+            module = factory(**options)
+    if not isinstance(module, nn.Module):
+        raise FldiagError(f"model factory {name!r} returned {type(module).__name__}", "return a torch.nn.Module")
+    return module
+
+
+def import_object(reference: str, kind: str) -> Any:
+    """The object that ``pkg.mod:name`` refers to. Raises FldiagError when it cannot be imported."""
+    module, _, attribute = reference.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise FldiagError(f"{kind} {reference!r} cannot be imported: {error}",
+                          "give pkg.module:function, importable from the current folder or the environment",
+                          usage=True) from None

@@ -1,0 +1,23 @@
+"""Multi-layer perceptron (and, with no hidden layer, softmax or linear regression)."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from typing import Annotated
+
+from pydantic import Field
+from torch import nn
+
+from fldiag import registry
+
+
+@registry.model("mlp")
+def mlp(shape: tuple[int, ...], classes: int,
+        hidden: tuple[Annotated[int, Field(ge=1)], ...] = (64, 64), bias: bool = True) -> nn.Module:
+    """MLP with ReLU; two hidden layers of 64 by default (2->64->64->3: the Iris net of FedProj, 4,547 parameters)."""
+    sizes = [math.prod(shape), *hidden]
+    layers: list[tuple[str, nn.Module]] = [("flatten", nn.Flatten())]
+    for i, (a, b) in enumerate(zip(sizes, sizes[1:], strict=False), start=1):
+        layers += [(f"fc{i}", nn.Linear(a, b, bias=bias)), (f"relu{i}", nn.ReLU())]
+    return nn.Sequential(OrderedDict([*layers, ("classifier", nn.Linear(sizes[-1], classes, bias=bias))]))

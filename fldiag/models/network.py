@@ -1,0 +1,208 @@
+"""How rows of weights meet inputs: one spelling for a single model (K = 1) and a stack of K clients.
+
+A chain of common layers (any ``nn.Sequential``) is evaluated for all rows at once: affine layers as one
+batched product, convolutions as one grouped convolution. Any other module is called functionally, one row
+at a time. Both forms are the same function (a test holds them together), so the choice is one of speed.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fldiag.errors import FldiagError
+from fldiag.params import Layout
+
+Views = dict[str, Tensor]
+
+
+def _linear(m: nn.Linear, name: str, views: Views, x: Tensor, rows: int) -> Tensor:
+    w, b = views[f"{name}.weight"], views.get(f"{name}.bias")
+    if rows == 1:
+        return F.linear(x[0], w[0], None if b is None else b[0]).unsqueeze(0)
+    if b is None:
+        return torch.bmm(x, w.transpose(1, 2))
+    return torch.baddbmm(b.unsqueeze(1), x, w.transpose(1, 2))
+
+
+def _conv2d(m: nn.Conv2d, name: str, views: Views, x: Tensor, rows: int) -> Tensor:
+    w, b = views[f"{name}.weight"], views.get(f"{name}.bias")
+    return F.conv2d(x, w.flatten(0, 1), None if b is None else b.flatten(), m.stride, m.padding, m.dilation,
+                    groups=rows * m.groups)
+
+
+def _flatten(m: nn.Flatten, name: str, views: Views, x: Tensor, rows: int) -> Tensor:
+    if x.dim() == 3:
+        return x
+    return x.reshape(x.shape[0], rows, -1).transpose(0, 1)
+
+
+def _module(m: nn.Module, name: str, views: Views, x: Tensor, rows: int) -> Tensor:
+    """Layers without parameters that treat examples and channels alike."""
+    return m(x)
+
+
+RULES: dict[type[nn.Module], Callable[[Any, str, Views, Tensor, int], Tensor]] = {
+    nn.Linear: _linear, nn.Conv2d: _conv2d, nn.Flatten: _flatten,
+    **dict.fromkeys((nn.ReLU, nn.Tanh, nn.GELU, nn.Sigmoid, nn.Identity, nn.MaxPool2d, nn.AvgPool2d,
+                     nn.AdaptiveAvgPool2d), _module),
+}
+
+
+def chain_of(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]] | None:
+    """The leaf layers of nested ``nn.Sequential``s in order, or None when the module is anything else."""
+    if type(module).forward is not nn.Sequential.forward:
+        return None
+    leaves: list[tuple[str, nn.Module]] = []
+    for name, child in module.named_children():
+        inner = chain_of(child, f"{prefix}{name}.")
+        if inner is not None:
+            leaves += inner
+        elif type(child) in RULES and not _has_hooks(child):
+            if isinstance(child, nn.Conv2d) and child.padding_mode != "zeros":
+                return None
+            if isinstance(child, nn.Flatten) and (child.start_dim, child.end_dim) != (1, -1):
+                return None
+            leaves.append((f"{prefix}{name}", child))
+        else:
+            return None
+    tied = len({id(p) for p in module.parameters()}) != sum(len(list(m.parameters())) for _, m in leaves)
+    return None if tied or _has_hooks(module) else leaves
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
+class _Split(nn.Module):
+    """Lets ``functional_call`` reach ``features`` and the head of a module that has both."""
+
+    def __init__(self, module: nn.Module, head: str):
+        super().__init__()
+        self.m, self.head = module, head
+
+    def forward(self, what: str, x: Tensor) -> Tensor:
+        if what == "features":
+            return self.m.features(x)
+        return getattr(self.m, self.head)(x) if what == "head" else self.m(x)
+
+
+class Network:
+    """A module's function of (weights, inputs). Holds its own copy of the module, never the caller's.
+
+    ``has_split``: the model is head(features(x)) with a known head: the last child that has parameters, of
+    a chain or of a module with a ``features`` method.
+    ``batch_dependent``: some layer uses statistics of the batch even in eval mode.
+    """
+
+    def __init__(self, module: nn.Module, *, precision: str = "fp32"):
+        self.layout = Layout.of(module)
+        self.module = copy.deepcopy(module).requires_grad_(False)
+        self.chain = chain_of(self.module)
+        self.precision = precision
+        head = self.layout.head_name
+        self.buffers = {n: b.detach().clone() for n, b in module.named_buffers()}
+        self.stackable = self.chain is not None and not self.buffers
+        chain = self.chain or []
+        self._cut = next((i for i, (n, _) in enumerate(chain) if head and f"{n}.".startswith(f"{head}.")), len(chain))
+        self.has_split = bool(head) and (self.stackable or callable(getattr(self.module, "features", None)))
+        self._call = _Split(self.module, head)
+        self.batch_dependent = any(
+            isinstance(m, nn.modules.batchnorm._BatchNorm) and not m.track_running_stats for m in module.modules())
+
+    @property
+    def size(self) -> int:
+        return self.layout.size
+
+    def bind(self, w: Tensor, buffers: dict[str, Tensor] | None = None, *, train: bool = False) -> Bound:
+        """The function of the inputs for rows ``w`` [K, P]; K > 1 only if the network is ``stackable``.
+
+        ``buffers`` (name -> [1, ...]) are updated in place in training mode.
+        """
+        if w.shape[0] > 1 and not self.stackable:
+            raise FldiagError("this model cannot be stacked", "train.stack = 'off' or 'auto'")
+        return Bound(self, w, buffers, train)
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
+
+
+class Bound:
+    """A network with weights: inputs [K, B, ...] -> features [K, B, ...] -> logits [K, B, C]."""
+
+    def __init__(self, network: Network, w: Tensor, buffers: dict[str, Tensor] | None, train: bool):
+        self.net, self.rows, self.train, self.buffers = network, w.shape[0], train, buffers
+        self.views = network.layout.views(w)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.net.stackable or self.net.has_split:
+            return self.head(self.features(x))
+        with self.net.autocast(x.device):
+            return self._functional("all", x)
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the head sees."""
+        with self.net.autocast(x.device):
+            if self.net.stackable:
+                if x.dim() == 5 and isinstance(self.net.chain[0][1], nn.Flatten):
+                    x = x.flatten(2)
+                elif x.dim() == 5:  # rows side by side as channels: [K, B, C, H, W] -> [B, K*C, H, W]
+                    x = x.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
+                return self._run(slice(0, self.net._cut), x, self.views)
+            return self._functional("features", x)
+
+    def head(self, z: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Logits from features; ``weights`` [K, H] replaces the head's own parameters."""
+        views = self.views
+        layout = self.net.layout
+        if weights is not None:
+            names = [n for n in layout.names if n == layout.head_name or n.startswith(layout.head_name + ".")]
+            shapes = dict(zip(layout.names, layout.shapes, strict=True))
+            pieces = weights.split([shapes[n].numel() for n in names], dim=-1)
+            views = {**views, **{n: v.reshape(v.shape[:-1] + shapes[n]) for n, v in zip(names, pieces, strict=True)}}
+        with self.net.autocast(z.device):
+            if self.net.stackable:
+                out = self._run(slice(self.net._cut, None), z, views)
+                return out.float() if self.net.precision == "bf16" else out
+            return self._functional("head", z, views)
+
+    def _run(self, part: slice, x: Tensor, views: Views) -> Tensor:
+        for name, m in (self.net.chain or [])[part]:
+            x = RULES[type(m)](m, name, views, x, self.rows)
+        return x
+
+    def _functional(self, what: str, x: Tensor, views: Views | None = None) -> Tensor:
+        views = {f"m.{n}": v[0] for n, v in (views or self.views).items()}
+        buffers = {f"m.{n}": b[0] for n, b in (self.buffers or {}).items()}
+        call = self.net._call
+        call.train(self.train)
+        x = x[0]
+        if x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        out = torch.func.functional_call(call, {**views, **buffers}, (what, x)).unsqueeze(0)
+        return out.float() if self.net.precision == "bf16" and what != "features" else out
+
+
+def forward_macs(module: nn.Module, shape: tuple[int, ...]) -> int:
+    """Multiply-adds of the affine and convolution layers for one example (the papers' "FLOPs")."""
+    total = 0
+
+    def count(m: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
+        nonlocal total
+        if isinstance(m, nn.Conv2d):
+            total += out[0].numel() * (m.in_channels // m.groups) * math.prod(m.kernel_size)
+        elif isinstance(m, nn.Linear):
+            total += out.numel() * m.in_features
+
+    probe = copy.deepcopy(module).eval()
+    for m in probe.modules():
+        m.register_forward_hook(count)
+    with torch.no_grad():
+        probe(torch.zeros(1, *shape, dtype=next(probe.parameters()).dtype))
+    return total

@@ -1,0 +1,114 @@
+"""Weights are rows: a model is one vector ``w`` of length P, a cohort of K clients is ``[K, P]``.
+
+``Layout`` knows where each named tensor lies in the vector, which tensors form a layer (one module) and
+which part is the head (the last registered child that has parameters; M 2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from fldiag.errors import FldiagError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names, shapes and sizes of a model's parameters in the order of ``named_parameters()``."""
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    head_name: str  # name of the child module that is the head ('' if the model has a single module)
+
+    @staticmethod
+    def of(module: nn.Module) -> Layout:
+        named = list(module.named_parameters())
+        if not named:
+            raise FldiagError("the model has no parameters", "give a model with at least one trainable tensor")
+        for name, p in named:
+            if not p.is_floating_point():
+                raise FldiagError(f"parameter {name!r} has dtype {p.dtype}", "only floating point parameters can be trained or diagnosed")
+        children = [n for n, c in module.named_children() if any(True for _ in c.parameters())]
+        head = children[-1] if len(children) > 1 else ""
+        return Layout(tuple(n for n, _ in named), tuple(p.shape for _, p in named), head)
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [s.numel() for s in self.shapes]
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes)
+
+    def views(self, w: Tensor) -> dict[str, Tensor]:
+        """Named views of a vector [P] or of rows [K, P] (then each view is [K, *shape]).
+
+        One ``split``: its backward is a single concatenation, where slicing costs a fifth of a step.
+        """
+        lead = w.shape[:-1]
+        return {n: v.reshape(lead + s)
+                for n, s, v in zip(self.names, self.shapes, w.split(self.sizes, dim=-1), strict=True)}
+
+    def slices(self) -> dict[str, slice]:
+        """Where each named tensor lies in the vector."""
+        ends = torch.tensor(self.sizes).cumsum(0).tolist()
+        return {n: slice(e - s, e) for n, s, e in zip(self.names, self.sizes, ends, strict=True)}
+
+    @cached_property
+    def layers(self) -> dict[str, tuple[str, ...]]:
+        """Module name -> its tensors (weight and bias together)."""
+        groups: dict[str, list[str]] = {}
+        for name in self.names:
+            groups.setdefault(name.rpartition(".")[0], []).append(name)
+        return {k: tuple(v) for k, v in groups.items()}
+
+    @cached_property
+    def head_size(self) -> int:
+        """Number of head parameters; they are the tail of the vector.
+
+        Raises FldiagError when the model has no head apart from its body.
+        """
+        if not self.head_name:
+            raise FldiagError("the model has no head: it has a single module with parameters",
+                              "use part='full', or a model whose last child module is its classifier")
+        inside = [n == self.head_name or n.startswith(self.head_name + ".") for n in self.names]
+        if sum(inside) == 0 or not all(inside[inside.index(True):]):
+            raise FldiagError(f"the head {self.head_name!r} is not the last block of parameters",
+                              "register the classifier as the last child of the model")
+        return sum(s for s, i in zip(self.sizes, inside, strict=True) if i)
+
+    def mask(self, part: str, like: Tensor) -> Tensor:
+        """1 on ``part`` (full, body or head), 0 elsewhere; [P]."""
+        mask = torch.ones(self.size, dtype=like.dtype, device=like.device)
+        if part == "body":
+            mask[-self.head_size:] = 0
+        elif part == "head":
+            mask[: -self.head_size] = 0
+        elif part != "full":
+            raise FldiagError(f"part = {part!r} is not one of full, body, head", "choose one of them", usage=True)
+        return mask
+
+
+def flatten(module: nn.Module) -> Tensor:
+    """The module's parameters as one new contiguous vector [P]."""
+    with torch.no_grad():
+        return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """Row-wise inner product, [..., P] x [..., P] -> [..., 1]."""
+    return (a * b).sum(-1, keepdim=True)
+
+
+def norm(a: Tensor) -> Tensor:
+    """Row-wise Euclidean norm, [..., P] -> [..., 1]."""
+    return torch.linalg.vector_norm(a, dim=-1, keepdim=True)
+
+
+def per_tensor_norm(a: Tensor, sizes: list[int]) -> Tensor:
+    """Each entry replaced by the norm of the parameter tensor it lies in; [..., P] -> [..., P]."""
+    norms = [torch.linalg.vector_norm(v, dim=-1, keepdim=True).expand_as(v) for v in a.split(sizes, dim=-1)]
+    return torch.cat(norms, dim=-1)

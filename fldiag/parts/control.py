@@ -1,0 +1,70 @@
+"""Corrections that remember: control variates and the dynamic regulariser."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fldiag.method import Part, Round
+from fldiag.step import Local, Step
+
+
+class ControlVariates(Part):
+    """SCAFFOLD (Karimireddy et al. 2020, Alg. 1, option II): g := g - c_k + c.
+
+    Afterwards c_k^+ = c_k - c + (w_g - w_k) / (a lr) with a the effective number of steps, and on the server
+    w := w_g + server_lr (w - w_g), c := c + (1/N) sum_{k in S} (c_k^+ - c_k).
+    """
+
+    sent, uploaded = ("c",), ("delta_c",)
+
+    def __init__(self, server_lr: float):
+        self.server_lr = server_lr
+
+    def client_init(self, w0: Tensor) -> dict[str, Tensor]:
+        return {"c_k": torch.zeros_like(w0)}
+
+    def server_init(self, w0: Tensor) -> dict[str, Tensor]:
+        return {"c": torch.zeros_like(w0)}
+
+    def correct(self, step: Step, g: Tensor) -> Tensor:
+        return g.sub_(step.state("c_k")).add_(step.local.sent["c"])
+
+    def finish(self, local: Local) -> dict[str, Tensor]:
+        a = local.effective_steps().clamp(min=1)
+        delta = (local.w_g - local.w) / (a * local.lr) - local.sent["c"]
+        delta = torch.where(local.steps.unsqueeze(1) > 0, delta, 0.0)  # no step, no news
+        local.state["c_k"] = local.state["c_k"] + delta
+        return {"delta_c": delta}
+
+    def server(self, round: Round, w: Tensor) -> Tensor:
+        round.state["c"] = round.state["c"] + round.mean(round.uploads["delta_c"]) * (round.m / round.clients)
+        return w if self.server_lr == 1 else round.w_g + self.server_lr * (w - round.w_g)
+
+
+class DynamicRegulariser(Part):
+    """FedDyn (Acar et al. 2021) in the h-form, gradient memory ghat_k = -lam h_k: g := g + lam (w - w_g + h_k).
+
+    Afterwards h_k := h_k + (w_k - w_g); server w := w + H with H = (1/N) sum_j h_j over all clients.
+    """
+
+    def __init__(self, lam: float):
+        self.lam = lam
+
+    def client_init(self, w0: Tensor) -> dict[str, Tensor]:
+        return {"h_k": torch.zeros_like(w0)}
+
+    def server_init(self, w0: Tensor) -> dict[str, Tensor]:
+        return {"h": torch.zeros_like(w0)}
+
+    def correct(self, step: Step, g: Tensor) -> Tensor:
+        return g.add_(step.w - step.local.w_g + step.state("h_k"), alpha=self.lam)
+
+    def finish(self, local: Local) -> dict[str, Tensor]:
+        local.state["h_k"] = local.state["h_k"] + (local.w - local.w_g)
+        return {}
+
+    def server(self, round: Round, w: Tensor) -> Tensor:
+        moved = round.mean(round.rows - round.w_g) * (round.m / round.clients)
+        round.state["h"] = round.state["h"] + moved
+        return w + round.state["h"]

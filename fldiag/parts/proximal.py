@@ -1,0 +1,63 @@
+"""Proximal losses L_p(w; w_g): how far a client has moved from the model it received."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fldiag.method import Part
+from fldiag.params import dot
+from fldiag.step import Output, Step
+
+
+def kl(tau: float) -> Callable[[Step, Output], Tensor]:
+    """mean_x KL(softmax(f(x; w_g)/tau) || softmax(f(x; w)/tau)), [k]; no factor tau^2, the teacher is constant."""
+
+    def term(step: Step, out: Output) -> Tensor:
+        teacher = F.log_softmax(step.reference_logits("received", step.local.w_g) / tau, dim=-1)
+        student = F.log_softmax(out.logits / tau, dim=-1)
+        return step.mean((teacher.exp() * (teacher - student)).sum(-1))
+
+    return term
+
+
+def l2(step: Step, out: Output) -> Tensor:
+    """||w - w_g||^2 / 2, [k]."""
+    d = out.leaf - step.local.w_g
+    return 0.5 * dot(d, d).squeeze(-1)
+
+
+class Proximal(Part):
+    """g := g + mu (w - w_g), the gradient of mu/2 ||w - w_g||^2 (FedProx, Li et al. 2020, Eq. 2)."""
+
+    def __init__(self, mu: float):
+        self.mu = mu
+
+    def correct(self, step: Step, g: Tensor) -> Tensor:
+        return g.add_(step.w - step.local.w_g, alpha=self.mu) if self.mu else g
+
+
+class NotTrueDistillation(Part):
+    """Adds mu tau^2 mean_x KL(softmax(zg_{not y}/tau) || softmax(z_{not y}/tau)): the true-class logit is
+    removed from both, zg from the received model (FedNTD, Lee et al. 2022, Eq. 5-6)."""
+
+    def __init__(self, mu: float, tau: float):
+        self.mu, self.tau = mu, tau
+
+    def loss(self, step: Step, out: Output) -> Tensor | None:
+        if not self.mu:
+            return None
+        others = not_true(out.logits.shape[-1], step.y)
+        teacher = step.reference_logits("received", step.local.w_g).gather(-1, others)
+        log_t = F.log_softmax(teacher / self.tau, dim=-1)
+        log_s = F.log_softmax(out.logits.gather(-1, others) / self.tau, dim=-1)
+        return self.mu * self.tau**2 * step.mean((log_t.exp() * (log_t - log_s)).sum(-1))
+
+
+def not_true(classes: int, y: Tensor) -> Tensor:
+    """Indices of the classes other than y: [k, B] -> [k, B, C - 1]."""
+    index = torch.arange(classes - 1, device=y.device).expand(*y.shape, -1)
+    return index + (index >= y.unsqueeze(-1))

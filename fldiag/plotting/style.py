@@ -1,0 +1,187 @@
+"""The one style of every picture, and the one way to write it.
+
+Colours are those of Okabe and Ito ("Color Universal Design", 2008) without yellow, which is lost on white;
+each comes with a marker and a dash pattern, so that lines stay apart in greyscale too.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+
+from fldiag.errors import FldiagError
+
+#: Widths of a figure in inches: one column and both columns of a two-column paper.
+ONE_COLUMN, TWO_COLUMNS = 3.35, 6.9
+#: Perceptually uniform, monotone in lightness (so it survives greyscale), safe for colour-blind readers.
+COLORMAP = "viridis"
+DPI = 300
+FORMATS = ("png", "pdf")
+
+_RC: dict[str, Any] = {
+    # DejaVu ships with matplotlib, so the same table gives the same bytes on every machine.
+    "font.family": ["DejaVu Sans"], "mathtext.fontset": "dejavusans", "font.size": 8.0,
+    "axes.titlesize": 8.5, "axes.labelsize": 8.0, "xtick.labelsize": 7.0, "ytick.labelsize": 7.0,
+    "legend.fontsize": 7.0, "legend.title_fontsize": 7.0, "legend.frameon": False,
+    "axes.linewidth": 0.6, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
+    "axes.formatter.useoffset": False, "axes.unicode_minus": True,
+    "axes.grid": False, "grid.linewidth": 0.4, "grid.color": "#dddddd",
+    "xtick.major.width": 0.6, "ytick.major.width": 0.6, "xtick.minor.width": 0.4, "ytick.minor.width": 0.4,
+    "xtick.major.size": 2.5, "ytick.major.size": 2.5, "xtick.minor.size": 1.5, "ytick.minor.size": 1.5,
+    "lines.linewidth": 1.2, "lines.markersize": 4.0, "errorbar.capsize": 1.8,
+    "figure.facecolor": "white", "axes.facecolor": "white", "savefig.facecolor": "white",
+    "figure.dpi": 100.0, "savefig.dpi": DPI, "savefig.bbox": None,
+    "pdf.fonttype": 42, "ps.fonttype": 42, "pdf.compression": 6, "text.usetex": False,
+}
+
+_COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_MARKERS = ("o", "D", "s", "^", "v", "P", "X")
+_DASHES: tuple[Any, ...] = ("-", "-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (2, 1)),
+                            (0, (3, 1, 1, 1, 1, 1)))
+#: A method looks the same in every picture in which these names meet.
+_OWN = {"fedavg": 0, "fedsol": 1, "fedprox": 2, "scaffold": 3, "fedntd": 4, "fedsam": 5, "fedasam": 6}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one run or method is drawn: colour, marker and dash pattern (matplotlib values)."""
+
+    color: str
+    marker: str
+    dash: Any
+
+
+def look(position: int) -> Look:
+    """The look of the given position; colour and marker together repeat only after 49."""
+    colour, turn = position % len(_COLOURS), position // len(_COLOURS)
+    return Look(_COLOURS[colour], _MARKERS[(colour + turn) % len(_MARKERS)],
+                _DASHES[(colour + 2 * turn) % len(_DASHES)])
+
+
+def looks(labels: Iterable[str]) -> dict[str, Look]:
+    """One look a label, all different; a label that starts with a well-known method's name gets that method's."""
+    labels = list(dict.fromkeys(labels))
+    taken: dict[str, int] = {}
+    for label in labels:
+        first = re.match(r"[a-z0-9]*", label.lower().replace("-", "", 1) if label.lower().startswith("fed-")
+                         else label.lower())
+        own = _OWN.get(first.group() if first else "")
+        if own is not None and own not in taken.values():
+            taken[label] = own
+    free = (i for i in range(len(labels) + len(_OWN)) if i not in taken.values())
+    for label in labels:
+        if label not in taken:
+            taken[label] = next(free)
+    return {label: look(taken[label]) for label in labels}
+
+
+@contextmanager
+def paper() -> Iterator[None]:
+    """The style, for the length of a ``with`` block; matplotlib's global settings are as before afterwards."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # else a user's own matplotlibrc would show through, and change the bytes
+        matplotlib.rcParams.update(_RC)
+        yield
+
+
+def figure(width: float, height: float, **options: Any) -> Figure:
+    """An empty figure (inches) that no window knows of; call within ``paper()``."""
+    fig = Figure(figsize=(width, height), **options)
+    FigureCanvasAgg(fig)
+    return fig
+
+
+def plain(text: object) -> str:
+    """Foreign text (a run's label) on one line, so that a dollar sign in it is a dollar sign, not mathematics."""
+    return " ".join(str(text).split()).replace("$", r"\$")
+
+
+def shorten(text: object, width: int) -> str:
+    """Text on one line of at most ``width`` characters, the middle left out: run labels differ at both ends."""
+    text = " ".join(str(text).split())
+    if len(text) <= width:
+        return text
+    head = max((width - 1) // 2, 1)
+    return text[:head] + "…" + text[len(text) - max(width - 1 - head, 1):]
+
+
+def legend(owner: Any, handles: Sequence[Any], labels: Sequence[str], **options: Any) -> Legend:
+    """A legend that also shows labels with a leading underscore (matplotlib drops those) or with dollars."""
+    made = owner.legend(list(handles), ["x"] * len(labels), **options)
+    for text, label in zip(made.get_texts(), labels, strict=True):
+        text.set_text(plain(label))
+    return made
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number for reading: ``digits`` significant digits, ``1.2×10⁵`` rather than ``1.2e+05``, – for none."""
+    if value is None or math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    text = f"{value:.{digits}g}"
+    if "e" not in text:
+        return text.replace("-", "−")
+    mantissa, exponent = text.split("e")
+    small = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"{mantissa.replace('-', '−')}×10{small}"
+
+
+def save(fig: Figure, path: str | Path, formats: Sequence[str] | None = None) -> list[Path]:
+    """Write the figure; returns the paths written. The same figure gives the same bytes.
+
+    ``path`` ends in ``.png`` (300 dpi) or ``.pdf`` (TrueType fonts, no date), or has no ending: then both are
+    written. With ``formats`` (of "png", "pdf") each ending is appended to ``path`` as it is. Every file is
+    complete or not there: written beside its place, then renamed. Raises FldiagError for another format or a
+    folder that cannot be written.
+    """
+    path = Path(path)
+    if formats is not None:
+        targets = [path.with_name(f"{path.name}.{f}") for f in formats]
+    elif path.suffix:
+        targets = [path]
+    else:
+        targets = [path.with_name(f"{path.name}.{f}") for f in FORMATS]
+    for target in targets:
+        if target.suffix.lower()[1:] not in FORMATS:
+            raise FldiagError(f"cannot write a figure to {str(target)!r}: format {target.suffix!r} is not known",
+                              "end the path in .png or .pdf, or give it without an ending", usage=True)
+    for target in targets:
+        kind, buffer = target.suffix.lower()[1:], io.BytesIO()
+        blank = {"CreationDate": None} if kind == "pdf" else {"Software": None}
+        with paper():
+            fig.savefig(buffer, format=kind, dpi=DPI, metadata=blank)
+        write(target, buffer.getvalue())
+    return targets
+
+
+def write(path: str | Path, content: bytes) -> Path:
+    """Write bytes so that a reader finds the old file or the whole new one, never a part; makes the folder."""
+    path = Path(path)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(beside, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise FldiagError(f"cannot write {str(path)!r}: {error.strerror or error}",
+                          "choose a path in a folder you may write to") from error
+    return path

@@ -1,0 +1,45 @@
+"""What every picture asks of its table before drawing, with errors that name what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pandas as pd
+
+from fldiag.errors import FldiagError
+
+
+def need(table: pd.DataFrame, columns: Iterable[str], picture: str) -> pd.DataFrame:
+    """The table, or FldiagError saying that it is empty or which of the columns it lacks."""
+    if not isinstance(table, pd.DataFrame):
+        raise FldiagError(f"the {picture} needs a pandas table, got {type(table).__name__}",
+                          "read the file first, for instance with pandas.read_csv", usage=True)
+    missing = [c for c in columns if c not in table.columns]
+    if missing:
+        raise FldiagError(f"the table for the {picture} lacks the columns {', '.join(missing)}",
+                          f"it has {', '.join(map(str, table.columns)) or 'no columns'}", usage=True)
+    if table.empty:
+        raise FldiagError(f"the table for the {picture} is empty", "give a table with at least one row",
+                          usage=True)
+    return table
+
+
+def select(table: pd.DataFrame, metric: str, picture: str) -> pd.DataFrame:
+    """The rows of one metric, or FldiagError naming the metrics that there are."""
+    rows = table[(table["metric"] == metric).fillna(False).astype(bool)]
+    if rows.empty:
+        there = ", ".join(sorted(map(str, table["metric"].dropna().unique()))) or "none"
+        raise FldiagError(f"the table for the {picture} has no rows of metric {metric!r}",
+                          f"its metrics: {there}", usage=True)
+    return rows
+
+
+def floats(column: pd.Series) -> np.ndarray:
+    """A column as float64, missing values as nan."""
+    return pd.to_numeric(column, errors="coerce").to_numpy(dtype=float, na_value=np.nan)
+
+
+def names(column: pd.Series) -> list[str]:
+    """The column as text; a missing label reads ``unnamed``."""
+    return ["unnamed" if pd.isna(v) else str(v) for v in column]

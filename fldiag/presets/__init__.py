@@ -1,0 +1,1 @@
+"""Configs by name: ``fldiag train digits``."""

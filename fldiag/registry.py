@@ -1,0 +1,128 @@
+"""Names -> things: methods, models, data sets and diagnostics, built in or from a user's own package.
+
+A registered function's signature is its schema: keyword parameters with type annotations and defaults
+become a validated, frozen pydantic model (``Entry.options``), so config files, ``fldiag explain`` and
+tables derive from one place. Another package adds entries through entry points in the groups
+``fldiag.methods``, ``fldiag.models``, ``fldiag.datasets`` and ``fldiag.diagnostics``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.metadata import entry_points
+from typing import Any
+
+import pydantic
+
+from fldiag.errors import FldiagError, nearest, unknown
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One registered thing. ``given`` are the leading parameters the caller supplies (not options)."""
+
+    kind: str
+    name: str
+    build: Callable[..., Any]
+    given: tuple[str, ...] = ()
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def doc(self) -> str:
+        return inspect.getdoc(self.build) or ""
+
+    @property
+    def summary(self) -> str:
+        return self.doc.split("\n", 1)[0]
+
+    @cached_property
+    def options(self) -> type[pydantic.BaseModel]:
+        hints = typing.get_type_hints(self.build, include_extras=True)
+        fields: dict[str, Any] = {}
+        for p in inspect.signature(self.build).parameters.values():
+            if p.name in self.given or p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
+                continue
+            default = ... if p.default is p.empty else p.default
+            fields[p.name] = (hints.get(p.name, Any), default)
+        config = pydantic.ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True,
+                                     validate_default=True, protected_namespaces=())
+        return pydantic.create_model(f"{self.name}_options", __config__=config, **fields)
+
+    def validate(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Options with defaults filled in.
+
+        Raises FldiagError for an unknown option (with the nearest known one) or a value out of range.
+        """
+        try:
+            return dict(self.options(**options))
+        except pydantic.ValidationError as error:
+            raise explain(error, f"{self.kind} {self.name!r}", self.options) from None
+
+
+def explain(error: pydantic.ValidationError, where: str, schema: type[pydantic.BaseModel]) -> FldiagError:
+    """The first complaint of a validation error as one sentence with a remedy."""
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        model: Any = schema
+        for part in first["loc"][:-1]:
+            model = model.model_fields[part].annotation
+        return FldiagError(f"{where}: unknown key {key!r}", nearest(first["loc"][-1], model.model_fields), usage=True)
+    message = first["msg"][0].lower() + first["msg"][1:]
+    return FldiagError(f"{where}: {key} = {first.get('input')!r} is not valid", message, usage=True)
+
+
+class Registry:
+    def __init__(self, kind: str, package: str, *, given: tuple[str, ...] = ()):
+        self.kind, self.package, self.given = kind, package, given
+        self._entries: dict[str, Entry] = {}
+        self._discovered = False
+
+    def __call__(self, name: str, **meta: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Decorator: register ``build`` under ``name``."""
+
+        def register(build: Callable[..., Any]) -> Callable[..., Any]:
+            if name in self._entries and self._entries[name].build.__module__ != build.__module__:
+                raise FldiagError(f"{self.kind} {name!r} is registered twice", "choose another name")
+            self._entries[name] = Entry(self.kind, name, build, self.given, meta)
+            return build
+
+        return register
+
+    def _discover(self) -> None:
+        if self._discovered:
+            return
+        self._discovered = True
+        package = importlib.import_module(self.package)
+        for module in pkgutil.iter_modules(package.__path__):
+            if not module.ispkg:
+                importlib.import_module(f"{self.package}.{module.name}")
+        for point in entry_points(group=f"fldiag.{self.kind.replace(' ', '')}s"):
+            point.load()
+
+    def names(self) -> list[str]:
+        self._discover()
+        return sorted(self._entries)
+
+    def get(self, name: str) -> Entry:
+        """Raises FldiagError naming the nearest known entry."""
+        self._discover()
+        if name not in self._entries:
+            raise unknown(self.kind, name, self._entries)
+        return self._entries[name]
+
+    def __contains__(self, name: str) -> bool:
+        self._discover()
+        return name in self._entries
+
+
+method = Registry("method", "fldiag.methods")
+model = Registry("model", "fldiag.models", given=("shape", "classes"))
+dataset = Registry("dataset", "fldiag.data", given=("root", "download"))
+diagnostic = Registry("diagnostic", "fldiag.diagnostics", given=("problem", "progress"))

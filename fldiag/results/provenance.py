@@ -1,0 +1,74 @@
+"""Where a number came from: versions, precision, device, seed, and digests of what it was computed from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+import torch
+
+from fldiag.errors import FldiagError
+
+
+def _feed(state: Any, thing: Any) -> None:
+    if isinstance(thing, torch.Tensor):
+        thing = thing.detach().cpu()
+        if thing.dtype == torch.bfloat16:  # numpy has no bfloat16; its bits are what counts
+            state.update(b"bfloat16")
+            thing = thing.view(torch.int16)
+        thing = thing.numpy()
+    if isinstance(thing, np.ndarray):
+        state.update(f"array {thing.dtype.str} {thing.shape}".encode())
+        state.update(np.ascontiguousarray(thing).data.cast("B") if thing.size else b"")
+    elif isinstance(thing, bytes):
+        state.update(b"bytes %d " % len(thing) + thing)
+    elif isinstance(thing, Mapping):
+        state.update(b"map %d" % len(thing))
+        for key in sorted(thing, key=str):
+            _feed(state, str(key))
+            _feed(state, thing[key])
+    elif isinstance(thing, (list, tuple)):
+        state.update(b"list %d" % len(thing))
+        for part in thing:
+            _feed(state, part)
+    elif thing is None or isinstance(thing, (str, bool, int, float)):
+        text = json.dumps(thing)
+        state.update(f"{type(thing).__name__} {len(text)} {text}".encode())
+    else:
+        raise FldiagError(f"cannot digest a {type(thing).__name__}",
+                          "give tensors, arrays, numbers, text, or lists and dicts of these")
+
+
+def digest(*things: Any) -> str:
+    """64 hexadecimal digits that change with any bit of the tensors, arrays, text, lists or dicts given.
+
+    Dicts are digested in the order of their keys, so insertion order does not matter.
+    Raises FldiagError for anything whose bits are not defined (such as an open file).
+    """
+    state = hashlib.blake2b(digest_size=32)
+    _feed(state, list(things))
+    return state.hexdigest()
+
+
+def _own_version() -> str:
+    try:
+        return version("fldiag")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "0+source"
+
+
+def provenance(*, dtype: torch.dtype | None = None, device: str | torch.device | None = None,
+               seed: int | None = None, **more: Any) -> dict[str, Any]:
+    """What a reader needs to get the same number again, as a dict that JSON can hold.
+
+    Keys: fldiag, torch, dtype, device, device_name, threads, seed, and ``more``.
+    """
+    place = torch.device(device) if device is not None else torch.device("cpu")
+    named = torch.cuda.get_device_name(place) if place.type == "cuda" else place.type
+    return {"fldiag": _own_version(), "torch": torch.__version__,
+            "dtype": str(dtype).removeprefix("torch.") if dtype is not None else None,
+            "device": str(place), "device_name": named, "threads": torch.get_num_threads(), "seed": seed, **more}

@@ -1,0 +1,49 @@
+"""A result is a tidy table: one row a number, and the columns say what the number is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pandas as pd
+
+from fldiag.errors import FldiagError
+
+#: Every result table has at least these columns, in this order (design section 3).
+COLUMNS: dict[str, str] = {
+    "run": "string", "method": "string", "seed": "Int64", "round": "Int64",
+    "moment": "string",  # received | trained | aggregated
+    "scope": "string",  # global | client | pair
+    "client": "Int64", "client_b": "Int64",
+    "slice": "string", "metric": "string", "index": "Int64", "layer": "string",
+    "value": "Float64", "unit": "string", "estimator": "string",
+    "stderr": "Float64", "residual": "Float64", "converged": "boolean", "n_examples": "Int64",
+}
+MOMENTS, SCOPES = ("received", "trained", "aggregated"), ("global", "client", "pair")
+
+
+def table(rows: Iterable[Mapping[str, Any]], **common: Any) -> pd.DataFrame:
+    """Rows (dicts with some of the columns) as a typed table; ``common`` fills columns of every row.
+
+    Columns outside the schema (such as grid coordinates) are kept, after the schema's.
+    """
+    rows = [{**common, **row} for row in rows]
+    extra = sorted({k for row in rows for k in row} - set(COLUMNS))
+    frame = pd.DataFrame(rows, columns=[*COLUMNS, *extra])
+    for column, dtype in COLUMNS.items():
+        frame[column] = frame[column].astype(dtype)
+    return frame
+
+
+def check(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame, or FldiagError naming the first column or value that breaks the schema."""
+    missing = [c for c in COLUMNS if c not in frame.columns]
+    if missing:
+        raise FldiagError(f"result table lacks columns {missing}", "build it with fldiag.results.table.table")
+    for column, allowed in (("moment", MOMENTS), ("scope", SCOPES)):
+        odd = set(frame[column].dropna()) - set(allowed)
+        if odd:
+            raise FldiagError(f"result table has {column} {sorted(odd)}", f"use one of {', '.join(allowed)}")
+    if frame["metric"].isna().any():
+        raise FldiagError("result table has a row without a metric", "name the metric of every row")
+    return frame

@@ -1,0 +1,22 @@
+"""Stateless seeds: every random draw names its purpose, so order, executor and interruptions cannot shift it."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+
+
+def seed_for(seed: int, purpose: str, *indices: int) -> int:
+    """A 63-bit seed from the run seed, a purpose and indices such as (round, client)."""
+    text = ":".join([str(int(seed)), purpose, *(str(int(i)) for i in indices)])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def numpy_rng(seed: int, purpose: str, *indices: int) -> np.random.Generator:
+    return np.random.default_rng(seed_for(seed, purpose, *indices))
+
+
+def torch_rng(seed: int, purpose: str, *indices: int, device: str | torch.device = "cpu") -> torch.Generator:
+    return torch.Generator(device=device).manual_seed(seed_for(seed, purpose, *indices))

@@ -1,0 +1,179 @@
+"""What the parts of a method see on the client: the cohort (``Local``) and one of its steps (``Step``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fldiag.config import Train
+from fldiag.method import Perturbation
+from fldiag.models.network import Bound, Network
+from fldiag.seeding import torch_rng
+
+REFERENCE_BATCH = 256  # examples per forward when a frozen model's outputs are computed for a whole client
+
+
+@dataclass
+class Local:
+    """K clients of one cohort in one round, sorted by falling number of steps; every vector is a row."""
+
+    network: Network
+    train: Train
+    seed: int
+    t: int
+    lr: float
+    ids: list[int]
+    w_g: Tensor  # [P], as received
+    w: Tensor  # [K, P], current
+    n: Tensor  # [K] examples
+    steps: Tensor  # [K] local steps of this round
+    state: dict[str, Tensor]  # name -> [K, ...]
+    sent: dict[str, Tensor]  # what the server sent besides w_g
+    buffers: dict[str, Tensor] = field(default_factory=dict)  # name -> [K, ...]; only K = 1 if there are any
+    x: Tensor | None = None  # all examples of the cohort one after another, when training inputs are fixed
+    offset: Tensor | None = None  # [K] where each client's examples start in ``x``
+    _reference: dict[str, Tensor] = field(default_factory=dict)
+
+    def rng(self, purpose: str) -> list[torch.Generator]:
+        """One generator a client for a part's own randomness: it never shifts the data order."""
+        return [torch_rng(self.seed, purpose, self.t, i) for i in self.ids]
+
+    def effective_steps(self) -> Tensor:
+        """[K, 1] sum of the weights with which each gradient enters the displacement, divided by lr.
+
+        K_k for plain SGD; with momentum r, (K_k - r (1 - r^K_k) / (1 - r)) / (1 - r)
+        (FedNova, Wang et al. 2020, for heavy-ball momentum).
+        """
+        k, r = self.steps.double(), self.train.momentum if self.train.optimizer == "sgd" else 0.0
+        a = (k - r * (1 - r**k) / (1 - r)) / (1 - r)
+        return a.to(self.w.dtype).unsqueeze(1)
+
+    def reference_logits(self, name: str, w: Tensor) -> Tensor | None:
+        """Logits of the frozen model ``w`` [P] for all of ``x``, computed once a round: [n, C].
+
+        None when caching would not be exact: augmented inputs, or layers that use batch statistics.
+        """
+        if self.x is None or self.network.batch_dependent:
+            return None
+        if name not in self._reference:
+            with torch.no_grad():
+                buffers = {n: b[:1].clone() for n, b in self.buffers.items()}
+                bound = self.network.bind(w.unsqueeze(0), buffers)
+                self._reference[name] = torch.cat([bound(b.unsqueeze(0))[0] for b in self.x.split(REFERENCE_BATCH)])
+        return self._reference[name]
+
+
+@dataclass(frozen=True)
+class Output:
+    """The model at w + e on the step's minibatch, with its graph."""
+
+    leaf: Tensor  # [k, P]: differentiate with respect to this
+    features: Tensor | None  # [k, B, ...] what the head sees
+    logits: Tensor  # [k, B, C]
+
+
+class Step:
+    """One local step of the k clients that still train. ``weight`` [k, B] sums to 1 a row (None: uniform)."""
+
+    def __init__(self, local: Local, losses: Callable[[Step, Output], Tensor], x: Tensor, y: Tensor,
+                 weight: Tensor | None, index: Tensor):
+        self.local, self.x, self.y, self.weight, self.index = local, x, y, weight, index
+        self.k = x.shape[0]
+        self._losses = losses
+        self._here: tuple[Tensor, Bound, Tensor | None] | None = None
+        self._gradient: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def w(self) -> Tensor:
+        return self.local.w[: self.k]
+
+    def state(self, name: str) -> Tensor:
+        """The clients' state rows [k, ...]; a view, so in-place changes are kept."""
+        return self.local.state[name][: self.k]
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean over the minibatch: [k, B] -> [k]."""
+        return values.mean(1) if self.weight is None else (values * self.weight).sum(1)
+
+    def reference_logits(self, name: str, w: Tensor) -> Tensor:
+        """Logits [k, B, C] of a frozen model ``w`` [P] on this minibatch, in eval mode."""
+        local = self.local
+        cached = local.reference_logits(name, w)
+        if cached is not None and local.offset is not None:
+            return cached[local.offset[: self.k, None] + self.index]
+        with torch.no_grad():
+            if local.network.batch_dependent:
+                buffers = {n: b[:1].clone() for n, b in local.buffers.items()}
+                return local.network.bind(w.unsqueeze(0), buffers)(self.x)
+            shape = self.x.shape
+            bound = local.network.bind(w.unsqueeze(0), {n: b[:1] for n, b in local.buffers.items()})
+            return bound(self.x.reshape(1, -1, *shape[2:]))[0].reshape(*shape[:2], -1)
+
+    def forward(self, e: Perturbation | None = None) -> Output:
+        """The model at w + e. The features at w are shared between calls while e touches only the head."""
+        net, total = self.local.network, self.local.network.size
+        head = net.layout.head_size if net.has_split else 0
+        if e is None or (net.has_split and e.start >= total - head):
+            if self._here is None:
+                leaf = self.w.detach().requires_grad_()
+                bound = net.bind(leaf, self.local.buffers, train=True)
+                self._here = (leaf, bound, bound.features(self.x) if net.has_split else None)
+            leaf, bound, features = self._here
+            if features is None:
+                return Output(leaf, None, bound(self.x))
+            if e is None:
+                return Output(leaf, features, bound.head(features))
+            return Output(leaf, features, bound.head(features, leaf[:, total - head:] + e.value))
+        leaf = self.w.detach().clone()
+        leaf[:, e.start:e.stop] += e.value
+        leaf.requires_grad_()
+        bound = net.bind(leaf, self.local.buffers, train=True)
+        if not net.has_split:
+            return Output(leaf, None, bound(self.x))
+        features = bound.features(self.x)
+        return Output(leaf, features, bound.head(features))
+
+    def gradient(self, term: Callable[[Step, Output], Tensor], e: Perturbation | None = None) -> tuple[Tensor, Tensor]:
+        """Values [k] of ``term`` at w + e and its gradient [k, P]."""
+        out = self.forward(e)
+        values = term(self, out)
+        (g,) = torch.autograd.grad(values.sum(), out.leaf)
+        if self._here is not None and out.leaf is self._here[0]:
+            self._here = None  # its graph is used up
+        return values.detach(), g
+
+    def head_gradient(self, term: Callable[[Step, Output], Tensor]) -> tuple[Tensor, Tensor]:
+        """Values [k] of ``term`` at w and its gradient with respect to the head only, [k, H].
+
+        Costs a backward pass of the head alone; the features stay available for the step's own gradient.
+        """
+        net = self.local.network
+        if not net.has_split:
+            values, g = self.gradient(term)
+            return values, g[:, net.size - net.layout.head_size:]
+        self.forward()
+        leaf, bound, features = self._here  # type: ignore[misc]
+        head = leaf[:, net.size - net.layout.head_size:].detach().requires_grad_()
+        z = features.detach()  # type: ignore[union-attr]
+        values = term(self, Output(leaf, z, bound.head(z, head)))
+        (g,) = torch.autograd.grad(values.sum(), head)
+        return values.detach(), g
+
+    def local_gradient(self, e: Perturbation | None = None) -> tuple[Tensor, Tensor]:
+        """Local loss [k] (with the parts' loss terms) and gradient [k, P] at w + e; at w it is kept."""
+        if e is not None:
+            return self.gradient(self._losses, e)
+        if self._gradient is None:
+            self._gradient = self.gradient(self._losses)
+        return self._gradient
+
+
+def per_example_loss(logits: Tensor, y: Tensor) -> Tensor:
+    """Cross entropy for integer labels, half the squared residual for float targets: [k, B]."""
+    if y.is_floating_point():
+        return 0.5 * (logits - y).square().sum(-1)
+    return F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)

@@ -1,0 +1,114 @@
+"""THE local loop: K clients as rows, one for one client or a stack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fldiag.data import Dataset
+from fldiag.method import Method
+from fldiag.seeding import torch_rng
+from fldiag.training.optim import OPTIMIZERS
+from fldiag.training.schedule import Batches
+from fldiag.step import Local, Output, Step, per_example_loss
+
+
+@dataclass
+class Trained:
+    """What a cohort brings back; rows in the order of ``ids``."""
+
+    ids: list[int]
+    rows: Tensor  # [K, P]
+    buffers: dict[str, Tensor]  # name -> [K, ...]
+    n: Tensor
+    steps: Tensor
+    loss: Tensor  # [K] mean minibatch loss
+    state: dict[str, Tensor]
+    uploads: dict[str, Tensor] = field(default_factory=dict)
+
+
+def train(local: Local, method: Method, feed: Feed) -> Trained:
+    """Local training of a cohort. ``local`` (its ``w``, state and buffers) is changed in place."""
+
+    def losses(step: Step, out: Output) -> Tensor:
+        total = step.mean(per_example_loss(out.logits, step.y))
+        for part in method:
+            term = part.loss(step, out)
+            if term is not None:
+                total = total + term
+        return total
+
+    optimizer = OPTIMIZERS[local.train.optimizer](local.train, local.lr, local.w)
+    seen = torch.zeros(len(local.ids), dtype=torch.float64, device=local.w.device)
+    for part in method:
+        part.begin(local)
+    for x, y, weight, index in feed.steps():
+        step = Step(local, losses, x, y, weight, index)
+        for part in method:
+            part.batch(step)
+        e = None
+        for part in method:
+            e = part.perturb(step) if e is None else e
+        loss, g = step.local_gradient(e)
+        for part in method:
+            g = part.correct(step, g)
+        optimizer.step(step.w, g)
+        seen[: step.k] += loss
+    trained = Trained(local.ids, local.w, local.buffers, local.n, local.steps,
+                      seen / local.steps.clamp(min=1), local.state)
+    for part in method:
+        trained.uploads.update(part.finish(local))
+    return trained
+
+
+class Feed:
+    """Minibatches of a cohort: at step s those of the clients that still train, side by side.
+
+    Clients are ordered by falling number of steps, so they are a prefix of the rows. Where their batches
+    differ in size, short ones are padded and their examples weighted, so each client's mean is its own.
+    """
+
+    def __init__(self, dataset: Dataset, parts: list[np.ndarray], batches: list[Batches], device: torch.device,
+                 dtype: torch.dtype, augment: list[torch.Generator] | None):
+        self.dataset, self.parts, self.batches = dataset, parts, batches
+        self.device, self.dtype, self.augment = device, dtype, augment
+        sizes = [len(p) for p in parts]
+        self.offset = torch.tensor(np.concatenate([[0], np.cumsum(sizes)[:-1]]), device=device)
+        everything = torch.as_tensor(np.concatenate(parts), device=dataset.train_y.device)
+        y = dataset.train_y[everything].to(device)
+        self.y = y.to(dtype) if y.is_floating_point() else y
+        self.x = None if augment else dataset.batch(everything, None).to(device, dtype)
+
+    def steps(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None, Tensor]]:
+        """(x [k, B, ...], y [k, B], weight [k, B] or None, positions within the client [k, B]) of each step."""
+        for s in range(max((len(b) for b in self.batches), default=0)):
+            now = [b[s] for b in self.batches if len(b) > s]
+            width = max(len(b) for b in now)
+            padded = np.zeros((len(now), width), dtype=np.int64)
+            weights = np.zeros((len(now), width))
+            for i, b in enumerate(now):
+                padded[i, : len(b)] = b
+                weights[i, : len(b)] = 1 / len(b)
+            index = torch.from_numpy(padded).to(self.device)
+            weight = None
+            if any(len(b) != width for b in now):
+                weight = torch.from_numpy(weights).to(self.device, self.dtype)
+            where = self.offset[: len(now), None] + index
+            yield self._inputs(now, where, width), self.y[where], weight, index
+
+    def _inputs(self, now: Batches, where: Tensor, width: int) -> Tensor:
+        if self.x is not None:
+            return self.x[where]
+        rows = []
+        for part, b, generator in zip(self.parts, now, self.augment or [], strict=False):
+            x = self.dataset.batch(torch.as_tensor(part[b]), generator).to(self.device, self.dtype)
+            rows.append(torch.cat([x, x[:1].expand(width - len(b), *x.shape[1:])]) if len(b) < width else x)
+        return torch.stack(rows)
+
+
+def augmenters(seed: int, t: int, ids: list[int]) -> list[torch.Generator]:
+    return [torch_rng(seed, "augment", t, i) for i in ids]

@@ -1,0 +1,58 @@
+"""Base optimisers over rows, with the semantics of ``torch.optim`` (a test compares them step by step)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fldiag.config import Train
+from fldiag.params import norm
+
+
+class SGD:
+    """v := r v + (g + wd w), v := g at first; w := w - lr v (nesterov: w - lr (g + r v)). Fresh every round."""
+
+    def __init__(self, train: Train, lr: float, w: Tensor):
+        self.train, self.lr = train, lr
+        self.v = torch.empty_like(w) if train.momentum else None
+        self.first = True
+
+    def step(self, w: Tensor, g: Tensor) -> None:
+        """Update the rows w [k, P] in place; g [k, P] is overwritten."""
+        g = prepare(self.train, w, g)
+        if self.v is not None:
+            v = self.v[: len(w)]
+            if self.first:
+                v.copy_(g)
+            else:
+                v.mul_(self.train.momentum).add_(g)
+            g = g.add_(v, alpha=self.train.momentum) if self.train.nesterov else v
+        self.first = False
+        w.sub_(g, alpha=self.lr)
+
+
+class Adam:
+    """Adam with PyTorch's defaults (betas 0.9 and 0.999, eps 1e-8, weight decay added to the gradient)."""
+
+    def __init__(self, train: Train, lr: float, w: Tensor):
+        self.train, self.lr, self.count = train, lr, 0
+        self.m, self.s = torch.zeros_like(w), torch.zeros_like(w)
+
+    def step(self, w: Tensor, g: Tensor) -> None:
+        g = prepare(self.train, w, g)
+        self.count += 1
+        m, s = self.m[: len(w)], self.s[: len(w)]
+        m.lerp_(g, 1 - 0.9)
+        s.mul_(0.999).addcmul_(g, g, value=1 - 0.999)
+        scale = s.sqrt().div_((1 - 0.999**self.count) ** 0.5).add_(1e-8)
+        w.addcdiv_(m, scale, value=-self.lr / (1 - 0.9**self.count))
+
+
+def prepare(train: Train, w: Tensor, g: Tensor) -> Tensor:
+    """Clip the (corrected) gradient of each client, then add weight decay; in place."""
+    if train.clip is not None:
+        g.mul_((train.clip / (norm(g) + 1e-6)).clamp_(max=1.0))
+    return g.add_(w, alpha=train.weight_decay) if train.weight_decay else g
+
+
+OPTIMIZERS = {"sgd": SGD, "adam": Adam}

@@ -1,0 +1,238 @@
+"""The round loop: sample, train cohorts, aggregate, evaluate, store."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fldiag.checkpoint import schema
+from fldiag.checkpoint.store import Run
+from fldiag.config import Config
+from fldiag.data import partition
+from fldiag.errors import FldiagError
+from fldiag.method import Round
+from fldiag.results.table import table
+from fldiag.training import executor as executors
+from fldiag.training.client import Trained
+from fldiag.training.evaluate import evaluate
+from fldiag.training.server import aggregate, mean_buffers
+from fldiag.training.setup import Setup, provenance
+
+RUNS = Path("checkpoints")
+Event = Callable[[dict[str, Any]], None]
+
+
+def run_path(config: Config) -> Path:
+    """Where a run goes unless told otherwise: named by what it is."""
+    return RUNS / f"{config.name}-{config.method.name}-s{config.seed}-{config.hash[:8]}"
+
+
+class Federation:
+    """The state of a run between rounds: global weights, buffers, server state, client states."""
+
+    def __init__(self, setup: Setup):
+        self.setup, self.t = setup, 0
+        self.w = setup.initial()
+        self.buffers = {n: b.clone() for n, b in setup.network.buffers.items()}
+        self.state = setup.method.server_init(self.w)
+        self._client0 = setup.method.client_init(self.w)
+        self.clients: dict[int, dict[str, Tensor]] = {}  # only clients that have trained: the others hold _client0
+        self.changed: set[int] = set()
+
+    def round(self, execute: Callable[[list[Any]], Any]) -> tuple[Round, dict[str, Tensor], Trained]:
+        """Train one round. Returns what the server saw, the new buffers and the merged clients' results."""
+        setup, method = self.setup, self.setup.method
+        ids = sorted(setup.schedule.sampled(self.t))
+        sent = {name: self.state[name] for name in method.sent}
+        start = self.w
+        for part in method:
+            start = part.send(start, self.state)
+        states = {i: self.clients.get(i, self._client0) for i in ids} if self._client0 else {}
+        units = setup.units(self.t, ids, start, self.buffers, sent, states)
+        trained = merge(list(execute(units)), ids)
+        lr = setup.config.train.lr * setup.config.train.lr_decay**self.t
+        seen = Round(self.t, lr, self.w, ids, trained.rows, trained.n, trained.steps, setup.config.clients.total,
+                     trained.uploads, dict(self.state))
+        self.w = aggregate(seen, method, setup.config.train.aggregate)
+        self.buffers = mean_buffers(trained.buffers, seen.p)
+        for part in method:
+            self.w = part.refine(seen, self.w)
+        self.state = seen.state
+        for j, i in enumerate(ids):
+            if trained.state:
+                self.clients[i] = {name: rows[j].clone() for name, rows in trained.state.items()}
+                self.changed.add(i)
+        self.t += 1
+        return seen, self.buffers, trained
+
+    @property
+    def finite(self) -> bool:
+        return bool(torch.isfinite(self.w).all())
+
+    def restore(self, run: Run) -> None:
+        server, clients = run.get_state()
+        self.t, self.w = run.done, server["w"].to(self.w.device)
+        self.buffers = {k: v.to(self.w.device) for k, v in server["buffers"].items()}
+        self.state = {k: v.to(self.w.device) for k, v in server["state"].items()}
+        self.clients = {i: {k: v.to(self.w.device) for k, v in s.items()} for i, s in clients.items()}
+
+
+def merge(cohorts: list[Trained], ids: list[int]) -> Trained:
+    """Cohorts' results as one, rows in the order of ``ids``."""
+    where = {i: j for j, i in enumerate(i for c in cohorts for i in c.ids)}
+    order = [where[i] for i in ids]
+
+    def join(rows: list[Tensor]) -> Tensor:
+        return torch.cat(rows)[order]
+
+    def joins(name: str) -> dict[str, Tensor]:
+        return {k: join([getattr(c, name)[k] for c in cohorts]) for k in getattr(cohorts[0], name)}
+
+    return Trained(ids, join([c.rows for c in cohorts]), joins("buffers"), join([c.n for c in cohorts]),
+                   join([c.steps for c in cohorts]), join([c.loss for c in cohorts]), joins("state"), joins("uploads"))
+
+
+def train(config: Config, *, out: str | Path | None = None, executor: str = "serial", on_event: Event | None = None,
+          resume: bool = False, device: str = "cpu", download: bool = False, setup: Setup | None = None) -> Run:
+    """Train ``config`` and return its run.
+
+    ``out``: run folder (default ``checkpoints/NAME-METHOD-sSEED-HASH``). ``executor``: ``serial`` or
+    ``processes[:N]``. ``on_event`` gets a dict after every round. ``resume`` continues a run that was
+    stopped; the result is bitwise that of a run that was not. ``setup`` replaces what the config would
+    build (own data, partition, module or schedule).
+
+    A run whose weights become NaN or infinite ends with status ``diverged``: that is an outcome, and the
+    rounds before it are kept. Raises FldiagError for wrong configs, folders in use and disks that are full.
+    """
+    kind, workers = executors.parse(executor)
+    path = Path(out) if out is not None else run_path(config)
+    exists = (path / "run.json").is_file()
+    if exists and not resume:
+        raise FldiagError(f"{path} already holds a run", "continue it with --resume, or choose another folder with --out",
+                          usage=True)
+    given = setup is not None
+    setup = setup or Setup(config, device=device, download=download)
+    federation = Federation(setup)
+    emit = on_event or (lambda event: None)
+    if exists:
+        run = Run.open(path)
+        if run.index["hash"] != config.hash:
+            raise FldiagError(f"{path} was trained with another config", difference(run.index["config"], config), usage=True)
+        if run.status in ("finished", "diverged"):
+            return run
+        if run.done:
+            federation.restore(run)
+        rows = _rows_until(run)
+    else:
+        run, rows = Run.create(path, config, _partition_bytes(setup.parts), provenance(setup)), []
+    emit({"event": "start", "round": run.done, "rounds": config.rounds, "path": str(path)})
+    if kind == "serial" or given:
+        pool: executors.Executor = executors.Serial(setup.train)
+    else:
+        pool = executors.Processes(Setup, {"config": config, "device": device}, "train", workers)
+    try:
+        _loop(config, run, federation, rows, pool, emit)
+    except KeyboardInterrupt:
+        run.index["status"] = "interrupted"
+        run.commit()
+        raise
+    finally:
+        pool.close()
+    emit({"event": "end", "status": run.status, "round": run.done, "path": str(path)})
+    return run
+
+
+def _loop(config: Config, run: Run, federation: Federation, rows: list[dict[str, Any]], pool: executors.Executor,
+          emit: Event) -> None:
+    common = {"run": run.path.name, "method": config.method.name, "seed": config.seed}
+    run.index["status"] = "running"
+    while federation.t < config.rounds:
+        began, received = time.perf_counter(), federation.w
+        seen, _, trained = federation.round(pool.map)
+        t = federation.t
+        if not federation.finite:
+            rows.append({"round": t, "moment": "aggregated", "scope": "global", "metric": "diverged", "value": 1.0})
+            run.index["status"] = "diverged"
+            run.put_metrics(table(rows, **common))
+            run.commit()
+            return
+        scores = evaluate(federation.setup.network, federation.w, federation.buffers, federation.setup.dataset)
+        rows += round_rows(t, scores, seen, trained, federation)
+        last = t == config.rounds
+        if t % config.checkpoint.every == 0 or last:
+            run.index["done"] = t
+            run.index["status"] = "finished" if last else "running"
+            _store(run, federation, trained, received)
+            run.put_metrics(table(rows, **common))
+            run.commit()
+            run.clean()
+        emit({"event": "round", "round": t, "rounds": config.rounds, "seconds": time.perf_counter() - began, **scores})
+
+
+def round_rows(t: int, scores: dict[str, float], seen: Round, trained: Trained, federation: Federation) -> list[dict[str, Any]]:
+    """The round's numbers: test accuracy and loss, mean local loss, bytes a client sends and receives."""
+    n, item = int(scores["n"]), federation.w.element_size()
+    buffers = sum(b[0].numel() * b.element_size() for b in trained.buffers.values())
+    up = item * seen.w_g.numel() + buffers + sum(u[0].numel() * u.element_size() for u in seen.uploads.values())
+    sent = [federation.state[name] for name in federation.setup.method.sent]
+    down = item * seen.w_g.numel() + buffers + sum(s.numel() * s.element_size() for s in sent)
+    rows = [{"round": t, "moment": "aggregated", "scope": "global", "slice": "test", "metric": m, "value": scores[m],
+             "n_examples": n, "estimator": "exact"} for m in ("accuracy", "loss") if m in scores]
+    rows.append({"round": t, "moment": "trained", "scope": "global", "slice": "train", "metric": "minibatch_loss",
+                 "value": float(trained.loss @ seen.p.to(trained.loss.device)), "n_examples": int(seen.n.sum())})
+    rows += [{"round": t, "moment": "trained", "scope": "client", "metric": metric, "value": float(value), "unit": "bytes"}
+             for metric, value in (("uplink", up), ("downlink", down))]
+    return rows
+
+
+def _store(run: Run, federation: Federation, trained: Trained, received: Tensor) -> None:
+    setup, t = federation.setup, federation.t
+    config = setup.config
+    keep = config.checkpoint.clients
+    chosen = [j for j, i in enumerate(trained.ids) if keep in ("sampled", "all") or (isinstance(keep, tuple) and i in keep)]
+    manifest = {
+        "round": t, "seed": config.seed, "config": config.model_dump(mode="json"), "method": config.method.model_dump(mode="json"),
+        "model": config.model.model_dump(mode="json"), "data": config.data.model_dump(mode="json"),
+        "partition": config.partition.model_dump(mode="json"), "shape": list(setup.dataset.shape), "classes": setup.dataset.classes,
+        "clients": [trained.ids[j] for j in chosen], "provenance": run.index["provenance"], "run": run.path.name}
+    views = {n: v.clone() for n, v in setup.network.layout.views(federation.w).items()}
+    name = f"rounds/{t:04d}.pt"
+    extra: dict[str, Any] = {}
+    if chosen:
+        extra = {"received": received.cpu(), "clients": trained.rows[chosen].cpu(),
+                 "buffers": {n: b[chosen].cpu() for n, b in trained.buffers.items()}}
+    run.index["files"][name] = schema.write(run.path / name, manifest, {**views, **federation.buffers}, **extra)
+    changed = {i: federation.clients[i] for i in sorted(federation.changed)}
+    run.put_state(t, {"w": federation.w, "buffers": federation.buffers, "state": federation.state}, changed)
+    federation.changed.clear()
+
+
+def _rows_until(run: Run) -> list[dict[str, Any]]:
+    """Metric rows of the rounds that are safely stored."""
+    if not (run.path / "metrics.parquet").is_file():
+        return []
+    frame = run.metrics
+    kept = frame[frame["round"] <= run.done].drop(columns=["run", "method", "seed"])
+    return [{k: v for k, v in row.items() if v is not None and v == v} for row in kept.astype(object).where(kept.notna(), None).to_dict("records")]
+
+
+def _partition_bytes(parts: list[np.ndarray]) -> bytes:
+    buffer = io.BytesIO()
+    partition.save(buffer, parts)
+    return buffer.getvalue()
+
+
+def difference(old: dict[str, Any], new: Config) -> str:
+    """One line naming the first keys that differ."""
+    tree = new.model_dump(mode="json")
+    found = [f"{s}.{k}: {old[s].get(k)!r} there, {tree[s].get(k)!r} now" if isinstance(tree[s], dict) else f"{s}: {old[s]!r} there, {tree[s]!r} now"
+             for s in tree for k in (sorted({*tree[s], *old.get(s, {})}) if isinstance(tree[s], dict) else ("",))
+             if (old.get(s, {}).get(k) != tree[s].get(k) if isinstance(tree[s], dict) else old.get(s) != tree[s])]
+    return "; ".join(found[:3]) + "; use another --out, or the same config"

@@ -1,0 +1,124 @@
+"""Everything a run derives from its config, built the same way in the main process and in every worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fldiag import data, models, registry
+from fldiag.config import Config
+from fldiag.data import partition
+from fldiag.errors import FldiagError
+from fldiag.method import Method
+from fldiag.models.network import Network, forward_macs
+from fldiag.results import provenance as origin
+from fldiag.step import Local
+from fldiag.training import client
+from fldiag.training.client import Feed, Trained
+from fldiag.training.schedule import Batches, Schedule, Seeded
+
+#: Clients in one stack, at the most: bounds memory and leaves work for several processes.
+STACK = 16
+#: Stack when a step of one client has fewer multiply-adds than this (calibrated by analyses/speed/training.py).
+STACK_BELOW = 100_000_000
+
+
+@dataclass
+class Unit:
+    """The work of one cohort in one round: all an executor has to send to a worker."""
+
+    t: int
+    lr: float
+    ids: list[int]
+    batches: list[Batches]
+    w_g: Tensor
+    buffers: dict[str, Tensor]
+    sent: dict[str, Tensor]
+    state: dict[str, Tensor]  # name -> [K, ...]
+
+
+class Setup:
+    """Data, partition, network and method of a run."""
+
+    def __init__(self, config: Config, *, device: str = "cpu", download: bool = False, dataset: data.Dataset | None = None,
+                 parts: list[np.ndarray] | None = None, module: nn.Module | None = None, schedule: Schedule | None = None):
+        self.config, self.device = config, torch.device(device)
+        self.dataset = dataset if dataset is not None else data.load(config.data.name, config.data.root, download)
+        n, total = len(self.dataset.train_y), config.clients.total
+        if total > n:
+            raise FldiagError(f"clients.total = {total} is more than the {n} training examples", "lower clients.total", usage=True)
+        self.parts = parts if parts is not None else partition.make(
+            config.partition.kind, self.dataset.train_y, total, config.partition.seed, **config.partition.options)
+        self.module = module if module is not None else models.build(
+            config.model.name, self.dataset.shape, self.dataset.classes, config.model.options, seed=config.seed, code=True)
+        self.precision = config.train.precision
+        self.dtype = torch.float64 if self.precision == "fp64" else torch.float32
+        self.module = self.module.to(self.device, self.dtype)
+        self.network = Network(self.module, precision=self.precision)
+        self.method: Method = registry.method.get(config.method.name).build(**config.method.options)
+        self.method.check(self.network, self.dataset, config)
+        self.schedule = schedule or Seeded(config.seed, total, config.clients.per_round, config.train.epochs, config.train.batch_size)
+        self.stack = self._stack()
+        self._warm()
+
+    def _stack(self) -> bool:
+        wish, able = self.config.train.stack, self.network.stackable
+        if wish == "on" and not able:
+            raise FldiagError("train.stack = 'on', but this model cannot be stacked (it is not a plain sequence of affine, "
+                              "convolution, activation and pooling layers)", "use train.stack = 'auto' or 'off'", usage=True)
+        if wish == "auto" and able:
+            return forward_macs(self.module, self.dataset.shape) * self.config.train.batch_size < STACK_BELOW
+        return wish == "on"
+
+    def _warm(self) -> None:
+        """One forward: a model that does not fit the data is refused here, with the shapes."""
+        x = self.dataset.batch(torch.zeros(1, dtype=torch.long), None).to(self.device, self.dtype)
+        try:
+            with torch.no_grad():
+                buffers = {n: b.clone().unsqueeze(0) for n, b in self.network.buffers.items()}
+                out = self.network.bind(self.initial().unsqueeze(0), buffers)(x.unsqueeze(0))
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise FldiagError(f"model {self.config.model.name!r} does not take inputs of shape {self.dataset.shape}: "
+                              f"{str(error).splitlines()[0]}", "choose a model that fits the data") from None
+        if out.shape[1:] != (1, self.dataset.classes):
+            raise FldiagError(f"model {self.config.model.name!r} returns {tuple(out.shape[2:])} numbers an example, the data has "
+                              f"{self.dataset.classes} classes", "give the model as many outputs as there are classes")
+
+    def initial(self) -> Tensor:
+        """w_g of round 0, [P]."""
+        return torch.cat([p.detach().reshape(-1) for p in self.module.parameters()])
+
+    def units(self, t: int, ids: list[int], w_g: Tensor, buffers: dict[str, Tensor], sent: dict[str, Tensor],
+              state: dict[int, dict[str, Tensor]]) -> list[Unit]:
+        """The round's cohorts: clients of similar length together; depends on the config only, not on the executor."""
+        train = self.config.train
+        plan = {i: self.schedule.batches(t, i, len(self.parts[i])) for i in ids}
+        order = sorted(ids, key=lambda i: (-len(plan[i]), i))
+        size = STACK if self.stack else 1
+        return [Unit(t, train.lr * train.lr_decay**t, cohort, [plan[i] for i in cohort], w_g, buffers, sent,
+                     {name: torch.stack([state[i][name] for i in cohort]) for name in (state[cohort[0]] if state else ())})
+                for cohort in (order[j: j + size] for j in range(0, len(order), size))]
+
+    def train(self, unit: Unit) -> Trained:
+        """Local training of one cohort."""
+        config, k = self.config, len(unit.ids)
+        parts = [self.parts[i] for i in unit.ids]
+        augment = client.augmenters(config.seed, unit.t, unit.ids) if config.data.augment and self.dataset.augment else None
+        feed = Feed(self.dataset, parts, unit.batches, self.device, self.dtype, augment)
+        w = unit.w_g.to(self.device)
+        local = Local(
+            self.network, config.train, config.seed, unit.t, unit.lr, unit.ids, w, w.expand(k, -1).clone(),
+            torch.tensor([len(p) for p in parts], device=self.device), torch.tensor([len(b) for b in unit.batches], device=self.device),
+            {n: s.to(self.device) for n, s in unit.state.items()}, {n: s.to(self.device) for n, s in unit.sent.items()},
+            {n: b.to(self.device).expand(k, *b.shape).clone() for n, b in unit.buffers.items()}, feed.x, feed.offset)
+        return client.train(local, self.method, feed)
+
+
+def provenance(setup: Setup) -> dict[str, Any]:
+    """What decides the bits besides the config: versions, threads, device, data."""
+    return origin.provenance(dtype=setup.dtype, device=setup.device, seed=setup.config.seed, precision=setup.precision,
+                             data=setup.dataset.fingerprint(), stacked=setup.stack)

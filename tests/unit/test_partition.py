@@ -1,0 +1,298 @@
+"""Partitions: their defining properties, on many shapes; their messages; their file."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fldiag.data import partition
+from fldiag.errors import FldiagError
+
+BALANCED = np.tile(np.arange(10), 100)
+SKEWED = np.repeat(np.arange(5), [400, 200, 100, 60, 40])
+OPTIONS = {"iid": {}, "sharding": {"shards": 2}, "lda": {"alpha": 0.5}, "dirichlet": {"alpha": 0.3},
+           "pathological": {"classes": 3}}
+
+
+def entropy(parts, labels):
+    """Mean entropy of the clients' label distributions, in nats."""
+    values = []
+    for part in parts:
+        p = np.bincount(labels[part]) / len(part)
+        values.append(-(p[p > 0] * np.log(p[p > 0])).sum())
+    return np.mean(values)
+
+
+def assert_cover(parts, n):
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(n))
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_every_kind_gives_sorted_indices_fixed_by_its_seed_alone(kind):
+    torch.manual_seed(1)
+    np.random.seed(1)
+    first = partition.make(kind, BALANCED, 10, 5, **OPTIONS[kind])
+    torch.manual_seed(2)  # the training seed reaches global generators at most
+    np.random.seed(2)
+    again = partition.make(kind, torch.from_numpy(BALANCED), 10, 5, **OPTIONS[kind])
+    other = partition.make(kind, BALANCED, 10, 6, **OPTIONS[kind])
+    assert len(first) == 10
+    for a, b in zip(first, again, strict=True):
+        assert a.dtype == np.int64 and np.array_equal(a, b) and (np.diff(a) >= 0).all()
+        assert a[0] >= 0 and a[-1] < len(BALANCED)
+    assert any(not np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_global_random_state_is_untouched(kind):
+    numpy_state, torch_state = np.random.get_state()[1].copy(), torch.get_rng_state()
+    partition.make(kind, BALANCED, 10, 5, **OPTIONS[kind])
+    assert np.array_equal(np.random.get_state()[1], numpy_state)
+    assert torch.equal(torch.get_rng_state(), torch_state)
+
+
+@given(n=st.integers(1, 200), clients=st.integers(1, 200), seed=st.integers(0, 99))
+def test_iid_covers_once_with_sizes_that_differ_by_one(n, clients, seed):
+    if clients > n:
+        return
+    parts = partition.make("iid", np.zeros(n, dtype=int), clients, seed)
+    assert_cover(parts, n)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@settings(deadline=None)
+@given(classes=st.integers(2, 6), shards=st.integers(1, 4), blocks=st.integers(1, 4),
+       extra=st.integers(0, 30), seed=st.integers(0, 999))
+def test_sharding_covers_once_with_at_most_s_classes_a_client(classes, shards, blocks, extra, seed):
+    clients = classes * blocks
+    per_class = blocks * shards + extra
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(classes), per_class))
+    parts = partition.make("sharding", labels, clients, seed, shards=shards)
+    assert_cover(parts, len(labels))
+    assert max(len(np.unique(labels[part])) for part in parts) <= shards
+    assert max(map(len, parts)) - min(map(len, parts)) <= shards
+
+
+def test_shards_are_runs_of_a_class_in_data_order_with_the_tail_dealt_to_the_first_shards():
+    # One class of 11 in 4 shards: 0 1 | 2 3 | 4 5 | 6 7 and the tail 8, 9, 10 to the first three.
+    parts = partition.make("sharding", np.zeros(11, dtype=int), 4, 3, shards=1)
+    assert sorted(part.tolist() for part in parts) == [[0, 1, 8], [2, 3, 9], [4, 5, 10], [6, 7]]
+
+
+def test_a_client_may_hold_two_shards_of_one_class():
+    counts = [len(np.unique(BALANCED[part])) for seed in range(5)
+              for part in partition.make("sharding", BALANCED, 20, seed, shards=2)]
+    assert set(counts) == {1, 2}
+
+
+def test_sharding_that_does_not_divide_says_who_gets_less_and_still_covers_once():
+    labels = np.repeat(np.arange(9), 40)
+    told = r"40 shards do not divide over 9 classes: clients 16 to 19 .* \(4 fewer"
+    with pytest.warns(UserWarning, match=told):
+        parts = partition.make("sharding", labels, 20, 0, shards=2)
+    assert_cover(parts, len(labels))
+    assert [len(part) for part in parts] == [20] * 16 + [10] * 4
+    told = r"4 of 40 clients without .*client 36"
+    with pytest.warns(UserWarning), pytest.raises(FldiagError, match=told):
+        partition.make("sharding", labels, 40, 0, shards=1)
+
+
+@settings(deadline=None, max_examples=30)
+@given(alpha=st.floats(0.2, 10), clients=st.integers(1, 8), min_size=st.integers(1, 15),
+       seed=st.integers(0, 999))
+def test_lda_covers_once_and_respects_the_minimum(alpha, clients, min_size, seed):
+    parts = partition.make("lda", SKEWED, clients, seed, alpha=alpha, min_size=min_size)
+    assert_cover(parts, len(SKEWED))
+    assert min(map(len, parts)) >= min_size
+
+
+def test_lda_with_smaller_alpha_has_smaller_label_entropy():
+    measured = [np.mean([entropy(partition.make("lda", BALANCED, 10, s, alpha=a, min_size=1), BALANCED)
+                         for s in range(10)]) for a in (0.05, 0.5, 5, 500)]
+    assert (np.diff(measured) > 0.1).all()
+    assert measured[-1] == pytest.approx(np.log(10), abs=0.05)
+
+
+def test_lda_leaves_out_clients_that_hold_their_share():
+    # A client is closed once it holds n/N, so it ends below n/N plus one whole class.
+    for seed in range(20):
+        parts = partition.make("lda", BALANCED, 10, seed, alpha=0.05, min_size=1)
+        counts = np.stack([np.bincount(BALANCED[part], minlength=10) for part in parts])
+        before = np.cumsum(counts, axis=1) - counts
+        # The last client also takes what rounding leaves, one example at most.
+        assert (counts[:-1][before[:-1] >= 100] == 0).all()
+        assert (counts[-1][before[-1] >= 100] <= 1).all()
+
+
+def test_lda_shares_of_one_class_are_dirichlet():
+    # With one class and no redraws client 0 holds floor(n p), p ~ Beta(alpha, (N-1) alpha).
+    alpha, clients, n = 0.7, 4, 10_000
+    labels = np.zeros(n, dtype=int)
+    share = np.array([len(partition.make("lda", labels, clients, s, alpha=alpha, min_size=1)[0]) / n
+                      for s in range(600)])
+    mean = 1 / clients
+    variance = mean * (1 - mean) / (clients * alpha + 1)
+    assert share.mean() == pytest.approx(mean, abs=4 * np.sqrt(variance / 600))
+    assert share.var() == pytest.approx(variance, rel=0.15)
+
+
+def test_lda_shuffles_each_class():
+    parts = partition.make("lda", np.zeros(1000, dtype=int), 2, 0, alpha=50)
+    assert np.abs(np.mean(parts[0]) - 499.5) < 50  # a cut without a shuffle would leave about 250
+
+
+def test_lda_of_the_hardest_published_setting():
+    labels = np.repeat(np.arange(10), 5000)
+    parts = partition.make("lda", labels, 100, 0, alpha=0.05)
+    assert_cover(parts, len(labels))
+    assert min(map(len, parts)) >= 10
+
+
+def test_lda_that_cannot_reach_its_minimum_says_how_near_it_came(monkeypatch):
+    monkeypatch.setattr(partition, "LDA_MAX_TRIES", 3000)
+    with pytest.raises(FldiagError) as caught:
+        partition.make("lda", BALANCED, 50, 0, alpha=0.01, min_size=15)
+    assert "none of 3000 draws gave every client 15 examples" in caught.value.what
+    assert "smallest client 0" in caught.value.what
+    assert all(word in caught.value.remedy for word in ("larger alpha", "fewer clients", "smaller min_size"))
+
+
+def test_lda_voids_a_draw_whose_weights_all_vanish(monkeypatch):
+    monkeypatch.setattr(partition, "LDA_MAX_TRIES", 1000)
+    with np.errstate(all="raise"), pytest.raises(FldiagError, match="none of 1000 draws"):
+        partition.make("lda", BALANCED, 10, 0, alpha=1e-6)
+
+
+@settings(deadline=None, max_examples=30)
+@given(alpha=st.floats(0.01, 100), clients=st.integers(1, 30), seed=st.integers(0, 999))
+def test_dirichlet_gives_every_client_floor_n_over_clients(alpha, clients, seed):
+    parts = partition.make("dirichlet", SKEWED, clients, seed, alpha=alpha)
+    assert [len(part) for part in parts] == [len(SKEWED) // clients] * clients
+
+
+@pytest.mark.parametrize("kind, options", [("dirichlet", {"alpha": 0.05}), ("pathological", {"classes": 1})])
+def test_a_class_is_used_up_before_it_starts_again(kind, options):
+    repeated = 0
+    for seed in range(10):
+        parts = partition.make(kind, SKEWED, 20, seed, **options)
+        uses = np.bincount(np.concatenate(parts), minlength=len(SKEWED))
+        for c in range(5):
+            mine = uses[SKEWED == c]
+            assert mine.max() - mine.min() <= 1
+            repeated += mine.max() > 1
+    assert repeated > 0
+
+
+def test_each_client_follows_its_own_dirichlet_prior():
+    # A client's shares are Dirichlet: mean 1/C, variance (1/C)(1 - 1/C)/(C a + 1), plus counting noise.
+    alpha, size = 0.4, 100
+    parts = [part for seed in range(40)
+             for part in partition.make("dirichlet", BALANCED, 10, seed, alpha=alpha)]
+    counts = np.stack([np.bincount(BALANCED[part], minlength=10) for part in parts])
+    shares, mean = counts / size, 0.1
+    assert shares.mean() == pytest.approx(mean)
+    dirichlet = mean * (1 - mean) / (10 * alpha + 1)
+    noise = (mean * (1 - mean) - dirichlet) / size
+    assert shares.var() == pytest.approx(dirichlet + noise, rel=0.1)
+
+
+@settings(deadline=None, max_examples=40)
+@given(classes=st.integers(1, 10), clients=st.integers(1, 100), seed=st.integers(0, 999))
+def test_pathological_clients_hold_exactly_c_classes(classes, clients, seed):
+    size = len(BALANCED) // clients
+    if size < classes:
+        with pytest.raises(FldiagError, match="too few for"):
+            partition.make("pathological", BALANCED, clients, seed, classes=classes)
+        return
+    parts = partition.make("pathological", BALANCED, clients, seed, classes=classes)
+    assert {len(part) for part in parts} == {size}
+    assert {len(np.unique(BALANCED[part])) for part in parts} == {classes}
+
+
+def test_pathological_shares_are_equal_on_average():
+    parts = partition.make("pathological", np.tile(np.arange(10), 1000), 10, 0, classes=4)
+    counts = np.stack([np.bincount(part % 10, minlength=10) for part in parts])
+    held = counts[counts > 0]
+    assert len(held) == 40
+    assert np.abs(held - 250).max() < 5 * np.sqrt(1000 * 0.25 * 0.75)
+
+
+def test_classes_that_do_not_occur_are_left_out():
+    labels = np.repeat([2, 7], 50)
+    parts = partition.make("pathological", labels, 5, 0, classes=2)
+    assert all(set(labels[part]) == {2, 7} for part in parts)
+    assert_cover(partition.make("sharding", labels, 5, 0, shards=2), 100)
+
+
+@pytest.mark.parametrize("kind, labels, clients, options, message", [
+    ("shardin", BALANCED, 5, {}, "did you mean 'sharding'"),
+    ("lda", BALANCED, 5, {}, "needs alpha"),
+    ("lda", BALANCED, 5, {"alpha": None}, "needs alpha"),
+    ("lda", BALANCED, 5, {"alpha": 0}, "partition.alpha = 0;"),
+    ("dirichlet", BALANCED, 5, {"alpha": -1.0}, "partition.alpha = -1.0"),
+    ("lda", BALANCED, 5, {"alpha": float("nan")}, "partition.alpha = nan"),
+    ("lda", BALANCED, 5, {"alpha": "0.1"}, "partition.alpha = '0.1'"),
+    ("lda", BALANCED, 5, {"alpha": 1, "min_size": 0}, "min_size = 0"),
+    ("lda", BALANCED, 101, {"alpha": 1}, "101 clients with at least 10 .* 1000"),
+    ("lda", BALANCED, 5, {"alpha": 1, "shards": 2}, "no option 'shards'"),
+    ("iid", BALANCED, 5, {"alpha": 1}, "takes no options"),
+    ("sharding", BALANCED, 5, {"shards": 1.5}, "partition.shards = 1.5"),
+    ("sharding", BALANCED, 3, {"shards": 2}, "leave some of 10 classes out"),
+    ("sharding", SKEWED, 250, {"shards": 1}, "class 4 has 40 examples for its 50 shards"),
+    ("pathological", BALANCED, 5, {"classes": 11}, "use at most 10"),
+    ("pathological", BALANCED, 5, {"classes": True}, "partition.classes = True"),
+    ("iid", BALANCED, 1001, {}, "1001 clients cannot share 1000"),
+    ("iid", BALANCED, 0, {}, "clients = 0"),
+    ("lda", np.zeros((5, 2)), 2, {"alpha": 1}, "float64 .5, 2."),
+    ("dirichlet", np.array([0, -1]), 2, {"alpha": 1}, "non-negative"),
+])
+def test_wrong_use_is_explained(kind, labels, clients, options, message):
+    with pytest.raises(FldiagError, match=message) as caught:
+        partition.make(kind, labels, clients, 0, **options)
+    assert caught.value.usage and caught.value.remedy
+
+
+def test_regression_targets_can_be_split_iid():
+    assert_cover(partition.make("iid", torch.randn(12, 2), 3, 0), 12)
+
+
+def test_summary_counts_every_class_of_every_client():
+    labels = np.array([0, 0, 2, 1, 2, 2])
+    frame = partition.summary([np.array([0, 1, 2]), np.array([3, 4, 5, 5])], labels)
+    assert list(frame.columns) == ["client", "class", "count"]
+    counts = frame.pivot(index="client", columns="class", values="count")
+    assert counts.to_numpy().tolist() == [[2, 0, 1], [0, 1, 3]]
+
+
+def test_a_saved_partition_comes_back(tmp_path):
+    parts = partition.make("lda", BALANCED, 7, 1, alpha=0.5)
+    partition.save(tmp_path / "partition.npz", parts)
+    back = partition.load_parts(tmp_path / "partition.npz")
+    assert len(back) == 7 and all(np.array_equal(a, b) and b.dtype == np.int64
+                                  for a, b in zip(parts, back, strict=True))
+    assert [path.name for path in tmp_path.iterdir()] == ["partition.npz"]
+
+
+@pytest.mark.parametrize("arrays", [
+    {"indices": np.arange(4)},
+    {"indices": np.arange(4), "offsets": np.array([0, 3])},
+    {"indices": np.arange(4), "offsets": np.array([0, 3, 2, 4])},
+    {"indices": np.arange(4.0), "offsets": np.array([0, 4])},
+    {"indices": np.array([0, None]), "offsets": np.array([0, 2])},
+])
+def test_a_foreign_partition_file_is_refused(tmp_path, arrays):
+    np.savez(tmp_path / "p.npz", **arrays)
+    with pytest.raises(FldiagError, match="is not a partition"):
+        partition.load_parts(tmp_path / "p.npz")
+
+
+def test_a_missing_or_damaged_partition_file_is_named(tmp_path):
+    with pytest.raises(FldiagError, match="no partition at"):
+        partition.load_parts(tmp_path / "none.npz")
+    partition.save(tmp_path / "p.npz", [np.arange(500)])
+    whole = (tmp_path / "p.npz").read_bytes()
+    for damaged in (b"", b"text", whole[:len(whole) // 2]):
+        (tmp_path / "p.npz").write_bytes(damaged)
+        with pytest.raises(FldiagError, match="is not a partition"):
+            partition.load_parts(tmp_path / "p.npz")
