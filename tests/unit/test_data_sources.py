@@ -1,8 +1,6 @@
 """Data sets from every source, on tiny files written here; nothing is read from outside the test."""
 
 import struct
-import sys
-import textwrap
 
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ import torchvision
 from torchvision import transforms
 
 from fldiag import data, registry
-from fldiag.data import Dataset
 from fldiag.errors import FldiagError
 
 
@@ -241,64 +238,6 @@ def test_unreadable_npz_files_are_explained(tmp_path):
         data.load(f"npz:{tmp_path}")
 
 
-MODULE = """
-    import numpy as np, torch
-    from fldiag.data import Dataset
-    x, y = torch.randn(6, 3), torch.arange(6) % 2
-    not_callable = 3
-    def dataset(): return Dataset("mine", x, y, x, y, 2)
-    def tensors(): return x, y, x, y
-    def arrays(): return np.zeros((4, 5, 5), np.uint8), np.arange(4), np.zeros((2, 5, 5), np.uint8), [0, 5]
-    def regression(): return x, x[:, 0], x, x[:, 1]
-    def three(): return x, y, x
-    def nothing(): return None
-    def text(): return "a", y, x, y
-    def fails(): raise KeyError("no column")
-    def needs(argument): return argument
-"""
-
-
-@pytest.fixture
-def module(tmp_path, monkeypatch):
-    (tmp_path / "mydata_for_test.py").write_text(textwrap.dedent(MODULE))
-    (tmp_path / "broken_for_test.py").write_text("import a_module_nobody_has")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    yield "mydata_for_test"
-    for name in ("mydata_for_test", "broken_for_test"):
-        sys.modules.pop(name, None)
-
-
-def test_factories_in_the_working_directory(module):
-    path = list(sys.path)
-    assert data.load(f"{module}:dataset").name == "mine"
-    assert data.load(f"{module}:tensors").classes == 2
-    arrays = data.load(f"{module}:arrays")
-    assert (arrays.shape, arrays.classes, arrays.name) == ((1, 5, 5), 6, f"{module}:arrays")
-    regression = data.load(f"{module}:regression")
-    assert regression.regression and regression.classes == 1 and regression.train_y.shape == (6, 1)
-    assert sys.path == path
-
-
-@pytest.mark.parametrize("name, message", [
-    ("mydata_for_test:tensor", "has no function 'tensor'; did you mean 'tensors'"),
-    ("mydata_for_test:not_callable", "cannot be called"),
-    ("mydata_for_test:three", "returned a tuple of 3"),
-    ("mydata_for_test:nothing", "returned a NoneType; return fldiag.data.Dataset"),
-    ("mydata_for_test:text", "train_x is an array of <U1"),
-    ("mydata_for_test:fails", "failed .KeyError: 'no column'"),
-    ("mydata_for_test:needs", "failed .TypeError.*called without arguments"),
-    ("no_such_module_xyz:f", "cannot import no_such_module_xyz .*install it"),
-    ("broken_for_test:f", "cannot import broken_for_test .*a_module_nobody_has.*mend it"),
-    ("mydata_for_test:", "not pkg.mod:factory"), ("a b:c", "not pkg.mod:factory"),
-    (":c", "not pkg.mod:factory"),
-])
-def test_faulty_factories_are_explained(module, name, message):
-    with pytest.raises(FldiagError, match=message) as caught:
-        data.load(name)
-    assert caught.value.remedy
-
-
 def test_unknown_names_are_refused(tmp_path):
     told = r"unknown data set 'cifr10' and there is no .*cifr10\.npz.*mean 'cifar10'"
     with pytest.raises(FldiagError, match=told):
@@ -313,42 +252,3 @@ def test_a_registered_builder_must_return_a_dataset(monkeypatch):
                         registry.Entry("dataset", "odd", lambda root, download: (1, 2, 3, 4)))
     with pytest.raises(FldiagError, match=r"'odd' returned a tuple of 4; return fldiag\.data\.Dataset$"):
         data.load("odd")
-
-
-X, Y = torch.zeros(4, 3, 2, 2, dtype=torch.uint8), torch.tensor([0, 1, 0, 1])
-
-
-@pytest.mark.parametrize("change, message", [
-    ({"train_x": X.numpy()}, "holds a ndarray"), ({"train_x": X[:3]}, "3 inputs and 4 labels"),
-    ({"train_x": X.long()}, "train inputs are int64"), ({"test_x": X.float()}, "same input shape and dtype"),
-    ({"train_y": Y + 1}, "hold 2, outside 0..1"), ({"test_y": Y - 1}, "hold -1"),
-    ({"train_y": Y.int()}, "int32"),
-    ({"train_y": Y.float()}, "targets are float32"), ({"mean": (0.5,), "std": (0.5,)}, "1 means"),
-    ({"mean": (0.0,) * 3, "std": (1.0, 0.0, 1.0)}, "is not positive"),
-    ({"augment": ("blur",)}, "unknown augmentation"),
-    ({"repeat": 0}, "repeat = 0"),
-    ({"train_x": torch.zeros(4, 2), "test_x": torch.zeros(4, 2), "augment": ("hflip",)}, "are for images"),
-    ({"train_x": X[:, :, 0, 0], "test_x": X[:, :, 0, 0]}, "uint8 means pixels"),
-])
-def test_a_dataset_that_does_not_fit_together_is_refused(change, message):
-    with pytest.raises(FldiagError, match=message):
-        Dataset(**{"name": "d", "train_x": X, "train_y": Y, "test_x": X, "test_y": Y, "classes": 2, **change})
-
-
-def test_the_fingerprint_names_the_content():
-    base = {"name": "d", "train_x": X, "train_y": Y, "test_x": X, "test_y": Y, "classes": 2}
-    mark = Dataset(**base).fingerprint()
-    assert len(mark) == 16 and int(mark, 16) >= 0
-    assert Dataset(**{**base, "name": "e", "augment": ("hflip",)}).fingerprint() == mark
-    pixel = X.clone()
-    pixel[0, 0, 0, 0] = 1
-    changes = [{"train_x": pixel}, {"test_x": pixel}, {"train_y": Y.flip(0)}, {"test_y": Y.flip(0)},
-               {"mean": (0.1,) * 3, "std": (1.0,) * 3}, {"repeat": 2}, {"train_x": X[:2], "train_y": Y[:2]}]
-    assert len({mark, *(Dataset(**{**base, **change}).fingerprint() for change in changes)}) == 8
-
-
-def test_moving_keeps_everything():
-    digits = data.load("digits")
-    mark, moved = digits.fingerprint(), digits.to("cpu")
-    assert moved.fingerprint() == mark and moved.mean == digits.mean
-    assert torch.equal(moved.train_x, digits.train_x)

@@ -1,4 +1,4 @@
-"""Partitions: their defining properties, on many shapes; their messages; their file."""
+"""Partitions: their defining properties, on many shapes; their messages."""
 
 import numpy as np
 import pytest
@@ -178,7 +178,7 @@ def test_a_class_is_used_up_before_it_starts_again(kind, options):
         parts = partition.make(kind, SKEWED, 20, seed, **options)
         uses = np.bincount(np.concatenate(parts), minlength=len(SKEWED))
         for c in range(5):
-            mine = uses[SKEWED == c]
+            mine = uses[np.equal(SKEWED, c)]
             assert mine.max() - mine.min() <= 1
             repeated += mine.max() > 1
     assert repeated > 0
@@ -195,6 +195,9 @@ def test_each_client_follows_its_own_dirichlet_prior():
     dirichlet = mean * (1 - mean) / (10 * alpha + 1)
     noise = (mean * (1 - mean) - dirichlet) / size
     assert shares.var() == pytest.approx(dirichlet + noise, rel=0.1)
+    # Clients of one partition draw independently, so their mean varies ten times less.
+    together = shares.reshape(40, 10, 10).mean(axis=1)
+    assert together.var() == pytest.approx((dirichlet + noise) / 10, rel=0.25)
 
 
 @settings(deadline=None, max_examples=40)
@@ -255,44 +258,3 @@ def test_wrong_use_is_explained(kind, labels, clients, options, message):
 
 def test_regression_targets_can_be_split_iid():
     assert_cover(partition.make("iid", torch.randn(12, 2), 3, 0), 12)
-
-
-def test_summary_counts_every_class_of_every_client():
-    labels = np.array([0, 0, 2, 1, 2, 2])
-    frame = partition.summary([np.array([0, 1, 2]), np.array([3, 4, 5, 5])], labels)
-    assert list(frame.columns) == ["client", "class", "count"]
-    counts = frame.pivot(index="client", columns="class", values="count")
-    assert counts.to_numpy().tolist() == [[2, 0, 1], [0, 1, 3]]
-
-
-def test_a_saved_partition_comes_back(tmp_path):
-    parts = partition.make("lda", BALANCED, 7, 1, alpha=0.5)
-    partition.save(tmp_path / "partition.npz", parts)
-    back = partition.load_parts(tmp_path / "partition.npz")
-    assert len(back) == 7 and all(np.array_equal(a, b) and b.dtype == np.int64
-                                  for a, b in zip(parts, back, strict=True))
-    assert [path.name for path in tmp_path.iterdir()] == ["partition.npz"]
-
-
-@pytest.mark.parametrize("arrays", [
-    {"indices": np.arange(4)},
-    {"indices": np.arange(4), "offsets": np.array([0, 3])},
-    {"indices": np.arange(4), "offsets": np.array([0, 3, 2, 4])},
-    {"indices": np.arange(4.0), "offsets": np.array([0, 4])},
-    {"indices": np.array([0, None]), "offsets": np.array([0, 2])},
-])
-def test_a_foreign_partition_file_is_refused(tmp_path, arrays):
-    np.savez(tmp_path / "p.npz", **arrays)
-    with pytest.raises(FldiagError, match="is not a partition"):
-        partition.load_parts(tmp_path / "p.npz")
-
-
-def test_a_missing_or_damaged_partition_file_is_named(tmp_path):
-    with pytest.raises(FldiagError, match="no partition at"):
-        partition.load_parts(tmp_path / "none.npz")
-    partition.save(tmp_path / "p.npz", [np.arange(500)])
-    whole = (tmp_path / "p.npz").read_bytes()
-    for damaged in (b"", b"text", whole[:len(whole) // 2]):
-        (tmp_path / "p.npz").write_bytes(damaged)
-        with pytest.raises(FldiagError, match="is not a partition"):
-            partition.load_parts(tmp_path / "p.npz")

@@ -1,0 +1,31 @@
+"""fldiag: diagnose federated learning from its checkpoints.
+
+The public names are listed in ``__all__``; everything else may change. They are imported when first used,
+so ``import fldiag`` is quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_WHERE = {
+    "train": "fldiag.api", "load": "fldiag.api", "diagnose": "fldiag.api", "methods": "fldiag.api",
+    "models": "fldiag.api", "datasets": "fldiag.api", "diagnostics": "fldiag.api",
+    "Problem": "fldiag.diagnostics.problem", "Config": "fldiag.config", "Method": "fldiag.method",
+    "Part": "fldiag.method", "Run": "fldiag.checkpoint.store", "Checkpoint": "fldiag.checkpoint.schema",
+    "FldiagError": "fldiag.errors",
+}
+__all__ = sorted(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        value = getattr(importlib.import_module(_WHERE[name]), name)
+        globals()[name] = value  # also over a sub-package of the same name (fldiag.models)
+        return value
+    raise AttributeError(f"module 'fldiag' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
