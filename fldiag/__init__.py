@@ -10,20 +10,22 @@ import importlib
 from typing import Any
 
 _WHERE = {
-    "train": "fldiag.api", "load": "fldiag.api", "diagnose": "fldiag.api", "methods": "fldiag.api",
-    "models": "fldiag.api", "datasets": "fldiag.api", "diagnostics": "fldiag.api",
+    "train": "fldiag.api", "load": "fldiag.api", "diagnose": "fldiag.api", "datasets": "fldiag.api",
     "Problem": "fldiag.diagnostics.problem", "Config": "fldiag.config", "Method": "fldiag.method",
     "Part": "fldiag.method", "Run": "fldiag.checkpoint.store", "Checkpoint": "fldiag.checkpoint.schema",
     "FldiagError": "fldiag.errors",
 }
-__all__ = sorted(_WHERE)
+_LISTS = ("methods", "models", "diagnostics")  # packages that can be called: name -> description
+__all__ = sorted([*_WHERE, *_LISTS])
 
 
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
         value = getattr(importlib.import_module(_WHERE[name]), name)
-        globals()[name] = value  # also over a sub-package of the same name (fldiag.models)
+        globals()[name] = value
         return value
+    if name in _LISTS:
+        return importlib.import_module(f"fldiag.{name}")
     raise AttributeError(f"module 'fldiag' has no attribute {name!r}")
 
 

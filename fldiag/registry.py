@@ -11,6 +11,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import sys
+import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -117,9 +119,23 @@ class Registry:
             raise unknown(self.kind, name, self._entries)
         return self._entries[name]
 
+    def describe(self) -> dict[str, str]:
+        """Name -> first line of the description."""
+        return {name: self.get(name).summary for name in self.names()}
+
     def __contains__(self, name: str) -> bool:
         self._discover()
         return name in self._entries
+
+
+def listing(package: str, registry: Registry) -> None:
+    """Make a package callable: ``fldiag.models()`` lists what ``fldiag.models`` holds."""
+
+    class Listing(types.ModuleType):
+        def __call__(self) -> dict[str, str]:
+            return registry.describe()
+
+    sys.modules[package].__class__ = Listing
 
 
 method = Registry("method", "fldiag.methods")

@@ -1,4 +1,4 @@
-"""Two directions in weight space to look along: Hessian eigenvectors, filter-normalised random, or a plane."""
+"""Two directions in weight space: Hessian eigenvectors, filter-normalised random, or a plane."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from fldiag.seeding import torch_rng
 
 @dataclass(frozen=True)
 class Directions:
-    """``d1``, ``d2`` [P] in float64; ``rows`` of the result table that come with them; ``reach``: the farthest
-    coordinate that should be seen (0 where nothing asks for one)."""
+    """``d1``, ``d2`` [P] in float64, and the ``rows`` of the result table that come with them.
+
+    ``reach``: the farthest coordinate that should be seen (0 where nothing asks for one).
+    """
 
     d1: Tensor
     d2: Tensor
@@ -34,7 +36,8 @@ def eigen(problem: Problem, *, k: int, tol: float, max_products: int, seed: int,
     Raises FldiagError for a model of one parameter, which has no plane.
     """
     if problem.layout.size < 2:
-        raise FldiagError("the model has one parameter, a landscape needs two", "diagnose its spectrum instead")
+        raise FldiagError("the model has one parameter, a landscape needs two",
+                          "diagnose its spectrum instead")
     pairs = eigenpairs(problem, max(k, 2), tol=tol, max_products=max_products, seed=seed, progress=progress)
     if len(pairs.values) < 2:
         raise FldiagError(f"max_products = {max_products} gives one eigenvector, a landscape needs two",
@@ -61,7 +64,7 @@ def random(problem: Problem, *, seed: int) -> Directions:
             rows, filters = d.view(len(d), -1), weights[name].reshape(len(d), -1)
             rows *= filters.norm(dim=1, keepdim=True) / rows.norm(dim=1, keepdim=True).clamp_min(1e-30)
         if not bool(raw.any()):
-            raise FldiagError("the filter-normalised direction is zero: the weights are zero or have one axis only",
+            raise FldiagError("the filter-normalised direction is zero: no tensor with two axes has weights",
                               "use directions = 'eigen'")
         found.append(raw)
     return Directions(found[0], found[1])
@@ -77,7 +80,8 @@ def plane(problem: Problem, through: Sequence[Any] | None) -> Directions:
     if through is None or isinstance(through, (str, bytes)) or len(through) != 2:
         raise FldiagError("a plane needs two weight sets besides the problem's own",
                           "give through = [weights_a, weights_b]", usage=True)
-    ends = [inputs.weights(problem.module, problem.layout, given, problem.dtype, problem.device) for given in through]
+    ends = [inputs.weights(problem.module, problem.layout, given, problem.dtype, problem.device)
+            for given in through]
     a, b = (end.double() - problem.w.double() for end in ends)
     size_a, size_b = float(a.norm()), float(b.norm())
     d1 = a / size_a if size_a else a

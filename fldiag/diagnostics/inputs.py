@@ -33,7 +33,7 @@ class TensorData:
 
 
 def as_data(data: Any) -> Data:
-    """A slice as it is, a pair (x, y) of tensors or arrays as a slice. Raises FldiagError for anything else."""
+    """A slice as it is, a pair (x, y) of tensors or arrays as a slice. Raises FldiagError otherwise."""
     if all(hasattr(data, a) for a in ("n", "name", "batch")):
         if data.n < 1:
             raise FldiagError(f"the slice {data.name!r} is empty", "choose a slice with at least one example")
@@ -48,7 +48,8 @@ def as_data(data: Any) -> Data:
             raise FldiagError(f"{what} of the data is a {type(part).__name__} without examples along axis 0",
                               "give tensors whose first axis counts the examples", usage=True)
     if len(x) != len(y):
-        raise FldiagError(f"x has {len(x)} examples and y has {len(y)}", "give one target an example", usage=True)
+        raise FldiagError(f"x has {len(x)} examples and y has {len(y)}",
+                          "give each example a target", usage=True)
     if len(x) == 0:
         raise FldiagError("the data are empty", "give at least one example", usage=True)
     return TensorData(x.detach(), y.detach())
@@ -74,7 +75,7 @@ def _misfit(kind: str, missing: list[str], unexpected: list[str], wrong: list[st
 
 def _named(kind: str, given: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], optional: set[str],
            ignored: set[str]) -> dict[str, Tensor]:
-    """The tensors of ``given`` that ``shapes`` asks for; ``optional`` may lack, ``ignored`` may be there too."""
+    """The tensors of ``given`` that ``shapes`` asks for; ``optional`` may lack, ``ignored`` may be there."""
     missing = [n for n in shapes if n not in given and n not in optional]
     unexpected = [n for n in given if n not in shapes and n not in ignored]
     wrong = [f"{n} {list(given[n].shape)} instead of {list(s)}" for n, s in shapes.items()
@@ -91,7 +92,8 @@ def _vector(kind: str, given: Tensor, size: int) -> Tensor:
     return given
 
 
-def weights(module: nn.Module, layout: Layout, given: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+def weights(module: nn.Module, layout: Layout, given: Any, dtype: torch.dtype,
+            device: torch.device) -> Tensor:
     """The weights to diagnose as a new vector [P]: the module's own, or a vector, or a dict of named tensors.
 
     A whole state_dict is welcome: its buffers and second names of tied tensors are passed over.
@@ -108,7 +110,8 @@ def weights(module: nn.Module, layout: Layout, given: Any, dtype: torch.dtype, d
     elif isinstance(given, Tensor):
         w = _vector("params", given.detach(), layout.size)
     else:
-        raise FldiagError(f"params is a {type(given).__name__}", "give a vector or a dict of tensors", usage=True)
+        raise FldiagError(f"params is a {type(given).__name__}",
+                          "give a vector or a dict of named tensors", usage=True)
     return w.to(device, dtype, copy=True).contiguous()
 
 

@@ -93,16 +93,17 @@ def landscape(problem: Problem, progress: Progress | None = None, *,
               directions: Literal["eigen", "random", "plane"] = "eigen",
               points: Annotated[int, Field(ge=3)] = 41, span: Annotated[float, Field(gt=0)] | None = None,
               through: Any = None, k: Annotated[int, Field(ge=2)] = 5,
-              tol: Annotated[float, Field(gt=0, lt=1)] = 1e-3, max_products: Annotated[int, Field(ge=2)] = 100,
-              seed: int = 0, store: Any = None) -> pd.DataFrame:
+              tol: Annotated[float, Field(gt=0, lt=1)] = 1e-3,
+              max_products: Annotated[int, Field(ge=2)] = 100, seed: int = 0,
+              store: Any = None) -> pd.DataFrame:
     """The mean loss on a grid of points w + x d1 + y d2, with standard errors over the examples.
 
     ``directions``: ``eigen`` (top two Hessian eigenvectors; adds the rows of the spectrum), ``random``
     (filter-normalised, ``seed``) or ``plane`` (with the two weight sets of ``through``; adds rows ``point``).
     The grid has an odd number of ``points`` from -``span`` to ``span`` along each axis, so its centre is the
-    checkpoint; ``span`` defaults to 1, for a plane to 1.25 times its farthest coordinate. ``store``: a path (file
-    or directory) or an ArrayStore that keeps directions and finished points; called again with it, the
-    evaluation goes on where it stopped. Cost: points^2 evaluations of the slice.
+    checkpoint; ``span`` defaults to 1, for a plane to 1.25 times its farthest coordinate. ``store``: a path
+    (file or directory) or an ArrayStore that keeps directions and finished points; called again with it,
+    the evaluation goes on where it stopped. Cost: points^2 evaluations of the slice.
 
     Raises FldiagError for an even number of points, weights that span no plane, or a store of other weights.
     """

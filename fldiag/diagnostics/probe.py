@@ -66,7 +66,7 @@ def _check_data(problem: Problem, runs: list[range]) -> tuple[Tensor, Tensor]:
     again_x, again_y = _sample(problem, runs)
     if not (same(x, again_x, 0.0) and same(y, again_y, 0.0)):
         raise FldiagError(f"the data of slice {problem.slice_name!r} change from one reading to the next",
-                          "switch augmentation and shuffling off: a diagnostic needs the same examples every time")
+                          "switch augmentation and shuffling off: every reading must give the same")
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         raise FldiagError(f"the inputs of slice {problem.slice_name!r} hold NaN or infinite values",
                           "clean or normalise the data")
@@ -75,12 +75,13 @@ def _check_data(problem: Problem, runs: list[range]) -> tuple[Tensor, Tensor]:
 
 def _culprits(module: nn.Module) -> str:
     awake = [f"{n or 'the model'} ({type(m).__name__})" for n, m in module.named_modules() if m.training]
-    drop = [f"{n} ({type(m).__name__})" for n, m in module.named_modules() if isinstance(m, _DROPOUT) and m.training]
+    drop = [f"{n} ({type(m).__name__})" for n, m in module.named_modules()
+            if isinstance(m, _DROPOUT) and m.training]
     if drop:
         return f"dropout is active in {', '.join(drop)} although the model is in eval mode"
     if awake:
         return f"still in training mode after eval(): {', '.join(awake)}"
-    return "no module is in training mode: look for torch.rand, or for F.dropout without training=self.training"
+    return "no module is in training mode: look for torch.rand, or F.dropout without training=self.training"
 
 
 def _check_model(problem: Problem, x: Tensor, y: Tensor, tolerance: float) -> Any:
@@ -92,10 +93,12 @@ def _check_model(problem: Problem, x: Tensor, y: Tensor, tolerance: float) -> An
         raise FldiagError(f"the model failed on a batch of shape {list(x.shape)} and type {x.dtype}: {error}",
                           "check that the data are what the model takes (shape, type, normalised)") from error
     if not same(x, seen, 0.0):
-        raise FldiagError("the model changes its input in place", "let it work on a copy (no inplace=True first)")
+        raise FldiagError("the model changes its input in place",
+                          "let it work on a copy (first layer inplace=False)")
     moved = [n for n, b in held.items() if not same(b, problem.buffers[n], 0.0)]
     if moved:
-        raise FldiagError(f"an evaluation changes the buffers {', '.join(moved[:4])}: {_culprits(problem.module)}",
+        raise FldiagError(f"an evaluation changes the buffers {', '.join(moved[:4])}: "
+                          f"{_culprits(problem.module)}",
                           "let eval() reach these modules (batch-norm must use its running statistics)")
     if not same(z, problem.call(problem.w, x.clone(), held), tolerance):
         raise FldiagError(f"two evaluations of the model disagree: {_culprits(problem.module)}",
@@ -104,19 +107,22 @@ def _check_model(problem: Problem, x: Tensor, y: Tensor, tolerance: float) -> An
 
 
 def _classes(z: Any, y: Tensor) -> int | None:
-    if y.is_floating_point() or y.dtype == torch.bool or not isinstance(z, Tensor) or z.ndim < 2 or z.shape[1] < 2:
+    if y.is_floating_point() or y.dtype == torch.bool:
+        return None
+    if not isinstance(z, Tensor) or z.ndim < 2 or z.shape[1] < 2:
         return None
     return z.shape[1] if y.ndim == z.ndim - 1 else None
 
 
 def check_labels(y: Tensor, classes: int | None, numbers: Sequence[int], where: str) -> None:
-    """Raises FldiagError naming the first label outside 0..classes-1; ``numbers`` are the examples' numbers."""
+    """Raises FldiagError naming the first label outside 0..classes-1; ``numbers``: of the examples."""
     if classes is None or (int(y.min()) >= 0 and int(y.max()) < classes):
         return
     flat = y.reshape(len(y), -1)
     at = int(((flat < 0) | (flat >= classes)).any(1).nonzero()[0])
     bad = flat[at][(flat[at] < 0) | (flat[at] >= classes)][0]
-    raise FldiagError(f"example {numbers[at]} of slice {where!r} has label {int(bad)}, the model has {classes} outputs",
+    raise FldiagError(f"example {numbers[at]} of slice {where!r} has label {int(bad)}, "
+                      f"the model has {classes} outputs",
                       f"labels must lie in 0..{classes - 1}")
 
 
@@ -133,12 +139,14 @@ def _check_loss(problem: Problem, z: Any, y: Tensor, tolerance: float) -> Tensor
         raise FldiagError(f"the loss returns {_shape(value)} for {len(y)} examples, not one number",
                           'use the mean over examples (reduction="mean")')
     if not bool(torch.isfinite(value)):
-        place = "weights" if not bool(torch.isfinite(problem.w).all()) else (
-            "outputs of the model" if isinstance(z, Tensor) and not bool(torch.isfinite(z).all()) else "loss alone")
+        culprits = {"weights": problem.w, "outputs of the model": z}
+        place = next((name for name, t in culprits.items()
+                      if isinstance(t, Tensor) and not bool(torch.isfinite(t).all())), "loss alone")
         raise FldiagError(f"the loss is {float(value)} (not finite: the {place})",
                           "diagnose a checkpoint from before the training diverged")
     if not same(value, loss(z, y), tolerance):
-        raise FldiagError("two evaluations of the loss on the same outputs disagree", "make the loss deterministic")
+        raise FldiagError("two evaluations of the loss on the same outputs disagree",
+                          "make the loss deterministic")
     b = len(y)
     if isinstance(z, Tensor) and z.ndim and len(z) == b:
         twice = loss(torch.cat([z, z]), torch.cat([y, y]))
@@ -148,8 +156,8 @@ def _check_loss(problem: Problem, z: Any, y: Tensor, tolerance: float) -> Tensor
         cuts = [c for c in (1, b // 2) if 0 < c < b]
         parts = [(c * loss(z[:c], y[:c]) + (b - c) * loss(z[c:], y[c:])) / b for c in cuts]
         if not same(twice, value, 1e-3) or not all(same(p, value, 1e-3) for p in parts):
-            raise FldiagError("the loss of a batch is not the mean over its examples: class weights, ignored labels or "
-                              "another normalisation make batches count differently",
+            raise FldiagError("the loss of a batch is not the mean over its examples: class weights, "
+                              "ignored labels or another normalisation make batches count differently",
                               "give a loss that is the plain mean over examples")
     return value
 
@@ -229,7 +237,7 @@ def _channels_last(problem: Problem, x: Tensor, z: Any) -> bool:
 
 
 def examine(problem: Problem) -> Facts:
-    """Runs the checks on up to 32 examples at the problem's weights. Raises FldiagError naming the culprit."""
+    """The checks on up to 32 examples at the problem's weights. Raises FldiagError naming the culprit."""
     tolerance = 1e-4 if problem.dtype == torch.float32 else 1e-9
     with problem.guarded(), torch.no_grad():
         runs = _runs(problem.n)

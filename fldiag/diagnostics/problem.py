@@ -31,7 +31,7 @@ LARGEST_BATCH = 2048
 
 @contextlib.contextmanager
 def untouched_randomness(device: torch.device) -> Iterator[None]:
-    """Global random states of torch, numpy and Python are afterwards what they were, also after an exception."""
+    """Global random states of torch, numpy and Python come out as they went in, also after an exception."""
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     try:
@@ -49,9 +49,9 @@ class Problem:
 
     ``model`` is copied and put in eval mode; the caller's module, buffers, mode and the global random state
     stay as they are. ``loss(outputs, y)`` returns the mean over the examples. ``data`` is a pair (x, y) of
-    tensors or a slice with ``n``, ``name`` and ``batch(start, stop)``. ``params`` (a vector or a dict of named
-    tensors) and ``buffers`` replace the module's own. All named parameters count as weights, also frozen ones:
-    ``requires_grad`` says how a model was trained, not what its loss surface is.
+    tensors or a slice with ``n``, ``name`` and ``batch(start, stop)``. ``params`` (a vector or a dict of
+    named tensors) and ``buffers`` replace the module's own. All named parameters count as weights, also
+    frozen ones: ``requires_grad`` says how a model was trained, not what its loss surface is.
 
     Everything is evaluated in ``dtype`` on ``device`` (default: where the model is), in batches that fit
     ``memory`` bytes; sums over batches are float64. ``labels`` (such as method, round, seed, moment, scope,
@@ -67,13 +67,15 @@ class Problem:
         if not isinstance(model, nn.Module):
             raise FldiagError(f"model is a {type(model).__name__}", "give a torch.nn.Module", usage=True)
         if not callable(loss):
-            raise FldiagError(f"loss is a {type(loss).__name__}", "give a function of (outputs, y)", usage=True)
+            raise FldiagError(f"loss is a {type(loss).__name__}",
+                              "give a function of (outputs, y)", usage=True)
         if dtype not in (torch.float32, torch.float64):
-            raise FldiagError(f"dtype = {dtype} is too coarse for curvature", "use torch.float32 or torch.float64",
-                              usage=True)
+            raise FldiagError(f"dtype = {dtype} is too coarse for curvature",
+                              "use torch.float32 or torch.float64", usage=True)
         lazy = [n for n, p in model.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)]
         if lazy:
-            raise FldiagError(f"parameter {lazy[0]!r} has no shape yet", "run the model once on a batch first")
+            raise FldiagError(f"parameter {lazy[0]!r} has no shape yet",
+                              "run the model once on a batch first")
         self.layout = Layout.of(model)
         self.name, self.dtype, self.memory, self.labels = name, dtype, int(memory), dict(labels or {})
         self.device = torch.device(device) if device is not None else next(model.parameters()).device
@@ -87,7 +89,7 @@ class Problem:
                 own_loss = copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss
             except RuntimeError as error:
                 raise FldiagError(f"the model cannot be copied: {error}",
-                                  "keep no intermediate results of forward as attributes of the module") from error
+                                  "keep no results of forward as attributes of the module") from error
         self.module.to(self.device, dtype).eval()
         self.criterion = own_loss.to(self.device, dtype) if isinstance(own_loss, nn.Module) else own_loss
         self._held: dict[int, tuple[Tensor, Tensor]] = {}
@@ -163,7 +165,7 @@ class Problem:
         return self._held[i]
 
     def call(self, w: Tensor, x: Tensor, buffers: dict[str, Tensor] | None = None) -> Any:
-        """The model's outputs on x [b, ...] with weights w [P] (and these buffers; default: copies of its own)."""
+        """The model's outputs on x [b, ...] with weights w [P] (and buffers; default: copies of its own)."""
         if buffers is None:
             buffers = {n: b.clone() for n, b in self.buffers.items()}
         return torch.func.functional_call(self.module, {**self.layout.views(w), **buffers}, (x,))
@@ -172,7 +174,7 @@ class Problem:
         if w is None:
             return self.w
         if w.shape != self.w.shape:
-            raise FldiagError(f"weights of shape {list(w.shape)} for a model of {self.layout.size} parameters",
+            raise FldiagError(f"weights {list(w.shape)} for a model of {self.layout.size} parameters",
                               "give a flat vector in the order of layout.names")
         return w.detach().to(self.w)
 
@@ -255,5 +257,5 @@ class Problem:
         return Hessian(losses, shares, self._vector(w), keep=fit)
 
     def hvp(self, v: Tensor, w: Tensor | None = None) -> Tensor:
-        """One product of the Hessian at w (default: ``.w``) with v [P], in float64; use ``hessian`` for several."""
+        """The Hessian at w (default: ``.w``) times v [P], in float64; ``hessian`` is for several."""
         return self.hessian(w, keep=False)(v)

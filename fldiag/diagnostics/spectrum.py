@@ -1,4 +1,4 @@
-"""The leading eigenvalues of the Hessian of the mean loss: how sharp the minimum is, and in how many directions.
+"""The leading eigenvalues of the Hessian: how sharp the minimum is, and in how many directions.
 
 lambda_1 and lambda_1 / lambda_5 are the sharpness measures of Jastrzebski et al. (2020), reported for
 federated models by Lee et al. (CVPR 2024); the top eigenvalue by Mendieta et al. (CVPR 2022).
@@ -36,8 +36,8 @@ def eigenpairs(problem: Problem, k: int = 5, *, which: Which = "largest", tol: f
     """
     hessian = problem.hessian()
     noise = 1e-6 if problem.dtype == torch.float32 else 1e-12
-    return lanczos(hessian, problem.layout.size, k, which=which, tol=tol, max_products=max_products, check=check,
-                   noise=noise, seed=seed, device=problem.device, progress=progress)
+    return lanczos(hessian, problem.layout.size, k, which=which, tol=tol, max_products=max_products,
+                   check=check, noise=noise, seed=seed, device=problem.device, progress=progress)
 
 
 def loss_row(problem: Problem) -> Row:
@@ -50,7 +50,7 @@ def loss_row(problem: Problem) -> Row:
 
 
 def eigenvalue_rows(pairs: EigenPairs) -> list[Row]:
-    """One row an eigenvalue (index from 1), and the ratio lambda_1 / lambda_5 with its first-order error bound."""
+    """A row per eigenvalue (index from 1), and the ratio lambda_1 / lambda_5 with its first-order error."""
     values, residuals, converged = pairs.values, pairs.residuals, pairs.converged
     rows: list[Row] = [
         {"metric": "eigenvalue", "index": i + 1, "value": float(values[i]), "residual": float(residuals[i]),
@@ -73,12 +73,14 @@ def spectrum(problem: Problem, progress: Progress | None = None, *, k: Annotated
     """Top-k Hessian eigenvalues with residuals, lambda_1 / lambda_5, and the loss.
 
     Rows ``loss`` (with its standard error over the examples), ``eigenvalue`` (index 1..k, each with the
-    residual ||Hv - lambda v||: an eigenvalue lies that close) and ``eigenvalue_ratio``. ``tol`` is the relative
-    error of every eigenvalue; ``converged`` is false where ``max_products`` Hessian-vector products did not reach
-    it. Cost: about 15 to 20 products, each worth about 2 gradients of the slice.
+    residual ||Hv - lambda v||: an eigenvalue lies that close) and ``eigenvalue_ratio``. ``tol`` is the
+    relative error of every eigenvalue; ``converged`` is false where ``max_products`` Hessian-vector products
+    did not reach it. Cost: about 15 to 20 products at a minimum (30 to 40 near the initialisation), each
+    worth about 2 gradients of the slice.
 
     Raises FldiagError when the loss is not finite or not a function of the weights alone.
     """
     rows = [loss_row(problem)]
-    pairs = eigenpairs(problem, k, which=which, tol=tol, max_products=max_products, seed=seed, progress=progress)
+    pairs = eigenpairs(problem, k, which=which, tol=tol, max_products=max_products, seed=seed,
+                       progress=progress)
     return table(rows + eigenvalue_rows(pairs), **problem.common)

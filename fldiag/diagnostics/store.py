@@ -31,7 +31,7 @@ class ArrayStore:
         return self.path / f"landscape-{key[:16]}.npz" if self.path.is_dir() else self.path
 
     def load(self, key: str) -> tuple[dict[str, np.ndarray], Any] | None:
-        """What ``save`` wrote under this key, or None. Raises FldiagError for a file of another key or kind."""
+        """What ``save`` wrote under this key, or None. Raises FldiagError for another key or kind."""
         file = self._file(key)
         if not file.exists():
             return None
@@ -40,9 +40,10 @@ class ArrayStore:
                 arrays = {name: archive[name] for name in archive.files}
             found, extra = json.loads(str(arrays.pop("manifest")))
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-            raise FldiagError(f"{file} cannot be read: {error}", "delete it, or choose another file") from error
+            raise FldiagError(f"{file} cannot be read: {error}",
+                              "delete it, or choose another file") from error
         if found != key:
-            raise FldiagError(f"{file} holds points of another landscape (other weights, data, grid or directions)",
+            raise FldiagError(f"{file} holds points of another landscape (weights, data, grid or options)",
                               "choose another file or a directory, or delete it")
         return arrays, extra
 

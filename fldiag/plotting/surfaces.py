@@ -96,6 +96,8 @@ class Scale:
         return [float(s) for s in steps if self.low - slack <= s <= self.high + slack]
 
     def label(self, height: float) -> str:
+        if self.log and abs(height) >= 3 and abs(height - round(height)) < 1e-9:
+            return number(10.0 ** round(height), 1).removeprefix("1×")
         value = 10**height if self.log else height
         return number(0.0 if abs(value) < 1e-12 * max(abs(self.low), abs(self.high)) else value, 3)
 

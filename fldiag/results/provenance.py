@@ -71,4 +71,5 @@ def provenance(*, dtype: torch.dtype | None = None, device: str | torch.device |
     named = torch.cuda.get_device_name(place) if place.type == "cuda" else place.type
     return {"fldiag": _own_version(), "torch": torch.__version__,
             "dtype": str(dtype).removeprefix("torch.") if dtype is not None else None,
-            "device": str(place), "device_name": named, "threads": torch.get_num_threads(), "seed": seed, **more}
+            "device": str(place), "device_name": named, "threads": torch.get_num_threads(),
+            "seed": seed, **more}

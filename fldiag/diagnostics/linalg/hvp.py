@@ -68,10 +68,11 @@ class Hessian:
             if gradient is None or not gradient.requires_grad:  # linear in w: no curvature
                 continue
             try:
-                part, = torch.autograd.grad(gradient, self._w, v, retain_graph=i in self._kept, allow_unused=True)
+                part, = torch.autograd.grad(gradient, self._w, v, retain_graph=i in self._kept,
+                                            allow_unused=True)
             except RuntimeError as error:
                 raise FldiagError(f"the model cannot be differentiated twice: {error}",
-                                  "replace the operation named there by one with a second derivative") from error
+                                  "replace that operation by a twice differentiable one") from error
             if part is not None:
                 total.add_(part.detach(), alpha=weight)
         self.products += 1

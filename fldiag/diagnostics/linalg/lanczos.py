@@ -124,7 +124,7 @@ class _Iteration:
                 return self.basis.append(v)
 
     def step(self, j: int) -> int | None:
-        """One product; the basis grows by its new direction, whose index is returned (None: there is none)."""
+        """One product; the basis grows by its new direction, whose index is returned (None: no new one)."""
         u = self.operator(self.basis[j]).detach().to(self.device, torch.float64, copy=True)
         size = float(torch.linalg.vector_norm(u))
         if not np.isfinite(size):
@@ -162,7 +162,7 @@ class _Iteration:
         return _Ritz(theta, y, residuals)
 
     def bounded(self, k: int) -> _Ritz:
-        """With the error bound of the first k values: the residual, or its square over the gap (Parlett, 11.7)."""
+        """With error bounds of the first k values: residual, or its square over the gap (Parlett, 11.7)."""
         r = self.ritz()
         distance = np.abs(r.values[:k, None] - r.values[None, :]) - r.residuals[None, :]
         distance[np.arange(len(distance)), np.arange(len(distance))] = np.inf
@@ -189,17 +189,17 @@ def lanczos(operator: Callable[[Tensor], Tensor], size: int, k: int, *, which: W
     """The k eigenpairs at one end of the spectrum of a symmetric operator ``v [P] -> [P]``, P = ``size``.
 
     ``which``: largest or smallest (algebraic), or largest magnitude. ``tol``: relative error of every
-    eigenvalue. ``noise``: relative rounding error of a product (1e-6 for float32, 1e-12 for float64); remainders
-    and eigenvalues below noise * ||H|| count as zero. An invariant subspace makes it start again from a new
-    random vector, so repeated eigenvalues are found. After convergence ``check`` further products (0: none; a fifth
-    of the products so far, if that is more) on a random vector orthogonal to everything so far look for missed
-    eigenvalues; if they move a result, it goes on. That is a test by chance, no proof. Returns min(k, P) pairs;
-    those not converged within ``max_products`` say so.
+    eigenvalue. ``noise``: relative rounding error of a product (1e-6 for float32, 1e-12 for float64);
+    remainders and eigenvalues below noise * ||H|| count as zero. An invariant subspace makes it start again
+    from a new random vector, so repeated eigenvalues are found. After convergence ``check`` further products
+    (0: none; a fifth of the products so far, if that is more) on a random vector orthogonal to everything so
+    far look for missed eigenvalues; if they move a result, it goes on. That is a test by chance, no proof.
+    Returns min(k, P) pairs; those not converged within ``max_products`` say so.
 
     Raises FldiagError for a wrong option or a product that is not finite.
     """
     if k < 1 or max_products < 1 or not 0 < tol < 1 or which not in ("largest", "smallest", "magnitude"):
-        raise FldiagError(f"k = {k}, max_products = {max_products}, tol = {tol}, which = {which!r} is not possible",
+        raise FldiagError(f"no eigenpairs for k = {k}, max_products = {max_products}, tol = {tol}, {which!r}",
                           "k and max_products at least 1, 0 < tol < 1, which: largest, smallest or magnitude",
                           usage=True)
     k = min(k, size)
@@ -240,4 +240,5 @@ def lanczos(operator: Callable[[Tensor], Tensor], size: int, k: int, *, which: W
     assert result is not None  # size and max_products are at least 1
     vectors = it.vectors(result, k)
     good = settled(result) if len(vectors) == k else np.zeros(len(vectors), dtype=bool)
-    return EigenPairs(result.values[:k], vectors, result.residuals[:k], result.bounds, good, len(it.processed))
+    return EigenPairs(result.values[:k], vectors, result.residuals[:k], result.bounds, good,
+                      len(it.processed))

@@ -1,0 +1,101 @@
+"""The public functions: train, load, diagnose, and what there is."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fldiag import registry
+from fldiag.checkpoint import schema
+from fldiag.checkpoint.schema import Checkpoint
+from fldiag.checkpoint.store import Run
+from fldiag.config import Config
+from fldiag.diagnostics import target as targets
+from fldiag.diagnostics.problem import Problem
+from fldiag.errors import FldiagError
+from fldiag.results import provenance
+from fldiag.results.table import check
+
+
+def train(config: Config, *, out: str | Path | None = None, executor: str = "serial",
+          on_event: Callable[[dict[str, Any]], None] | None = None, **options: Any) -> Run:
+    """Train a config; see ``fldiag.training.rounds.train`` for the options (resume, device, download, setup)."""
+    from fldiag.training import rounds
+
+    return rounds.train(config, out=out, executor=executor, on_event=on_event, **options)
+
+
+def load(path: str | Path, *, model: Any = None, data: Any = None) -> Run | Checkpoint:
+    """A run folder as Run; a ``.pt`` or ``.safetensors`` file as Checkpoint.
+
+    ``model`` (a module, a registered name or ``pkg.mod:factory``) and ``data`` ((x, y) tensors, a slice, a data
+    set name, ``npz:PATH`` or ``pkg.mod:loader``) are needed for a plain state_dict, and override what a
+    checkpoint of fldiag says. Raises FldiagError for files that are damaged, foreign or unsafe.
+    """
+    path = Path(path)
+    if path.is_dir() or path.name == "run.json":
+        return Run.open(path)
+    return dataclasses.replace(schema.read(path), model=model, data=data)
+
+
+def diagnose(target: Run | Checkpoint | Problem, name: str, *, cache: str | Path | None = None,
+             progress: Callable[[int, int, str], None] | None = None, **options: Any) -> pd.DataFrame:
+    """Run a diagnostic (``fldiag.diagnostics()``) and return its tidy table.
+
+    ``options`` are the diagnostic's own and, for a run or checkpoint, those of
+    ``fldiag.diagnostics.target.problem`` (slice, samples, client, round, device, dtype, memory, root, download).
+    With ``cache`` (a folder) the table is kept under a hash of everything it depends on: asked again, it is read
+    back; a landscape that was interrupted goes on.
+
+    Raises FldiagError for unknown names and options.
+    """
+    entry = registry.diagnostic.get(name)
+    own = {k: v for k, v in options.items() if k not in targets.OPTIONS}
+    given = {k: v for k, v in options.items() if k in targets.OPTIONS}
+    checked = entry.validate(own)
+    if isinstance(target, Problem):
+        if given:
+            raise FldiagError(f"option {sorted(given)[0]!r} has no effect on a Problem, which has its data already",
+                              "leave it out, or give a checkpoint", usage=True)
+        problem = target
+    else:
+        problem = targets.problem(target, **given)
+    if cache is None:
+        return check(entry.build(problem, progress, **checked))
+    return _cached(entry, problem, progress, checked, Path(cache))
+
+
+def _cached(entry: registry.Entry, problem: Problem, progress: Any, options: dict[str, Any], folder: Path) -> pd.DataFrame:
+    about = provenance.provenance(dtype=problem.dtype, device=problem.device, seed=options.get("seed"))
+    plain = {k: v for k, v in options.items() if k != "store"}
+    key = provenance.digest(entry.name, problem.digest(), problem.common, plain, about)[:16]
+    file = folder / f"{entry.name}-{key}.parquet"
+    if file.is_file():
+        return pd.read_parquet(file)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FldiagError(f"cannot create {folder}: {error.strerror}", "choose another folder with --out") from None
+    partial = folder / f"{entry.name}-{key}.partial.npz"
+    if "store" in options and options["store"] is None:
+        options = {**options, "store": partial}
+    frame = check(entry.build(problem, progress, **options))
+    buffer = io.BytesIO()
+    frame.to_parquet(buffer, index=False)
+    schema.write_atomic(file, lambda f: f.write(buffer.getvalue()))
+    about = {**about, "diagnostic": entry.name, "problem": problem.digest(), "labels": problem.common,
+             "options": {k: v for k, v in plain.items() if isinstance(v, (str, int, float, bool, type(None)))}}
+    schema.write_atomic(file.with_suffix(".json"), lambda f: f.write(json.dumps(about, indent=1, default=str).encode()))
+    partial.unlink(missing_ok=True)
+    return frame
+
+
+def datasets() -> dict[str, str]:
+    """Name -> description."""
+    return registry.dataset.describe()

@@ -1,0 +1,190 @@
+"""The verbs. Nothing heavy is imported before a verb runs, so ``fldiag --help`` answers at once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from fldiag.console import Console, errors
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+                  help="Diagnose federated learning: train, and look at what the checkpoints say.")
+toy = typer.Typer(no_args_is_help=True, help="The two toys: pictures one can check by hand.")
+app.add_typer(toy, name="toy")
+
+Out = Annotated[Optional[Path], typer.Option(help="Folder to write to.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Seed = Annotated[Optional[int], typer.Option(help="Seed of what is random here.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Model = Annotated[Optional[str], typer.Option(help="Model of a plain state_dict: NAME or pkg.mod:factory.")]
+Data = Annotated[Optional[str], typer.Option(help="Its data: NAME, npz:PATH or pkg.mod:loader.")]
+Root = Annotated[Optional[str], typer.Option(help="Folder that holds the data (default $FLDIAG_DATA).")]
+Download = Annotated[bool, typer.Option("--download", help="Fetch a missing public data set.")]
+Slice = Annotated[str, typer.Option("--slice", help="train, test or client:7.")]
+Samples = Annotated[Optional[int], typer.Option(help="At most this many examples, classes kept in proportion.")]
+Client = Annotated[Optional[int], typer.Option(help="The trained weights of this client, not the global ones.")]
+Precision = Annotated[str, typer.Option(help="fp32 or fp64.")]
+Checkpoints = Annotated[list[Path], typer.Argument(help="Checkpoint files (.pt, .safetensors) or run folders.")]
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        from fldiag.results.provenance import provenance
+
+        print(provenance()["fldiag"])
+        raise typer.Exit
+
+
+@app.command()
+def demo(out: Out = None, json: Json = False, device: Device = "cpu", seed: Seed = None, debug: Debug = False) -> None:
+    """Train FedAvg and FedSOL on the digits data and compare their loss landscapes; under a minute.
+
+    Example: fldiag demo
+    """
+    with errors(debug):
+        from fldiag.verbs import demo as verb
+
+        verb.demo(Console(json), out, _device(device), 0 if seed is None else seed)
+
+
+@app.command()
+def train(config: Annotated[str, typer.Argument(help="A preset (fldiag list presets) or a TOML file.")],
+          set_: Annotated[Optional[list[str]], typer.Option("--set", help="Override: section.key=value.")] = None,
+          out: Out = None, resume: Annotated[bool, typer.Option("--resume", help="Continue a stopped run.")] = False,
+          dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the config; forecast time and disk.")] = False,
+          executor: Annotated[str, typer.Option(help="serial or processes[:N].")] = "serial",
+          download: Download = False, json: Json = False, device: Device = "auto", seed: Seed = None,
+          debug: Debug = False) -> None:
+    """Train, one checkpoint a round; can be stopped and resumed at any moment.
+
+    Example: fldiag train digits --set method.name=fedsol --set method.rho=2.0
+    """
+    with errors(debug):
+        from fldiag.verbs import train as verb
+
+        overrides = [*(set_ or []), *([f"seed={seed}"] if seed is not None else [])]
+        verb.train(Console(json), config, overrides, out, resume, dry_run, executor, download, _device(device))
+
+
+@app.command()
+def landscape(checkpoints: Checkpoints,
+              directions: Annotated[str, typer.Option(help="eigen, random or plane (through three checkpoints).")] = "eigen",
+              points: Annotated[int, typer.Option(help="Grid points along each axis (odd).")] = 41,
+              span: Annotated[Optional[float], typer.Option(help="Largest coefficient (default 1).")] = None,
+              slice_: Slice = "train", samples: Samples = None, client: Client = None, model: Model = None, data: Data = None,
+              root: Root = None, download: Download = False, out: Out = None, json: Json = False, device: Device = "auto",
+              seed: Seed = None, debug: Debug = False) -> None:
+    """Draw the loss surface around checkpoints, with λ1 and λ1/λ5: png, interactive html, table.
+
+    Example: fldiag landscape checkpoints/example/fedsol-digits.pt
+    """
+    with errors(debug):
+        from fldiag.verbs import landscape as verb
+
+        verb.landscape(Console(json), checkpoints, out, directions=directions, points=points, span=span, seed=seed or 0, model=model,
+                       data=data, where={"slice": slice_, "samples": samples, "client": client, "root": root,
+                                         "download": download, "device": _device(device)})
+
+
+@app.command()
+def spectrum(checkpoints: Checkpoints, k: Annotated[int, typer.Option("--k", "-k", help="How many eigenvalues.")] = 5,
+             which: Annotated[str, typer.Option(help="largest, smallest or magnitude.")] = "largest",
+             tol: Annotated[float, typer.Option(help="Relative error allowed in each eigenvalue.")] = 1e-3,
+             max_products: Annotated[int, typer.Option(help="Hessian-vector products allowed.")] = 100,
+             precision: Precision = "fp32", slice_: Slice = "train", samples: Samples = None, client: Client = None,
+             model: Model = None, data: Data = None, root: Root = None, download: Download = False, out: Out = None,
+             json: Json = False, device: Device = "auto", seed: Seed = None, debug: Debug = False) -> None:
+    """Top-k Hessian eigenvalues, each with its residual and whether it converged.
+
+    Example: fldiag spectrum checkpoints/example/fedsol-digits.pt --k 5
+    """
+    with errors(debug):
+        from fldiag.verbs import spectrum as verb
+
+        verb.spectrum(Console(json), checkpoints, out, model=model, data=data, precision=precision,
+                      options={"k": k, "which": which, "tol": tol, "max_products": max_products, "seed": seed or 0},
+                      where={"slice": slice_, "samples": samples, "client": client, "root": root, "download": download,
+                             "device": _device(device)})
+
+
+@app.command()
+def partition(config: Annotated[str, typer.Argument(help="A preset, a TOML file or a run folder.")],
+              set_: Annotated[Optional[list[str]], typer.Option("--set", help="Override: section.key=value.")] = None,
+              download: Download = False, out: Out = None, json: Json = False, debug: Debug = False) -> None:
+    """Draw who holds what: the papers' bubble chart of classes over clients.
+
+    Example: fldiag partition digits --set partition.alpha=0.5
+    """
+    with errors(debug):
+        from fldiag.verbs import partition as verb
+
+        verb.partition(Console(json), config, set_ or [], out, download)
+
+
+@toy.command()
+def plane(rho: Annotated[float, typer.Option(help="FedSOL's perturbation radius.")] = 1.5,
+          beta: Annotated[float, typer.Option(help="FedProx's weight.")] = 1.0,
+          a: Annotated[Optional[list[float]], typer.Option(help="Curvature along x, once per client.")] = None,
+          out: Out = None, json: Json = False, debug: Debug = False) -> None:
+    """FedSOL against FedProx in the plane: where clients end, drawn and compared with the closed forms.
+
+    Example: fldiag toy plane --rho 0.5
+    """
+    with errors(debug):
+        from fldiag.verbs import toys as verb
+
+        verb.plane(Console(json), rho, beta, tuple(a) if a else None, out)
+
+
+@app.command("list")
+def list_(what: Annotated[str, typer.Argument(help="methods, models, datasets, diagnostics or presets.")], json: Json = False,
+          debug: Debug = False) -> None:
+    """What there is.
+
+    Example: fldiag list methods
+    """
+    with errors(debug):
+        from fldiag.verbs import inform as verb
+
+        verb.listing(Console(json), what)
+
+
+@app.command()
+def explain(name: str, json: Json = False, debug: Debug = False) -> None:
+    """A method, model, data set or diagnostic: equations, options with defaults, source.
+
+    Example: fldiag explain fedsol
+    """
+    with errors(debug):
+        from fldiag.verbs import inform as verb
+
+        verb.explain(Console(json), name)
+
+
+def _device(name: str) -> str:
+    if name == "cpu":
+        return name
+    import torch
+
+    from fldiag.errors import FldiagError, unknown
+
+    if name not in ("auto", "cuda"):
+        raise unknown("device", name, ("auto", "cpu", "cuda"))
+    if torch.cuda.is_available():
+        return "cuda"
+    if name == "cuda":
+        raise FldiagError("no CUDA device is available", "use --device cpu", usage=True)
+    return "cpu"
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""What the command line shows: progress on a terminal, one message for an error, tables, the path as last line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fldiag.errors import FldiagError
+
+
+class Console:
+    """Results go to stdout (as JSON with ``machine``), progress and remarks to stderr."""
+
+    def __init__(self, machine: bool = False):
+        self.machine = machine
+        self.result: dict[str, Any] = {}
+
+    def say(self, text: str) -> None:
+        if not self.machine:
+            print(text)
+
+    def note(self, text: str) -> None:
+        print(text, file=sys.stderr)
+
+    def table(self, rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
+        """Rows as an aligned table; ``columns`` maps keys to headings."""
+        self.result.setdefault("rows", []).extend(rows)
+        if self.machine or not rows:
+            return
+        from rich import box
+        from rich.console import Console as Rich
+        from rich.table import Table
+        from rich.text import Text
+
+        shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for key, heading in columns.items():
+            words = any(isinstance(row.get(key), str) for row in rows)
+            shown.add_column(Text(heading), justify="left" if words else "right")
+        for row in rows:
+            shown.add_row(*(Text(_format(row.get(key))) for key in columns))
+        width = None if sys.stdout.isatty() else 160
+        Rich(width=width, highlight=False).print(shown)
+
+    def done(self, *paths: Path) -> None:
+        """The last line: the path of what was written (the main file last)."""
+        self.result["paths"] = [str(p) for p in paths]
+        if self.machine:
+            print(json.dumps(self.result, default=_plain))
+        elif paths:
+            print(paths[-1])
+
+    @contextlib.contextmanager
+    def progress(self, title: str) -> Iterator[Callable[[int, int, str], None]]:
+        """A callback ``(done, total, text)`` that draws a bar on a terminal and is silent elsewhere."""
+        if not sys.stderr.isatty():
+            yield lambda done, total, text: None
+            return
+        from rich.console import Console as Rich
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.text import Text
+
+        class Plain(TextColumn):
+            def render(self, task: Any) -> Text:
+                return Text(str(task.description))
+
+        with Progress(Plain(""), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), transient=True,
+                      console=Rich(stderr=True)) as bar:
+            task = bar.add_task(title, total=None)
+            yield lambda done, total, text: bar.update(task, completed=done, total=total, description=f"{title}: {text}")
+
+
+def _format(value: Any) -> str:
+    if value is None or value != value:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+@contextlib.contextmanager
+def errors(debug: bool) -> Iterator[None]:
+    """One message with the remedy instead of a traceback. Exit codes: 1 failed, 2 wrong use."""
+    try:
+        yield
+    except FldiagError as error:
+        if debug:
+            raise
+        _complain(error.what, error.remedy)
+        sys.exit(2 if error.usage else 1)
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        _complain("stopped", "what was finished is kept; the same command goes on from there (train: with --resume)")
+        sys.exit(1)
+    except MemoryError:
+        if debug:
+            raise
+        _complain("out of memory", "use fewer examples (--samples), a smaller --memory, or a larger machine")
+        sys.exit(1)
+    except Exception as error:
+        if debug:
+            raise
+        _complain(f"unexpected {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+                  "run again with --debug for the traceback, and report it")
+        sys.exit(1)
+
+
+def _complain(what: str, remedy: str) -> None:
+    print(f"error: {what}", file=sys.stderr)
+    if remedy:
+        print(f"  → {remedy}", file=sys.stderr)

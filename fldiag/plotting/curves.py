@@ -1,0 +1,144 @@
+"""Learning curves: a metric over the rounds, one line a run or method.
+
+The picture of Lee et al., "FedSOL" (CVPR 2024), figure 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fldiag.errors import FldiagError
+from fldiag.plotting import style
+from fldiag.plotting.tables import floats, names, need, select
+
+PICTURE = "learning curves"
+#: What a line may mix without being told: the seeds of one run (drawn as mean and spread).
+_MUST_AGREE = ("slice", "moment", "scope", "client", "client_b", "layer", "index", "unit")
+
+
+def draw(table: pd.DataFrame, metric: str | Sequence[str] = "accuracy", *, smooth: int = 1,
+         by: Literal["run", "method"] = "run", where: Mapping[str, Any] | None = None,
+         width: float | None = None) -> Figure:
+    """Curves of one or several metrics (one panel each) over ``round``, the legend below the panels.
+
+    ``table``: columns ``metric, round, value`` and ``by``. ``where`` keeps the rows whose columns have these
+    values, such as ``{"slice": "test", "moment": "aggregated"}``. Several values of a line at one round (seeds)
+    become their mean with a band of one standard deviation, and the legend says of how many values. ``smooth`` > 1
+    draws the centred moving mean over so many rounds (fewer at the ends) over the faint raw curve, and the axis
+    label says so. Raises FldiagError for an empty selection and for rows that mix slices, clients or moments.
+    """
+    metrics = [metric] if isinstance(metric, str) else list(metric)
+    if smooth < 1 or smooth != int(smooth):
+        raise FldiagError(f"smooth is {smooth}", "give a number of rounds, 1 for none", usage=True)
+    need(table, ("metric", by, "round", "value", *(where or {})), PICTURE)
+    for column, value in (where or {}).items():
+        kept = table[(table[column] == value).fillna(False).astype(bool)]
+        if kept.empty:
+            there = ", ".join(map(str, table[column].dropna().unique()[:8])) or "nothing"
+            raise FldiagError(f"no row of the {PICTURE} table has {column} = {value!r}", f"it has {there}", usage=True)
+        table = kept
+    panels = [(m, _one(select(table, m, PICTURE), m)) for m in metrics]
+    series = [(m, rows, _series(rows, by)) for m, rows in panels]
+    labels = list(dict.fromkeys(name for _, _, found in series for name in found))
+    seeds = {n: max(int(f[n]["count"].max()) for _, _, f in series if n in f) for n in labels}
+    texts = [f"{n} (± std of {seeds[n]})" if seeds[n] > 1 else n for n in labels]
+    looks = style.looks(labels)
+    width = width or (style.ONE_COLUMN if len(panels) == 1 else style.TWO_COLUMNS)
+    texts = [style.shorten(t, int(width / 0.062) - 6) for t in texts]
+    columns = max(1, min(len(texts), int(width / (0.053 * max(map(len, texts)) + 0.46))))
+    with style.paper():
+        across = min(len(panels), 3)
+        down = -(-len(panels) // across)
+        fig = style.figure(width, 2.15 * down + 0.15 * -(-len(texts) // columns) + 0.1, layout="constrained")
+        axes = fig.subplots(down, across, squeeze=False)
+        for ax, (name, rows, found) in zip(axes.flat, series, strict=False):
+            for place, label in enumerate(labels):
+                if label in found:
+                    _line(ax, found[label], looks[label], smooth, place, len(labels))
+            _frame(ax, name, rows, smooth)
+        for ax in axes.flat[len(panels):]:
+            ax.remove()
+        handles = [_handle(looks[n]) for n in labels]
+        style.legend(fig, handles, texts, loc="outside lower center", ncols=columns, handlelength=2.6,
+                     columnspacing=1.2, borderpad=0.2)
+    return fig
+
+
+def _one(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """The rows, or FldiagError when a curve through them would join different things."""
+    for column in _MUST_AGREE:
+        values = rows[column].unique() if column in rows.columns else []
+        if len(values) > 1:
+            shown = ", ".join("none" if pd.isna(v) else str(v) for v in values[:6])
+            raise FldiagError(f"rows of metric {metric!r} mix {len(values)} values of {column}: {shown}",
+                              f"choose one, for instance where={{{column!r}: {str(values[0])!r}}}", usage=True)
+    if rows["round"].isna().any() or not np.isfinite(floats(rows["value"])).any():
+        raise FldiagError(f"rows of metric {metric!r} lack a round, or have no finite value",
+                          "give every row its round and value", usage=True)
+    return rows
+
+
+def _series(rows: pd.DataFrame, by: str) -> dict[str, pd.DataFrame]:
+    """Line name -> table indexed by round with columns mean, std, count."""
+    flat = pd.DataFrame({"by": names(rows[by]), "round": floats(rows["round"]), "value": floats(rows["value"])})
+    if "seed" in rows.columns:
+        keys = [by, "round", "seed"] + (["run"] if "run" in rows.columns and by != "run" else [])
+        twice = rows[rows.duplicated(keys)]
+        if len(twice):
+            raise FldiagError(f"{by} {twice.iloc[0][by]!r} has two values at round {twice.iloc[0]['round']}",
+                              "give the runs different labels or seeds", usage=True)
+    return {name: part.groupby("round")["value"].agg(["mean", "std", "count"]).sort_index()
+            for name, part in flat.groupby("by", sort=False)}
+
+
+def smoothed(rounds: np.ndarray, values: np.ndarray, window: int) -> np.ndarray:
+    """Centred mean of the values within ``window`` rounds; the window shrinks evenly at the ends and skips nan."""
+    reach = np.minimum((window - 1) / 2, np.minimum(rounds - rounds[0], rounds[-1] - rounds))
+    near = np.abs(rounds[:, None] - rounds[None, :]) <= reach[:, None] + 1e-9
+    near &= np.isfinite(values)[None, :]
+    total = np.where(near, np.where(np.isfinite(values), values, 0.0)[None, :], 0.0).sum(1)
+    return np.divide(total, near.sum(1), out=np.full(len(values), np.nan), where=near.any(1))
+
+
+def _line(ax, line: pd.DataFrame, look: style.Look, smooth: int, place: int, lines: int) -> None:
+    rounds, raw, spread = line.index.to_numpy(float), line["mean"].to_numpy(), line["std"].to_numpy()
+    values = smoothed(rounds, raw, smooth) if smooth > 1 else raw
+    if smooth > 1:
+        ax.plot(rounds, raw, color=look.color, linewidth=0.5, alpha=0.3, label="_raw")
+    if np.isfinite(spread).any():
+        band = smoothed(rounds, spread, smooth) if smooth > 1 else spread
+        ax.fill_between(rounds, values - band, values + band, color=look.color, alpha=0.15, linewidth=0)
+    every = max(len(rounds) // 6, 1)
+    # Markers of different lines at different rounds: where lines run together both stay visible.
+    ax.plot(rounds, values, color=look.color, linestyle=look.dash, marker=look.marker, markersize=3.6,
+            markevery=(place * every // max(lines, 1), every), markeredgecolor="white", markeredgewidth=0.4,
+            label="curve")
+
+
+def _handle(look: style.Look):
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=look.color, linestyle=look.dash, marker=look.marker, markersize=3.6,
+                  markeredgecolor="white", markeredgewidth=0.4)
+
+
+def _frame(ax, metric: str, rows: pd.DataFrame, smooth: int) -> None:
+    def only(column: str) -> str:
+        found = rows[column].dropna().unique() if column in rows.columns else []
+        return str(found[0]) if len(found) else ""
+
+    unit, where = only("unit"), only("slice")
+    text = metric.replace("_", " ") + (f" on {where}" if where else "") + (f" [{unit}]" if unit else "")
+    if smooth > 1:
+        text += f"\n(moving mean over {smooth} rounds)"
+    ax.set_xlabel("round")
+    ax.set_ylabel("\n".join(map(style.plain, text.split("\n"))))
+    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+    ax.grid(True)
+    ax.margins(x=0.02)

@@ -1,0 +1,48 @@
+"""``fldiag demo``: the main job end to end on data that is always there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fldiag import config as configs
+from fldiag.checkpoint.store import Run
+from fldiag.console import Console
+from fldiag.training import rounds
+from fldiag.verbs import landscape, output
+
+METHODS = ("fedavg", "fedsol")
+COLUMNS = {"method": "method", "accuracy": "test accuracy", "test_loss": "test loss", "loss": "train loss", "lambda_1": "λ1",
+           "residual": "± (residual)", "ratio": "λ1/λ5"}
+
+
+def demo(console: Console, out: Path | None, device: str, seed: int) -> None:
+    """Train both methods on the digits, draw both landscapes on shared axes, print a summary."""
+    folder = output.prepare(out or output.FALLBACK / "demo")
+    runs = [_trained(console, folder, name, seed, device) for name in METHODS]
+    found = [run.checkpoint() for run in runs]
+    problems = output.problems(found, {"device": device})
+    options = {"points": 21, "directions": "eigen", "seed": seed}
+    frame = landscape.surfaces(console, problems, folder / "cache", **options)
+    path = folder / "landscape"
+    written = output.write_table(frame, path, problems, found, **options)
+    written += landscape.draw(frame, path)
+    rows = []
+    for run, row in zip(runs, landscape.summary(frame, problems, found), strict=True):
+        scores = run.metrics[run.metrics["slice"] == "test"].set_index(["round", "metric"])["value"]
+        rows.append({**row, "method": run.config.method.name, "accuracy": float(scores[run.done, "accuracy"]),
+                     "test_loss": float(scores[run.done, "loss"])})
+    console.say(f"digits, 20 clients (LDA 0.1), 10 sampled a round, {runs[0].done} rounds, seed {seed}:")
+    console.table(rows, COLUMNS)
+    console.say(f"interactive: {path.with_suffix('.html')}")
+    console.done(*written)
+
+
+def _trained(console: Console, folder: Path, method: str, seed: int, device: str) -> Run:
+    config = configs.load("digits", [f"method.name={method}", f"seed={seed}", "checkpoint.every=10"])
+    with console.progress(f"training {method}") as progress:
+        def on_event(event: dict[str, Any]) -> None:
+            if event["event"] == "round":
+                progress(event["round"], event["rounds"], f"accuracy {event['accuracy']:.3f}")
+
+        return rounds.train(config, out=folder / f"{method}-s{seed}-{config.hash[:8]}", on_event=on_event, resume=True, device=device)

@@ -1,0 +1,40 @@
+"""``fldiag partition``: the bubble chart of classes over clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fldiag import config as configs
+from fldiag import data
+from fldiag.checkpoint.store import Run
+from fldiag.console import Console
+from fldiag.data import partition as partitions
+from fldiag.plotting import partition as picture
+from fldiag.plotting import style
+from fldiag.verbs import output
+
+
+def partition(console: Console, source: str, overrides: list[str], out: Path | None, download: bool) -> None:
+    if (Path(source) / "run.json").is_file():
+        run = Run.open(source)
+        config, folder, name = run.config, run.path / "diagnostics", "partition"
+        with output.user_code():
+            dataset = data.load(config.data.name, config.data.root, download)
+        parts = partitions.load_parts(run.verified("partition.npz"))
+    else:
+        config, folder = configs.load(source, overrides), output.FALLBACK
+        spec = config.partition
+        name = "-".join(["partition", config.data.name.replace(":", "-").replace("/", "-"), spec.kind,
+                         *(f"{k}{v}" for k, v in spec.options.items() if k != "min_size")])
+        with output.user_code():
+            dataset = data.load(config.data.name, config.data.root, download)
+        parts = partitions.make(spec.kind, dataset.train_y, config.clients.total, spec.seed, **spec.options)
+    path = output.prepare(out or folder) / name
+    counts = partitions.summary(parts, dataset.train_y)
+    counts.to_csv(path.with_suffix(".csv"), index=False)
+    pictures = style.save(picture.draw(counts), path, ("pdf", "png"))
+    sizes = [len(p) for p in parts]
+    held = counts[counts["count"] > 0].groupby("client").size()
+    console.table([{"clients": len(parts), "smallest": min(sizes), "largest": max(sizes), "classes": float(held.mean())}],
+                  {"clients": "clients", "smallest": "smallest", "largest": "largest", "classes": "classes a client (mean)"})
+    console.done(path.with_suffix(".csv"), *pictures)

@@ -1,0 +1,104 @@
+"""``fldiag train``: a run, its forecast, its resumption."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fldiag import config as configs
+from fldiag.config import Config
+from fldiag.console import Console
+from fldiag.errors import FldiagError
+from fldiag.training import rounds
+from fldiag.training.setup import Setup
+from fldiag.verbs.output import user_code
+
+ANNOUNCE = 60.0  # seconds from which a forecast is given before training
+
+
+def train(console: Console, source: str, overrides: list[str], out: Path | None, resume: bool, dry_run: bool, executor: str,
+          download: bool, device: str) -> None:
+    config = configs.load(source, overrides)
+    path = out or rounds.run_path(config)
+    if dry_run:
+        return forecast(console, config, path, download, device)
+    with console.progress(config.method.name) as progress:
+        clock: list[float] = []
+
+        def on_event(event: dict[str, Any]) -> None:
+            if event["event"] == "round":
+                clock.append(event["seconds"])
+                if len(clock) == 2 and (left := clock[-1] * (event["rounds"] - event["round"])) > ANNOUNCE:
+                    console.note(f"about {duration(left)} to go; Ctrl-C keeps what is done")
+                score = f"accuracy {event['accuracy']:.4f}" if "accuracy" in event else f"loss {event['loss']:.4g}"
+                progress(event["round"], event["rounds"], f"round {event['round']}, {score}")
+            elif event["event"] == "start" and event["round"]:
+                console.note(f"resuming after round {event['round']} of {event['rounds']}")
+
+        try:
+            with user_code():
+                run = rounds.train(config, out=out, executor=executor, on_event=on_event, resume=resume, device=device,
+                                   download=download)
+        except KeyboardInterrupt:
+            raise FldiagError(f"stopped; everything up to the last checkpoint is kept in {path}",
+                              "go on with the same command and --resume") from None
+    report(console, run)
+
+
+def report(console: Console, run: Any) -> None:
+    """The end of a run in a few numbers; a diverged run says so."""
+    frame = run.metrics
+    last = frame[(frame["slice"] == "test") & (frame["round"] == frame["round"].max())]
+    row = {"run": run.path.name, "method": run.config.method.name, "rounds": int(frame["round"].max()), "status": run.status,
+           **{m: float(v) for m, v in zip(last["metric"], last["value"], strict=True)}}
+    console.table([row], {"run": "run", "method": "method", "rounds": "rounds", "status": "status", "accuracy": "accuracy", "loss": "loss"})
+    if run.status == "diverged":
+        console.note(f"diverged: the global weights are no longer finite after round {int(frame['round'].max())}; "
+                     "a smaller train.lr usually helps")
+    files = [f for f in run.index["files"] if f.startswith("rounds/")]
+    console.done(run.path / files[-1] if files else run.path)
+
+
+def forecast(console: Console, config: Config, path: Path, download: bool, device: str) -> None:
+    """Time by training two steps of one cohort, disk by the size of what is stored; writes nothing."""
+    with user_code():
+        setup = Setup(config, device=device, download=download)
+    ids = sorted(setup.schedule.sampled(0))
+    zero = {i: setup.method.client_init(setup.initial()) for i in ids}
+    server = setup.method.server_init(setup.initial())
+    units = setup.units(0, ids, setup.initial(), {n: b.clone() for n, b in setup.network.buffers.items()},
+                        {n: server[n] for n in setup.method.sent}, zero if next(iter(zero.values())) else {})
+    steps = sum(max((len(b) for b in u.batches), default=0) for u in units)
+    trial = units[0]
+    trial.batches = [b[:3] for b in trial.batches]
+    setup.train(trial)
+    began = time.perf_counter()
+    setup.train(trial)
+    per_step = (time.perf_counter() - began) / max(1, max(len(b) for b in trial.batches))
+    seconds = per_step * steps * config.rounds
+    size = setup.network.size * torch.empty((), dtype=setup.dtype).element_size()
+    held = {"none": 0, "sampled": len(ids) + 1, "all": len(ids) + 1}.get(config.checkpoint.clients, len(config.checkpoint.clients) + 1) \
+        if isinstance(config.checkpoint.clients, (str, tuple)) else 0
+    saved = -(-config.rounds // config.checkpoint.every)
+    state = len(server) + config.clients.total * len(zero[ids[0]]) + 1
+    disk = size * (saved * (1 + held) + state)
+    free = shutil.disk_usage(next(p for p in [path.absolute(), *path.absolute().parents] if p.exists())).free
+    console.result |= {"config": config.model_dump(mode="json"), "seconds": seconds, "bytes": disk, "stacked": setup.stack, "path": str(path)}
+    console.say(json.dumps(config.model_dump(mode="json"), indent=1))
+    console.say(f"{setup.network.size:,} parameters, {len(ids)} of {config.clients.total} clients a round, "
+                f"{'stacked' if setup.stack else 'one after another'}")
+    console.say(f"forecast: {duration(seconds)} of local training on this machine, {disk / 1e6:,.0f} MB of disk ({free / 1e9:,.0f} GB free)")
+    if disk > free:
+        console.note("that does not fit on the disk: raise checkpoint.every or set checkpoint.clients = 'none'")
+    console.done(path)
+
+
+def duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

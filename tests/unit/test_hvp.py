@@ -1,0 +1,160 @@
+"""Hessian-vector products against dense Hessians by torch.func, and their book-keeping."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from fldiag.diagnostics import Problem
+from fldiag.diagnostics.linalg.hvp import Hessian
+from fldiag.errors import FldiagError
+
+
+def batch_norm_net():
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3))
+    net[1].running_mean.copy_(torch.tensor([0.3, -0.2]))
+    net[1].running_var.copy_(torch.tensor([0.5, 2.0]))
+    return net
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix, self.out = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        tokens = x.flatten(1).reshape(len(x), 4, 4)
+        return self.out(self.mix(tokens, tokens, tokens, need_weights=False)[0].mean(1))
+
+
+NETS = {
+    "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.GELU(), nn.Linear(4, 3)),
+    "conv": lambda: nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+                                  nn.Linear(8, 3)),
+    "group norm": lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(),
+                                        nn.Linear(16, 3)),
+    "batch norm": batch_norm_net,
+    "attention": Attention,
+}
+
+
+def problem(name="mlp", n=11, **options):
+    torch.manual_seed(3)
+    net = NETS[name]()
+    x, y = torch.randn(n, 1, 4, 4), torch.arange(n) % 3
+    return Problem(net, F.cross_entropy, (x, y), dtype=torch.float64, **options)
+
+
+def dense(p):
+    """The Hessian of the mean loss over all examples at once, by forward over reverse."""
+    x, y = p.read(0, p.n)
+
+    def loss(w):
+        return p.criterion(p.call(w, x), y)
+
+    return torch.func.jacrev(torch.func.jacrev(loss))(p.w)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_products_are_those_of_the_dense_hessian(name):
+    p = problem(name)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        h = dense(p)
+    operator = p.hessian()
+    for seed in range(3):
+        v = torch.randn(p.layout.size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        assert torch.allclose(operator(v), h @ v, rtol=1e-9, atol=1e-11)
+        assert torch.allclose(p.hvp(v), h @ v, rtol=1e-9, atol=1e-11)
+    assert operator.products == 3
+
+
+def test_products_elsewhere_than_at_the_weights():
+    p = problem()
+    w = p.w + 0.3
+    v, step = torch.randn_like(p.w), 1e-5
+    difference = (p.gradient(w + step * v) - p.gradient(w - step * v)) / (2 * step)
+    assert torch.allclose(p.hvp(v, w), difference, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["conv", "group norm"])
+def test_batches_of_any_size_weigh_every_example_alike(name):
+    whole, pieces = problem(name), problem(name, memory=1)
+    assert len(whole.bounds) == 1 and len(pieces.bounds) == pieces.n
+    four = problem(name)
+    four.__dict__["bounds"] = [(0, 4), (4, 8), (8, 11)]  # a shorter last batch
+    v = torch.randn_like(whole.w)
+    expected = whole.hessian()(v)
+    for other in (pieces, four):
+        assert torch.allclose(other.hessian()(v), expected, rtol=1e-10, atol=1e-12)
+        assert torch.allclose(other.gradient(), whole.gradient(), rtol=1e-10, atol=1e-12)
+
+
+def test_kept_rebuilt_and_released_graphs_give_the_same_bits():
+    p = problem("conv")
+    calls = []
+
+    def piece(w):
+        calls.append(1)
+        return p.criterion(p.call(w, p.read(0, 11)[0]), p.read(0, 11)[1])
+
+    v = torch.randn_like(p.w)
+    kept, rebuilt = Hessian([piece, piece], [0.5, 0.5], p.w, keep=1), Hessian([piece, piece], [0.5, 0.5], p.w)
+    results = [kept(v), kept(v)]
+    assert len(calls) == 3  # the first batch once, the second one twice
+    results += [rebuilt(v), rebuilt(v)]
+    assert len(calls) == 7
+    kept.release()
+    results.append(kept(v))
+    assert len(calls) == 9
+    assert all(torch.equal(r, results[0]) for r in results)
+
+
+def test_memory_decides_how_many_graphs_are_kept():
+    p = problem("conv")
+    batches = (0, 4), (4, 8), (8, 11)
+    p.__dict__["bounds"] = list(batches)
+    p.memory = 2 * 2 * 4 * p.probe().graph_bytes  # half of it holds two batches of four
+    h = p.hessian()
+    h(torch.randn_like(p.w))
+    assert sorted(h._kept) == [0, 1] and not p.hessian(keep=False)._keep
+
+
+def test_sums_over_batches_are_double_precision():
+    w = torch.ones(3)
+    terms = [lambda w: 0.5e8 * w.square().sum(), lambda w: 0.5 * w.square().sum(),
+             lambda w: -0.5e8 * w.square().sum()]
+    product = Hessian(terms, [1.0, 1.0, 1.0], w)(torch.ones(3))
+    assert product.dtype == torch.float64 and product.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_linear_and_constant_losses_have_no_curvature():
+    zero = torch.zeros(3, dtype=torch.float64)
+    for loss in (lambda w: w.sum(), lambda w: (w * 0).sum() + 1, lambda w: torch.ones(())):
+        assert torch.equal(Hessian([loss], [1.0], torch.ones(3))(torch.ones(3)), zero)
+
+
+def test_works_under_no_grad():
+    p = problem()
+    with torch.no_grad():
+        inside = p.hvp(torch.ones_like(p.w))
+    assert torch.equal(inside, p.hvp(torch.ones_like(p.w)))
+
+
+def test_wrong_size_and_missing_second_derivatives_are_explained():
+    p = problem()
+    with pytest.raises(FldiagError, match=r"shape \[5\]"):
+        p.hvp(torch.ones(5))
+
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, w):
+            return w * w
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx, g):
+            return g
+
+    with pytest.raises(FldiagError, match="differentiated twice"):
+        Hessian([lambda w: Once.apply(w).square().sum()], [1.0], torch.ones(3))(torch.ones(3))

@@ -1,0 +1,162 @@
+"""Lanczos against dense eigensolvers: planted spectra, measured residuals, honesty about what is not found."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fldiag.diagnostics.linalg.lanczos import lanczos
+from fldiag.errors import FldiagError
+
+
+def planted(spectrum, seed=0):
+    """A dense symmetric matrix with this spectrum."""
+    rng = np.random.default_rng(seed)
+    q, _ = np.linalg.qr(rng.standard_normal((len(spectrum), len(spectrum))))
+    a = torch.from_numpy(q @ np.diag(np.asarray(spectrum, dtype=float)) @ q.T)
+    return (a + a.T) / 2
+
+
+def top(a, k, which="largest", **options):
+    options.setdefault("noise", 1e-12)
+    return lanczos(lambda v: a @ v, len(a), k, which=which, **options)
+
+
+@pytest.mark.parametrize("which, key", [("largest", lambda v: -v), ("smallest", lambda v: v),
+                                        ("magnitude", lambda v: -abs(v))])
+@pytest.mark.parametrize("spectrum", [
+    [5, 4, 3, 2, 1, 0.5, 0.1, -3.5],
+    [5, 5, 3, 3, 3, 1],  # repeated
+    [-1, -2, -3, -4.5, -5],  # all negative
+    [2, 0, 0, 0, 0, 0, 0],  # rank one
+    [1] * 6,  # the identity: every vector is an invariant subspace
+    [3, 3 - 1e-5, 1, 0.2],  # nearly equal
+], ids=str)
+def test_all_eigenvalues_of_a_planted_spectrum_with_k_at_least_the_size(spectrum, which, key):
+    a = planted(spectrum)
+    found = top(a, len(spectrum) + 3, which)
+    expected = np.array(sorted(spectrum, key=lambda v: key(np.float64(v))), dtype=float)
+    assert found.values == pytest.approx(expected, abs=1e-9)
+    assert found.converged.all() and found.products <= len(spectrum)
+    assert torch.allclose(found.vectors @ found.vectors.T, torch.eye(len(spectrum)).double(), atol=1e-9)
+    assert torch.allclose(found.vectors @ a, torch.from_numpy(found.values)[:, None] * found.vectors, atol=1e-8)
+
+
+def test_zero_operator_has_zero_eigenvalues():
+    found = lanczos(torch.zeros_like, 50, 3)
+    assert found.values.tolist() == [0, 0, 0] and found.converged.all() and found.products < 10
+
+
+def test_one_dimension():
+    found = lanczos(lambda v: -7 * v, 1, 1)
+    assert found.values == pytest.approx([-7]) and found.vectors.tolist() == [[1.0]]
+
+
+@settings(max_examples=40, deadline=None)
+@given(size=st.integers(2, 40), k=st.integers(1, 6), seed=st.integers(0, 10**6), budget=st.integers(1, 40),
+       which=st.sampled_from(["largest", "smallest", "magnitude"]))
+def test_an_eigenvalue_lies_within_every_residual_even_before_convergence(size, k, seed, budget, which):
+    b = torch.randn(size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    a = (b + b.T) / 2
+    true = torch.linalg.eigvalsh(a).numpy()
+    found = top(a, k, which, max_products=budget, seed=seed)
+    assert found.products <= budget
+    measured = torch.linalg.vector_norm(found.vectors @ a - torch.from_numpy(found.values)[:, None] * found.vectors,
+                                        dim=1)
+    assert found.residuals == pytest.approx(measured.numpy(), abs=1e-9)
+    for value, residual in zip(found.values, found.residuals, strict=True):
+        assert np.abs(true - value).min() <= residual + 1e-9
+    if found.converged.all() and len(found.values) == k and found.products == size:
+        order = {"largest": -true, "smallest": true, "magnitude": -abs(true)}[which]
+        assert found.values == pytest.approx(true[np.argsort(order)][:k], abs=1e-8)
+
+
+def test_the_residual_counts_what_an_asymmetric_operator_breaks():
+    a = planted([5, 3, 1, 0.5])
+    a[0, 1] += 0.5  # no longer symmetric: the textbook estimate would not notice
+    found = top(a, 2)
+    direct = torch.linalg.vector_norm(found.vectors @ a.T - torch.from_numpy(found.values)[:, None] * found.vectors,
+                                      dim=1)
+    assert found.residuals == pytest.approx(direct.numpy(), abs=1e-9) and found.residuals.max() > 1e-3
+
+
+def outliers(size=400, head=(10.0, 8.0, 6.5, 5.0, 4.2, 3.0)):
+    """A spectrum like a trained network's: a few outliers over a bulk near zero."""
+    bulk = np.linspace(-0.3, 1.5, size - len(head))
+    return torch.tensor([*head, *bulk], dtype=torch.float64)
+
+
+def test_outliers_to_the_tolerance_in_few_products():
+    d = outliers()
+    found = lanczos(lambda v: d * v, len(d), 5, tol=1e-3)
+    assert found.converged.all() and found.products <= 20
+    assert found.values == pytest.approx(d[:5].numpy(), rel=1e-3)
+
+
+def test_float32_products_keep_the_tolerance_and_the_residual_bound():
+    d = outliers()
+    found = lanczos(lambda v: (d.float() * v.float()), len(d), 5, tol=1e-5)
+    assert found.converged.all() and found.values == pytest.approx(d[:5].numpy(), rel=1e-5)
+    assert found.vectors.dtype == torch.float64
+
+
+def test_nearly_equal_pair_is_told_apart():
+    d = outliers(head=(10.0, 9.99, 6.5, 5.0, 4.2, 3.0))
+    found = lanczos(lambda v: d * v, len(d), 5, tol=1e-4)
+    assert found.values == pytest.approx(d[:5].numpy(), rel=1e-4)
+
+
+def test_the_check_finds_a_second_copy_that_one_krylov_space_cannot_hold():
+    d = outliers(head=(10.0, 10.0, 6.5, 5.0, 4.2, 3.0))
+    without = lanczos(lambda v: d * v, len(d), 3, check=0, noise=1e-12)
+    assert without.values == pytest.approx([10, 6.5, 5], rel=1e-3)  # what the check is for
+    found = lanczos(lambda v: d * v, len(d), 3, noise=1e-12)
+    assert found.values == pytest.approx([10, 10, 6.5], rel=1e-3) and found.converged.all()
+    assert torch.allclose(found.vectors @ found.vectors.T, torch.eye(3).double(), atol=1e-9)
+
+
+def test_the_check_costs_three_products_when_nothing_was_missed():
+    d = outliers()
+    products = [lanczos(lambda v: d * v, len(d), 5, check=check).products for check in (0, 3)]
+    assert products[1] - products[0] == 3
+
+
+def test_a_spent_budget_is_admitted():
+    d = torch.linspace(0, 1, 500, dtype=torch.float64)  # no gaps: hard
+    found = lanczos(lambda v: d * v, len(d), 5, max_products=12)
+    assert found.products == 12 and not found.converged.all() and len(found.values) == 5
+    few = lanczos(lambda v: d * v, len(d), 5, max_products=2)
+    assert len(few.values) == 2 and not few.converged.any() and few.vectors.shape == (2, 500)
+
+
+def test_same_seed_same_bits_other_seed_same_answer_and_signs():
+    d = outliers()
+    runs = [lanczos(lambda v: d * v, len(d), 3, tol=1e-6, seed=s) for s in (1, 1, 2)]
+    assert torch.equal(runs[0].vectors, runs[1].vectors) and (runs[0].values == runs[1].values).all()
+    assert torch.allclose(runs[0].vectors, runs[2].vectors, atol=1e-2)  # equal also in sign
+    assert not torch.equal(runs[0].vectors, runs[2].vectors)
+    for run in runs:
+        largest = run.vectors.gather(1, run.vectors.abs().argmax(1, keepdim=True))
+        assert (largest > 0).all()
+
+
+def test_progress_counts_products():
+    d, seen = outliers(), []
+    found = lanczos(lambda v: d * v, len(d), 2, max_products=60, progress=lambda *a: seen.append(a))
+    assert [done for done, _, _ in seen] == list(range(1, found.products + 1))
+    assert {total for _, total, _ in seen} == {60} and seen[-1][2] == "2 of 2 eigenvalues converged"
+
+
+def test_global_randomness_is_not_touched():
+    state = torch.get_rng_state(), np.random.get_state()[1].copy()
+    lanczos(lambda v: 2 * v, 10, 2)
+    assert torch.equal(state[0], torch.get_rng_state()) and (state[1] == np.random.get_state()[1]).all()
+
+
+def test_a_product_that_is_not_finite_and_impossible_options_are_refused():
+    with pytest.raises(FldiagError, match="not finite"):
+        lanczos(lambda v: v * float("nan"), 10, 2)
+    for wrong in ({"k": 0}, {"tol": 0.0}, {"which": "middle"}, {"max_products": 0}):
+        with pytest.raises(FldiagError, match="at least 1"):
+            lanczos(lambda v: v, 10, **{"k": 2, **wrong})
