@@ -57,6 +57,13 @@ class Layout:
         ends = torch.tensor(self.sizes).cumsum(0).tolist()
         return {n: slice(e - s, e) for n, s, e in zip(self.names, self.sizes, ends, strict=True)}
 
+    def part(self, start: int, stop: int) -> Layout:
+        """The layout of the entries start:stop, which begin and end at tensor boundaries."""
+        if (start, stop) == (0, self.size):
+            return self
+        chosen = [i for i, s in enumerate(self.slices().values()) if s.start >= start and s.stop <= stop]
+        return Layout(tuple(self.names[i] for i in chosen), tuple(self.shapes[i] for i in chosen), "")
+
     @cached_property
     def layers(self) -> dict[str, tuple[str, ...]]:
         """Module name -> its tensors (weight and bias together)."""

@@ -128,9 +128,12 @@ class Step:
             if e is None:
                 return Output(leaf, features, bound.head(features))
             return Output(leaf, features, bound.head(features, leaf[:, total - head:] + e.value))
-        leaf = self.w.detach().clone()
-        leaf[:, e.start:e.stop] += e.value
-        leaf.requires_grad_()
+        if e.stop - e.start == total:
+            leaf = (self.w + e.value).requires_grad_()
+        else:
+            leaf = self.w.clone()
+            leaf[:, e.start:e.stop] += e.value
+            leaf.requires_grad_()
         bound = net.bind(leaf, self.local.buffers, train=True)
         if not net.has_split:
             return Output(leaf, None, bound(self.x))

@@ -201,7 +201,7 @@ class Problem:
         one_by_one = self.probe().per_example
         if one_by_one is None:
             return None
-        with torch.no_grad():
+        with self.guarded(), torch.no_grad():
             return torch.cat([one_by_one(z, y) for z, y in self._outputs(self._vector(w))])
 
     def loss(self, w: Tensor | None = None) -> tuple[float, float | None]:
@@ -214,7 +214,7 @@ class Problem:
         if losses is not None:
             mean = float(losses.mean())
             return mean, float(losses.std()) / math.sqrt(self.n) if self.n > 1 else None
-        with torch.no_grad():
+        with self.guarded(), torch.no_grad():
             parts = [float(self.criterion(z, y)) * (stop - start) / self.n for (z, y), (start, stop)
                      in zip(self._outputs(self._vector(w)), self.bounds, strict=True)]
         return math.fsum(parts), None

@@ -89,12 +89,13 @@ class ProximalPerturbation(Part):
         floor = self.floor if self.floor is not None else (1e-12 if g.dtype == torch.float64 else 1e-6)
         e = torch.where(length >= floor, self.rho * g / (length + GUARD), 0.0)
         if self.strength == "adaptive":
-            e = e * strengths(step.w - step.local.w_g, step.local.network.layout, self.lambda_norm)[:, start:stop]
+            d = step.w[:, start:stop] - step.local.w_g[start:stop]
+            e = e * strengths(d, step.local.network.layout.part(start, stop), self.lambda_norm)
         return Perturbation(e, start, stop)
 
 
 def strengths(d: Tensor, layout: Layout, rule: str = "layer") -> Tensor:
-    """Lambda of a displacement d [k, P]: |d| over its norm per layer (weight and bias of a module), per parameter
+    """Lambda of a displacement d [k, n] laid out by ``layout``: |d| over its norm per layer (weight and bias of a module), per parameter
     tensor, or along the first axis of each tensor (what the authors' released code does); 0 where the norm is 0."""
     if rule == "dim0":
         views = layout.views(d).values()

@@ -57,6 +57,8 @@ def _scene(grid: Surface, shared: Scale) -> dict[str, Any]:
     colours = [[i / 32, to_hex(c)] for i, c in enumerate(matplotlib.colormaps[style.COLORMAP](np.linspace(0, 1, 33)))]
     return go.Surface(x=grid.x.tolist(), y=grid.y.tolist(), z=heights, text=hover, cmin=shared.low, cmax=shared.high,
                       hovertemplate="%{text}<extra></extra>", showscale=False, colorscale=colours,
+                      # Little shading, or the colours would no longer be those of the bar.
+                      lighting={"ambient": 0.85, "diffuse": 0.25, "specular": 0.02, "roughness": 0.9},
                       contours={"z": {"highlightcolor": "#ffffff"}}).to_plotly_json()
 
 
@@ -70,7 +72,7 @@ def _layout(grids: list[Surface], shared: Scale, names: tuple[str, str]) -> dict
             "zaxis": {"title": {"text": "loss"}, "range": [shared.low, shared.high], "tickvals": ticks,
                       "ticktext": [shared.label(t) for t in ticks]},
             "aspectmode": "manual", "aspectratio": {"x": 1, "y": 1, "z": 0.8},
-            "camera": {"eye": {"x": 1.1, "y": -1.55, "z": 0.9}, "center": {"x": 0, "y": 0, "z": -0.12}},
+            "camera": {"eye": {"x": 1.25, "y": -1.75, "z": 1.0}, "center": {"x": 0, "y": 0, "z": -0.12}},
         },
         "margin": {"l": 0, "r": 0, "t": 0, "b": 0}, "autosize": True, "dragmode": "turntable",
     }

@@ -10,6 +10,7 @@
     const value = (name) => css.getPropertyValue(name).trim();
     const out = {
       "paper_bgcolor": "rgba(0,0,0,0)", "font.color": value("--text"), "scene.bgcolor": "rgba(0,0,0,0)",
+      "modebar.bgcolor": "rgba(0,0,0,0)", "modebar.color": value("--soft"), "modebar.activecolor": value("--text"),
       "hoverlabel.bgcolor": value("--raised"), "hoverlabel.font.color": value("--text"),
     };
     for (const axis of ["xaxis", "yaxis", "zaxis"]) {
@@ -35,7 +36,9 @@
 
   const options = {
     displaylogo: false, responsive: true,
-    modeBarButtonsToRemove: ["orbitRotation", "resetCameraLastSave3d", "hoverClosest3d"],
+    // Named one by one: plotly's own choice includes a button that sends the data to a server.
+    modeBarButtons: [["toImage", "zoom3d", "pan3d", "tableRotation", "resetCameraDefault3d"]],
+    showSendToCloud: false, showEditInChartStudio: false, plotlyServerURL: "",
   };
   Promise.all(plots.map((plot, i) =>
     Plotly.newPlot(plot, [data.scenes[i]], JSON.parse(JSON.stringify(data.layout)), options)

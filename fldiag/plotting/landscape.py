@@ -46,7 +46,7 @@ def draw(table: pd.DataFrame, *, clip: float | Literal["auto"] | None = "auto",
     columns = min(len(grids), max(per_row, 1))
     blocks = math.ceil(len(grids) / columns)
     longest = max(len(shared.label(t)) for t in (*shared.ticks(4), *shared.ticks(6)))
-    right, gap = 0.30 + 0.065 * longest, 0.16 + 0.045 * max(longest - 3, 0)  # room for tick labels of the loss
+    right, gap = 0.30 + 0.065 * longest, 0.16 + 0.065 * max(longest - 3, 0)  # room for tick labels of the loss
     side = min(2.15, (width - _LEFT - right - (columns - 1) * gap) / columns)
     letters = max(int(side / _CHARACTER), 8)
     titles = [_wrap(g.run, int(side / 0.068), 2) for g in grids]
@@ -77,6 +77,7 @@ def draw(table: pd.DataFrame, *, clip: float | Literal["auto"] | None = "auto",
             # A 3-D axes leaves its upper edge empty: it may reach behind the title.
             above = fig.add_axes(place(left - 0.08, peak_at, side + 0.16, peak + 0.07 * side), projection="3d",
                                  label=f"surface {number}")
+            above.set_zorder(-column)  # tick labels at its right lie over the next one's empty edge, not under it
             _surface(above, grid, shared, limits)
             flat_at = peak_at - 0.06 - side
             below = fig.add_axes(place(left, flat_at, side, side), label=f"contours {number}")

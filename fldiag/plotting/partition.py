@@ -38,7 +38,7 @@ def draw(table: pd.DataFrame, *, width: float | None = None) -> Figure:
         width = style.ONE_COLUMN if columns == 1 and len(clients) <= 12 else style.TWO_COLUMNS
     rows = -(-len(panels) // columns)
     cell = (width - 0.6) / columns / (len(clients) + 1)  # inches a client
-    tall = float(np.clip(len(classes) * min(max(cell, 0.075), 0.3), 0.7, 6.0))
+    tall = float(np.clip(len(classes) * min(max(cell, 0.11), 0.3), 0.7, 6.0))
     with style.paper():
         fig = style.figure(width, rows * (tall + (0.22 if len(panels) > 1 else 0.05)) + 0.95, layout="constrained")
         fig.get_layout_engine().set(w_pad=0.04, h_pad=0.04, hspace=0.02, wspace=0.02)
@@ -53,7 +53,7 @@ def draw(table: pd.DataFrame, *, width: float | None = None) -> Figure:
             held = part[part["count"] > 0]
             ax.scatter(held["client"].map(clients), held["class"].map(classes), s=area * held["count"],
                        color=_FILL, linewidths=0, alpha=_ALPHA)
-            _axes(ax, clients, classes)
+            _axes(ax, clients, classes, int(tall * 72 / 9))
             if len(panels) > 1:
                 ax.set_title(style.plain(style.shorten(run, int(width / columns / 0.075))))
         for ax in axes.flat[len(panels):]:
@@ -94,8 +94,8 @@ def _places(column: pd.Series) -> dict[object, int]:
     return {v: i for i, v in enumerate(found)}
 
 
-def _axes(ax, clients: dict[object, int], classes: dict[object, int]) -> None:
-    for axis, places, room in ((ax.xaxis, clients, 21), (ax.yaxis, classes, 15)):
+def _axes(ax, clients: dict[object, int], classes: dict[object, int], lines: int) -> None:
+    for axis, places, room in ((ax.xaxis, clients, 21), (ax.yaxis, classes, lines)):
         stride = next(s for s in (1, 2, 5, 10, 20, 25, 50, 100, 200, 500, 1000, 10**9) if len(places) <= s * room)
         kept = [(at, value) for value, at in places.items() if at % stride == 0]
         axis.set_ticks([at for at, _ in kept], [style.plain(style.shorten(v, 14)) for _, v in kept])

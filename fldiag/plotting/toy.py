@@ -58,7 +58,7 @@ def draw(table: pd.DataFrame, geometry: Mapping[str, Any], *, width: float | Non
             for place, a in enumerate(curvatures):
                 part = flat[(flat["method"] == method) & (flat["a"] == a)]
                 # Later markers are smaller: those that share a place still show.
-                size = 5.0 + 2.3 * min(len(curvatures) - 1 - place, 4)
+                size = 6.5 + 2.5 * min(len(curvatures) - 1 - place, 4)
                 _client(ax, part, looks[method].color, _MARKERS[place % len(_MARKERS)], size)
             _mark(ax, start, goal)
             ax.set(title=style.plain(_TITLES.get(method, method)), xlabel="x", xlim=(low[0], high[0]),
@@ -107,8 +107,8 @@ def _client(ax, part: pd.DataFrame, color: str, marker: str, size: float) -> Non
     end, exact = part[part["metric"] == "end_point"], part[part["metric"] == "closed_form"]
     ax.plot(end["x"], end["y"], linestyle="none", marker=marker, markersize=size, markerfacecolor="none",
             markeredgecolor=color, markeredgewidth=1.1, zorder=4, label="end point")
-    ax.plot(exact["x"], exact["y"], linestyle="none", marker="x", markersize=4.5, color="black",
-            markeredgewidth=0.9, zorder=5, label="closed form")
+    ax.plot(exact["x"], exact["y"], linestyle="none", marker="x", markersize=3.2, color="black",
+            markeredgewidth=0.8, zorder=5, label="closed form")
 
 
 def _mark(ax, start: np.ndarray, goal: np.ndarray) -> None:
@@ -126,7 +126,7 @@ def _key(fig: Figure, curvatures: list[float], width: float) -> None:
                       marker=_MARKERS[i % len(_MARKERS)], markerfacecolor="white", markeredgecolor="#333333")
                for i in range(len(curvatures))]
     others = [Line2D([], [], color="#777777", linewidth=0.8, dashes=(5, 3)),
-              Line2D([], [], linestyle="none", marker="x", markersize=4.5, color="black", markeredgewidth=0.9)]
+              Line2D([], [], linestyle="none", marker="x", markersize=3.5, color="black", markeredgewidth=0.8)]
     texts = [f"client with a = {style.number(a)}" for a in curvatures] + ["line", "closed form"]
     made = style.legend(fig, clients + others, texts, loc="outside lower center", handlelength=3.2, columnspacing=1.4,
                  ncols=max(1, min(len(texts), int(width / 1.35))), borderpad=0.2)

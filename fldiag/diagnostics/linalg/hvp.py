@@ -8,6 +8,7 @@ differentiate twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,22 @@ def _derivative(loss: Tensor, w: Tensor, twice: bool) -> Tensor | None:
     if not loss.requires_grad:
         return None
     return torch.autograd.grad(loss, w, create_graph=twice, allow_unused=True)[0]
+
+
+def _refuse_dead_ends(gradient: Tensor) -> None:
+    """A function marked once_differentiable leaves a node that autograd passes over in silence."""
+    seen: set[Any] = set()
+    todo = [gradient.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        if node.name().endswith("::Error"):
+            raise FldiagError("the model cannot be differentiated twice: "
+                              "it uses a once_differentiable function",
+                              "give that function a differentiable backward")
+        seen.add(node)
+        todo += [following for following, _ in node.next_functions]
 
 
 class Hessian:
@@ -49,6 +66,8 @@ class Hessian:
         # fused attention has no second derivative
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
             gradient = _derivative(self._losses[i](self._w), self._w, twice=True)
+        if not self.products and gradient is not None:  # every batch has the same operations
+            _refuse_dead_ends(gradient)
         if i < self._keep:
             self._kept[i] = gradient
         return gradient
@@ -68,13 +87,13 @@ class Hessian:
             if gradient is None or not gradient.requires_grad:  # linear in w: no curvature
                 continue
             try:
-                part, = torch.autograd.grad(gradient, self._w, v, retain_graph=i in self._kept,
-                                            allow_unused=True)
+                part, = torch.autograd.grad(gradient, self._w, v, retain_graph=i in self._kept)
+            except torch.OutOfMemoryError:
+                raise
             except RuntimeError as error:
                 raise FldiagError(f"the model cannot be differentiated twice: {error}",
                                   "replace that operation by a twice differentiable one") from error
-            if part is not None:
-                total.add_(part.detach(), alpha=weight)
+            total.add_(part.detach(), alpha=weight)
         self.products += 1
         return total
 

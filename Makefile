@@ -1,0 +1,27 @@
+# make demo: set up and show; make test: set up and check. Both reuse .venv; nothing is installed twice.
+PYTHON ?= python3
+VENV   ?= .venv
+STAMP  := $(VENV)/.installed
+
+.PHONY: demo test lint bench clean
+
+demo: $(STAMP)
+	$(VENV)/bin/fldiag demo
+
+test: $(STAMP)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(VENV)/bin/ruff check fldiag tests analyses
+
+bench: $(STAMP)
+	$(VENV)/bin/python analyses/speed/training.py
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fldiag needs Python 3.11 or later; run: make PYTHON=python3.11 ...")'
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) fldiag-out .pytest_cache .hypothesis

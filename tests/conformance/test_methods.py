@@ -1,0 +1,205 @@
+"""What holds for every registered method, the day its file exists. No method is named here."""
+
+import dataclasses
+
+import pytest
+import torch
+from helpers import classification, config, federation, final, images, label, play, variants
+
+from fldiag import registry
+from fldiag.checkpoint.store import Run
+from fldiag.training import rounds
+from fldiag.training.executor import Processes
+from fldiag.training.schedule import Given, Seeded
+from fldiag.training.setup import Setup
+
+VARIANTS = variants()
+NAMES = registry.method.names()
+#: Clients of unequal length: batches of 8 leave last batches of 4, 5 and 7, and 6, 4 and 2 steps.
+UNEQUAL = (20, 13, 7)
+CNN = {"model": "small_cnn", "model_options": {}}
+every_method = pytest.mark.parametrize("name", NAMES)
+every_variant = pytest.mark.parametrize(("name", "options"), VARIANTS, ids=map(label, VARIANTS))
+
+
+def has_neutral(name):
+    return bool(registry.method.get(name).meta["equals"])
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if has_neutral(n)])
+@pytest.mark.parametrize("stack", ["off", "on"])
+def test_the_neutral_setting_is_the_simpler_method(name, stack):
+    meta = registry.method.get(name).meta
+    data = classification(UNEQUAL)
+    # the simpler method's own options keep their values where the two share them
+    shared = set(registry.method.get(meta["equals"]).options.model_fields) & set(meta["neutral"])
+    simple = final(config(meta["equals"], {k: meta["neutral"][k] for k in shared}, stack=stack), data)
+    neutral = final(config(name, meta["neutral"], stack=stack), data)
+    if stack == "off":
+        assert torch.equal(neutral, simple)
+    else:
+        torch.testing.assert_close(neutral, simple, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if has_neutral(n)])
+def test_away_from_the_neutral_setting_the_method_does_something(name):
+    """Otherwise the neutral test would pass for a method that does nothing at all."""
+    meta = registry.method.get(name).meta
+    data = classification(UNEQUAL)
+    assert not torch.allclose(final(config(name), data), final(config(meta["equals"]), data), rtol=1e-6)
+
+
+@every_variant
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp64", 1e-10), ("fp32", 1e-5)])
+def test_a_stack_trains_as_its_clients_one_by_one(name, options, precision, tolerance):
+    data = classification(UNEQUAL)
+    looped, stacked = (federation(config(name, options, precision=precision, stack=s), data) for s in ("off", "on"))
+    one, other = play(looped, 2), play(stacked, 2)
+    for (a, _), (b, _) in zip(one, other, strict=True):
+        assert a.steps.tolist() == b.steps.tolist() == [6, 4, 2]
+        assert relative(b.rows, a.rows) <= tolerance
+    for i, state in looped.clients.items():
+        for key in state:
+            assert relative(stacked.clients[i][key], state[key]) <= 10 * tolerance
+    for key in looped.state:
+        assert relative(stacked.state[key], looped.state[key]) <= 10 * tolerance
+
+
+@every_method
+def test_a_stack_of_convolutional_nets_trains_as_its_clients_one_by_one(name):
+    data = images()
+    looped, stacked = (final(config(name, stack=s, **CNN), data) for s in ("off", "on"))
+    assert relative(stacked, looped) <= 1e-10
+
+
+def relative(a, b):
+    return float((a - b).abs().max() / b.abs().max().clamp(min=1e-12))
+
+
+@every_method
+def test_the_order_of_the_sampled_clients_does_not_show(name):
+    data, parts = classification((10, 9, 8, 7))
+    chosen = config(name, total=4, per_round=3, rounds=2)
+    seeded = Seeded(0, 4, 3, 2, 8)
+    ids = [seeded.sampled(t) for t in range(2)]
+    positions = [{i: [b.tolist() for b in seeded.batches(t, i, len(parts[i]))] for i in range(4)} for t in range(2)]
+    ends = [final(chosen, (data, parts), schedule=Given(order, positions)) for order in (ids, [i[::-1] for i in ids])]
+    assert torch.equal(ends[0], ends[1])
+    assert torch.equal(ends[0], final(chosen, (data, parts)))  # and the seeded schedule is what was recorded
+
+
+@every_method
+def test_the_global_random_state_is_untouched_and_without_influence(name):
+    data = classification(UNEQUAL)
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    first = final(config(name), data)
+    assert torch.equal(before, torch.random.get_rng_state())
+    torch.manual_seed(2)
+    assert torch.equal(first, final(config(name), data))
+
+
+@every_method
+@pytest.mark.parametrize("stack", ["off", "on"])
+def test_interrupted_and_resumed_is_bitwise_a_run_that_was_not(name, stack, tmp_path):
+    chosen = config(name, rounds=4, total=5, per_round=2, stack=stack)
+    whole = rounds.train(chosen, out=tmp_path / "whole")
+
+    def stop(event):
+        if event["event"] == "round" and event["round"] in (1, 3):
+            raise KeyboardInterrupt
+
+    for status in ("interrupted", "interrupted"):
+        with pytest.raises(KeyboardInterrupt):
+            rounds.train(chosen, out=tmp_path / "cut", on_event=stop, resume=True)
+        assert Run.open(tmp_path / "cut").status == status
+    cut = rounds.train(chosen, out=tmp_path / "cut", resume=True)
+    assert cut.status == whole.status == "finished"
+    assert cut.rounds == whole.rounds == [1, 2, 3, 4]
+    for r in whole.rounds:
+        mine, other = cut.checkpoint(r).state, whole.checkpoint(r).state
+        assert all(torch.equal(mine[key], other[key]) for key in other)
+    measured = [run.metrics.drop(columns="run") for run in (cut, whole)]
+    assert measured[0].equals(measured[1])
+
+
+@every_method
+def test_the_state_survives_the_checkpoint(name, tmp_path):
+    chosen = config(name, rounds=2, total=5, per_round=2)
+    run = rounds.train(chosen, out=tmp_path)
+    memory, restored = rounds.Federation(Setup(chosen)), rounds.Federation(Setup(chosen))
+    play(memory, 2)
+    restored.restore(run)
+    assert restored.t == memory.t
+    assert torch.equal(restored.w, memory.w)
+    assert same(restored.state, memory.state)
+    assert restored.clients.keys() == memory.clients.keys()
+    assert all(same(restored.clients[i], memory.clients[i]) for i in memory.clients)
+    assert torch.equal(torch.cat([v.flatten() for v in run.checkpoint().state.values()]), memory.w)
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) and a[k].dtype == b[k].dtype for k in b)
+
+
+@every_method
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+def test_the_uplink_is_counted_in_vectors(name, precision, tmp_path):
+    run = rounds.train(config(name, rounds=1, precision=precision), out=tmp_path)
+    method = registry.method.get(name).build()
+    size = sum(v.numel() for v in run.checkpoint().state.values())
+    frame = run.metrics.set_index("metric")
+    item = {"fp32": 4, "fp64": 8}[precision]
+    assert frame.loc["uplink", "value"] == (1 + len(method.uploaded)) * size * item
+    assert frame.loc["downlink", "value"] == (1 + len(method.sent)) * size * item
+
+
+class Worker:
+    """Builds the federation that a unit of work belongs to, in a worker process."""
+
+    def train(self, item):
+        chosen, unit = item
+        return Setup(chosen).train(unit)
+
+
+@pytest.fixture(scope="module")
+def pool():
+    processes = Processes(Worker, {}, "train", 2)
+    yield processes
+    processes.close()
+
+
+@every_method
+def test_worker_processes_give_the_bits_of_this_process(name, pool):
+    chosen = config(name, rounds=2, total=4)
+    here, there = rounds.Federation(Setup(chosen)), rounds.Federation(Setup(chosen))
+    for _ in range(2):
+        play(here)
+        there.round(lambda units: pool.map([(chosen, unit) for unit in units]))
+    assert torch.equal(here.w, there.w)
+    assert same(here.state, there.state)
+    assert all(same(here.clients[i], there.clients[i]) for i in here.clients)
+
+
+@every_method
+def test_a_client_without_a_step_changes_nothing_of_itself(name):
+    """E = 0: every client returns what it received, and the average of equal vectors is that vector."""
+    made = federation(config(name, epochs=0), classification(UNEQUAL))
+    before = made.w.clone()
+    [(seen, _)] = play(made)
+    assert torch.equal(seen.rows, before.expand(3, -1))
+    torch.testing.assert_close(made.w, before, rtol=1e-14, atol=1e-14)
+
+
+@every_method
+def test_documented_with_source_equations_and_cost(name):
+    entry = registry.method.get(name)
+    assert entry.summary.endswith(".")
+    assert len(entry.meta["source"]) > 10
+    assert "Cost:" in entry.doc
+    assert "Server:" in entry.doc
+    for option in entry.options.model_fields:
+        assert option in entry.doc or dataclasses.is_dataclass(entry.build), f"{name}: {option} is not explained"
+    if entry.meta["equals"]:
+        assert entry.meta["equals"] in NAMES
+        assert set(entry.meta["neutral"]) <= set(entry.options.model_fields)
