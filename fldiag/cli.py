@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -15,18 +15,18 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 toy = typer.Typer(no_args_is_help=True, help="The two toys: pictures one can check by hand.")
 app.add_typer(toy, name="toy")
 
-Out = Annotated[Optional[Path], typer.Option(help="Folder to write to.")]
+Out = Annotated[Path | None, typer.Option(help="Folder to write to.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Seed = Annotated[Optional[int], typer.Option(help="Seed of what is random here.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of what is random here.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-Model = Annotated[Optional[str], typer.Option(help="Model of a plain state_dict: NAME or pkg.mod:factory.")]
-Data = Annotated[Optional[str], typer.Option(help="Its data: NAME, npz:PATH or pkg.mod:loader.")]
-Root = Annotated[Optional[str], typer.Option(help="Folder that holds the data (default $FLDIAG_DATA).")]
+Model = Annotated[str | None, typer.Option(help="Model of a plain state_dict: NAME or pkg.mod:factory.")]
+Data = Annotated[str | None, typer.Option(help="Its data: NAME, npz:PATH or pkg.mod:loader.")]
+Root = Annotated[str | None, typer.Option(help="Folder that holds the data (default $FLDIAG_DATA).")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch a missing public data set.")]
 Slice = Annotated[str, typer.Option("--slice", help="train, test or client:7.")]
-Samples = Annotated[Optional[int], typer.Option(help="At most this many examples, classes kept in proportion.")]
-Client = Annotated[Optional[int], typer.Option(help="The trained weights of this client, not the global ones.")]
+Samples = Annotated[int | None, typer.Option(help="At most this many examples, classes kept in proportion.")]
+Client = Annotated[int | None, typer.Option(help="The trained weights of this client, not the global ones.")]
 Precision = Annotated[str, typer.Option(help="fp32 or fp64.")]
 Checkpoints = Annotated[list[Path], typer.Argument(help="Checkpoint files (.pt, .safetensors) or run folders.")]
 
@@ -54,7 +54,7 @@ def demo(out: Out = None, json: Json = False, device: Device = "cpu", seed: Seed
 
 @app.command()
 def train(config: Annotated[str, typer.Argument(help="A preset (fldiag list presets) or a TOML file.")],
-          set_: Annotated[Optional[list[str]], typer.Option("--set", help="Override: section.key=value.")] = None,
+          set_: Annotated[list[str] | None, typer.Option("--set", help="Override: section.key=value.")] = None,
           out: Out = None, resume: Annotated[bool, typer.Option("--resume", help="Continue a stopped run.")] = False,
           dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the config; forecast time and disk.")] = False,
           executor: Annotated[str, typer.Option(help="serial or processes[:N].")] = "serial",
@@ -75,7 +75,7 @@ def train(config: Annotated[str, typer.Argument(help="A preset (fldiag list pres
 def landscape(checkpoints: Checkpoints,
               directions: Annotated[str, typer.Option(help="eigen, random or plane (through three checkpoints).")] = "eigen",
               points: Annotated[int, typer.Option(help="Grid points along each axis (odd).")] = 41,
-              span: Annotated[Optional[float], typer.Option(help="Largest coefficient (default 1).")] = None,
+              span: Annotated[float | None, typer.Option(help="Largest coefficient (default 1).")] = None,
               slice_: Slice = "train", samples: Samples = None, client: Client = None, model: Model = None, data: Data = None,
               root: Root = None, download: Download = False, out: Out = None, json: Json = False, device: Device = "auto",
               seed: Seed = None, debug: Debug = False) -> None:
@@ -86,9 +86,10 @@ def landscape(checkpoints: Checkpoints,
     with errors(debug):
         from fldiag.verbs import landscape as verb
 
-        verb.landscape(Console(json), checkpoints, out, directions=directions, points=points, span=span, seed=seed or 0, model=model,
-                       data=data, where={"slice": slice_, "samples": samples, "client": client, "root": root,
-                                         "download": download, "device": _device(device)})
+        verb.landscape(Console(json), checkpoints, out, directions=directions, points=points, span=span,
+                       seed=seed or 0, model=model, data=data,
+                       where={"slice": slice_, "samples": samples, "client": client, "root": root, "download": download,
+                              "device": _device(device)})
 
 
 @app.command()
@@ -114,7 +115,7 @@ def spectrum(checkpoints: Checkpoints, k: Annotated[int, typer.Option("--k", "-k
 
 @app.command()
 def partition(config: Annotated[str, typer.Argument(help="A preset, a TOML file or a run folder.")],
-              set_: Annotated[Optional[list[str]], typer.Option("--set", help="Override: section.key=value.")] = None,
+              set_: Annotated[list[str] | None, typer.Option("--set", help="Override: section.key=value.")] = None,
               download: Download = False, out: Out = None, json: Json = False, debug: Debug = False) -> None:
     """Draw who holds what: the papers' bubble chart of classes over clients.
 
@@ -129,7 +130,7 @@ def partition(config: Annotated[str, typer.Argument(help="A preset, a TOML file 
 @toy.command()
 def plane(rho: Annotated[float, typer.Option(help="FedSOL's perturbation radius.")] = 1.5,
           beta: Annotated[float, typer.Option(help="FedProx's weight.")] = 1.0,
-          a: Annotated[Optional[list[float]], typer.Option(help="Curvature along x, once per client.")] = None,
+          a: Annotated[list[float] | None, typer.Option(help="Curvature along x, once per client.")] = None,
           out: Out = None, json: Json = False, debug: Debug = False) -> None:
     """FedSOL against FedProx in the plane: where clients end, drawn and compared with the closed forms.
 

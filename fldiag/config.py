@@ -126,7 +126,8 @@ class Train(Section):
 class Checkpoint(Section):
     every: Count = Field(1, description="write a checkpoint every this many rounds (and after the last)")
     clients: Literal["none", "sampled", "all"] | tuple[int, ...] = Field(
-        "none", description="whose trained weights the checkpoint holds besides the global ones")
+        "none", description="whose trained weights the checkpoint holds besides the global ones: those sampled, all, or "
+        "these ids (clients that were not sampled are then trained too, for the record only)")
 
 
 class Config(Section):
@@ -163,6 +164,13 @@ class Config(Section):
             options = kind.get(str(name)).validate({k: v for k, v in given.items() if k != "name"})
             values[section] = {"name": name, **options}
         return values
+
+    @model_validator(mode="after")
+    def _ids(self) -> Config:
+        keep = self.checkpoint.clients
+        if isinstance(keep, tuple) and not all(0 <= i < self.clients.total for i in keep):
+            raise ValueError(f"checkpoint.clients = {list(keep)} names clients outside 0..{self.clients.total - 1}; mend it")
+        return self
 
     @property
     def hash(self) -> str:

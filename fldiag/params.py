@@ -30,7 +30,8 @@ class Layout:
             raise FldiagError("the model has no parameters", "give a model with at least one trainable tensor")
         for name, p in named:
             if not p.is_floating_point():
-                raise FldiagError(f"parameter {name!r} has dtype {p.dtype}", "only floating point parameters can be trained or diagnosed")
+                raise FldiagError(f"parameter {name!r} has dtype {p.dtype}",
+                                  "only floating point parameters can be trained or diagnosed")
         children = [n for n, c in module.named_children() if any(True for _ in c.parameters())]
         head = children[-1] if len(children) > 1 else ""
         return Layout(tuple(n for n, _ in named), tuple(p.shape for _, p in named), head)

@@ -63,7 +63,7 @@ def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | No
 
 
 def _is_examples(given: Any) -> bool:
-    return isinstance(given, tuple) or hasattr(given, "batch") and hasattr(given, "n")
+    return isinstance(given, tuple) or (hasattr(given, "batch") and hasattr(given, "n"))
 
 
 def _dataset(c: Checkpoint, root: str | None, download: bool) -> Dataset:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from itertools import pairwise
 from typing import Annotated
 
 from pydantic import Field
@@ -18,6 +19,6 @@ def mlp(shape: tuple[int, ...], classes: int,
     """MLP with ReLU; two hidden layers of 64 by default (2->64->64->3: the Iris net of FedProj, 4,547 parameters)."""
     sizes = [math.prod(shape), *hidden]
     layers: list[tuple[str, nn.Module]] = [("flatten", nn.Flatten())]
-    for i, (a, b) in enumerate(zip(sizes, sizes[1:], strict=False), start=1):
+    for i, (a, b) in enumerate(pairwise(sizes), start=1):
         layers += [(f"fc{i}", nn.Linear(a, b, bias=bias)), (f"relu{i}", nn.ReLU())]
     return nn.Sequential(OrderedDict([*layers, ("classifier", nn.Linear(sizes[-1], classes, bias=bias))]))

@@ -95,8 +95,9 @@ class ProximalPerturbation(Part):
 
 
 def strengths(d: Tensor, layout: Layout, rule: str = "layer") -> Tensor:
-    """Lambda of a displacement d [k, n] laid out by ``layout``: |d| over its norm per layer (weight and bias of a module), per parameter
-    tensor, or along the first axis of each tensor (what the authors' released code does); 0 where the norm is 0."""
+    """Lambda of a displacement d [k, n] laid out by ``layout``: |d| over its norm per layer (weight and bias of a
+    module), per parameter tensor, or along the first axis of each tensor (what the authors' released code does);
+    0 where the norm is 0."""
     if rule == "dim0":
         views = layout.views(d).values()
         return torch.cat([_ratio(v.abs(), torch.linalg.vector_norm(v, dim=1, keepdim=True)).flatten(1) for v in views],

@@ -48,7 +48,7 @@ def fedprox_end(w_g: Point, w_l: Point, a: float, beta: float) -> np.ndarray:
 
 
 def fedsol_end(w_g: Point, w_l: Point, rho: float, eps: float = 0.0) -> np.ndarray:
-    """w_g + s d/D, s + rho s/(s + eps) = D, [2]: A (w + rho u/(||u|| + eps) - w_l*) = 0, and A drops out: u || d.
+    """w_g + s d/D, s + rho s/(s + eps) = D, [2]: A (w + rho u/(||u|| + eps) - w_l*) = 0; A drops out: u || d.
 
     Without guard (eps = 0) this is s = D - rho, which exists for rho < D only: raises FldiagError otherwise.
     With one, s = (b + sqrt(b^2 + 4 eps D))/2, b = D - rho - eps, exists for every rho.
@@ -153,7 +153,7 @@ def simulate(method: dict[str, Any], a: Sequence[float], w_g: Point, w_l: Point,
     federation.round(Serial(setup.train).map)
     paths = goal + torch.stack([recorder.paths[k] for k in range(len(curvatures))]).numpy()
     if not np.isfinite(paths).all():
-        raise FldiagError(f"{method['name']} diverged with lr = {lr:g}", "lower it, or leave it out", usage=True)
+        raise FldiagError(f"{method['name']} diverged with lr = {lr:g}", "lower lr", usage=True)
     return paths, goal + federation.w.numpy()
 
 
@@ -244,7 +244,8 @@ def _enough(a: list[float], rho: float, distance: float, lr: float) -> int:
     steps = math.ceil(math.log(1e10) / -math.log1p(-slowest)) if slowest < 0.9 else 10
     if steps > MAX_STEPS:
         raise FldiagError(f"coming to rest takes {steps} steps (a in {min(a):g}..{max(a):g}, rho = {rho:g}, "
-                          f"D = {distance:g}, lr = {lr:g})", "give a nearer to 1, rho below D, or steps", usage=True)
+                          f"D = {distance:g}, lr = {lr:g})", "give a nearer to 1, a lower rho, or steps",
+                          usage=True)
     return steps
 
 

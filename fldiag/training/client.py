@@ -12,9 +12,9 @@ from torch import Tensor
 from fldiag.data import Dataset
 from fldiag.method import Method
 from fldiag.seeding import torch_rng
+from fldiag.step import Local, Output, Step, per_example_loss
 from fldiag.training.optim import OPTIMIZERS
 from fldiag.training.schedule import Batches
-from fldiag.step import Local, Output, Step, per_example_loss
 
 
 @dataclass

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -46,17 +48,21 @@ class Federation:
         self.clients: dict[int, dict[str, Tensor]] = {}  # only clients that have trained: the others hold _client0
         self.changed: set[int] = set()
 
-    def round(self, execute: Callable[[list[Any]], Any]) -> tuple[Round, dict[str, Tensor], Trained]:
-        """Train one round. Returns what the server saw, the new buffers and the merged clients' results."""
+    def train(self, ids: list[int], execute: Callable[[list[Any]], Any]) -> Trained:
+        """Local training of these clients from the current state; nothing of it is kept here."""
         setup, method = self.setup, self.setup.method
-        ids = sorted(setup.schedule.sampled(self.t))
-        sent = {name: self.state[name] for name in method.sent}
         start = self.w
         for part in method:
             start = part.send(start, self.state)
         states = {i: self.clients.get(i, self._client0) for i in ids} if self._client0 else {}
-        units = setup.units(self.t, ids, start, self.buffers, sent, states)
-        trained = merge(list(execute(units)), ids)
+        sent = {name: self.state[name] for name in method.sent}
+        return merge(list(execute(setup.units(self.t, ids, start, self.buffers, sent, states))), ids)
+
+    def round(self, execute: Callable[[list[Any]], Any]) -> tuple[Round, Trained]:
+        """Train one round. Returns what the server saw and the merged clients' results."""
+        setup, method = self.setup, self.setup.method
+        ids = sorted(setup.schedule.sampled(self.t))
+        trained = self.train(ids, execute)
         lr = setup.config.train.lr * setup.config.train.lr_decay**self.t
         seen = Round(self.t, lr, self.w, ids, trained.rows, trained.n, trained.steps, setup.config.clients.total,
                      trained.uploads, dict(self.state))
@@ -70,7 +76,7 @@ class Federation:
                 self.clients[i] = {name: rows[j].clone() for name, rows in trained.state.items()}
                 self.changed.add(i)
         self.t += 1
-        return seen, self.buffers, trained
+        return seen, trained
 
     @property
     def finite(self) -> bool:
@@ -154,9 +160,10 @@ def _loop(config: Config, run: Run, federation: Federation, rows: list[dict[str,
     common = {"run": run.path.name, "method": config.method.name, "seed": config.seed}
     run.index["status"] = "running"
     while federation.t < config.rounds:
-        began, received = time.perf_counter(), federation.w
-        seen, _, trained = federation.round(pool.map)
-        t = federation.t
+        began, received, t = time.perf_counter(), federation.w, federation.t + 1
+        stored = t % config.checkpoint.every == 0 or t == config.rounds
+        recorded = federation.train(ids, pool.map) if stored and (ids := unsampled(federation)) else None
+        seen, trained = federation.round(pool.map)
         if not federation.finite:
             rows.append({"round": t, "moment": "aggregated", "scope": "global", "metric": "diverged", "value": 1.0})
             run.index["status"] = "diverged"
@@ -165,11 +172,10 @@ def _loop(config: Config, run: Run, federation: Federation, rows: list[dict[str,
             return
         scores = evaluate(federation.setup.network, federation.w, federation.buffers, federation.setup.dataset)
         rows += round_rows(t, scores, seen, trained, federation)
-        last = t == config.rounds
-        if t % config.checkpoint.every == 0 or last:
+        if stored:
             run.index["done"] = t
-            run.index["status"] = "finished" if last else "running"
-            _store(run, federation, trained, received)
+            run.index["status"] = "finished" if t == config.rounds else "running"
+            _store(run, federation, [trained, *([recorded] if recorded else [])], received)
             run.put_metrics(table(rows, **common))
             run.commit()
             run.clean()
@@ -192,16 +198,25 @@ def round_rows(t: int, scores: dict[str, float], seen: Round, trained: Trained, 
     return rows
 
 
-def _store(run: Run, federation: Federation, trained: Trained, received: Tensor) -> None:
+def unsampled(federation: Federation) -> list[int]:
+    """Clients whose trained weights the checkpoint is to hold though they are not sampled in the coming round."""
+    keep, config = federation.setup.config.checkpoint.clients, federation.setup.config
+    wanted = range(config.clients.total) if keep == "all" else keep if isinstance(keep, tuple) else ()
+    return sorted(set(wanted) - set(federation.setup.schedule.sampled(federation.t)))
+
+
+def _store(run: Run, federation: Federation, cohorts: list[Trained], received: Tensor) -> None:
     setup, t = federation.setup, federation.t
     config = setup.config
     keep = config.checkpoint.clients
-    chosen = [j for j, i in enumerate(trained.ids) if keep in ("sampled", "all") or (isinstance(keep, tuple) and i in keep)]
+    trained = merge([replace(c, state={}, uploads={}) for c in cohorts], sorted(i for c in cohorts for i in c.ids))
+    wanted = keep if isinstance(keep, tuple) else () if keep == "none" else trained.ids
+    chosen = [j for j, i in enumerate(trained.ids) if i in wanted]
+    spec = config.model_dump(mode="json")
     manifest = {
-        "round": t, "seed": config.seed, "config": config.model_dump(mode="json"), "method": config.method.model_dump(mode="json"),
-        "model": config.model.model_dump(mode="json"), "data": config.data.model_dump(mode="json"),
-        "partition": config.partition.model_dump(mode="json"), "shape": list(setup.dataset.shape), "classes": setup.dataset.classes,
-        "clients": [trained.ids[j] for j in chosen], "provenance": run.index["provenance"], "run": run.path.name}
+        "round": t, "seed": config.seed, "config": spec, **{k: spec[k] for k in ("method", "model", "data", "partition")},
+        "shape": list(setup.dataset.shape), "classes": setup.dataset.classes, "clients": [trained.ids[j] for j in chosen],
+        "provenance": run.index["provenance"], "run": run.path.name}
     views = {n: v.clone() for n, v in setup.network.layout.views(federation.w).items()}
     name = f"rounds/{t:04d}.pt"
     extra: dict[str, Any] = {}
@@ -219,8 +234,8 @@ def _rows_until(run: Run) -> list[dict[str, Any]]:
     if not (run.path / "metrics.parquet").is_file():
         return []
     frame = run.metrics
-    kept = frame[frame["round"] <= run.done].drop(columns=["run", "method", "seed"])
-    return [{k: v for k, v in row.items() if v is not None and v == v} for row in kept.astype(object).where(kept.notna(), None).to_dict("records")]
+    kept = frame[frame["round"] <= run.done].drop(columns=["run", "method", "seed"]).astype(object)
+    return [{k: v for k, v in row.items() if not pd.isna(v)} for row in kept.to_dict("records")]
 
 
 def _partition_bytes(parts: list[np.ndarray]) -> bytes:
@@ -231,8 +246,12 @@ def _partition_bytes(parts: list[np.ndarray]) -> bytes:
 
 def difference(old: dict[str, Any], new: Config) -> str:
     """One line naming the first keys that differ."""
-    tree = new.model_dump(mode="json")
-    found = [f"{s}.{k}: {old[s].get(k)!r} there, {tree[s].get(k)!r} now" if isinstance(tree[s], dict) else f"{s}: {old[s]!r} there, {tree[s]!r} now"
-             for s in tree for k in (sorted({*tree[s], *old.get(s, {})}) if isinstance(tree[s], dict) else ("",))
-             if (old.get(s, {}).get(k) != tree[s].get(k) if isinstance(tree[s], dict) else old.get(s) != tree[s])]
+    before, after = _flat(old), _flat(new.model_dump(mode="json"))
+    found = [f"{key}: {before.get(key)!r} there, {after.get(key)!r} now" for key in sorted(before.keys() | after.keys())
+             if before.get(key) != after.get(key)]
     return "; ".join(found[:3]) + "; use another --out, or the same config"
+
+
+def _flat(tree: dict[str, Any]) -> dict[str, Any]:
+    return {f"{section}.{key}" if key else section: value for section, values in tree.items()
+            for key, value in (values.items() if isinstance(values, dict) else [("", values)])}

@@ -50,18 +50,21 @@ class Setup:
         self.dataset = dataset if dataset is not None else data.load(config.data.name, config.data.root, download)
         n, total = len(self.dataset.train_y), config.clients.total
         if total > n:
-            raise FldiagError(f"clients.total = {total} is more than the {n} training examples", "lower clients.total", usage=True)
+            raise FldiagError(f"clients.total = {total} is more than the {n} training examples",
+                              "lower clients.total", usage=True)
         self.parts = parts if parts is not None else partition.make(
             config.partition.kind, self.dataset.train_y, total, config.partition.seed, **config.partition.options)
         self.module = module if module is not None else models.build(
-            config.model.name, self.dataset.shape, self.dataset.classes, config.model.options, seed=config.seed, code=True)
+            config.model.name, self.dataset.shape, self.dataset.classes, config.model.options, seed=config.seed,
+            code=True)
         self.precision = config.train.precision
         self.dtype = torch.float64 if self.precision == "fp64" else torch.float32
         self.module = self.module.to(self.device, self.dtype)
         self.network = Network(self.module, precision=self.precision)
         self.method: Method = registry.method.get(config.method.name).build(**config.method.options)
         self.method.check(self.network, self.dataset, config)
-        self.schedule = schedule or Seeded(config.seed, total, config.clients.per_round, config.train.epochs, config.train.batch_size)
+        self.schedule = schedule or Seeded(config.seed, total, config.clients.per_round, config.train.epochs,
+                                           config.train.batch_size)
         self.stack = self._stack()
         self._warm()
 
@@ -112,7 +115,8 @@ class Setup:
         w = unit.w_g.to(self.device)
         local = Local(
             self.network, config.train, config.seed, unit.t, unit.lr, unit.ids, w, w.expand(k, -1).clone(),
-            torch.tensor([len(p) for p in parts], device=self.device), torch.tensor([len(b) for b in unit.batches], device=self.device),
+            torch.tensor([len(p) for p in parts], device=self.device),
+            torch.tensor([len(b) for b in unit.batches], device=self.device),
             {n: s.to(self.device) for n, s in unit.state.items()}, {n: s.to(self.device) for n, s in unit.sent.items()},
             {n: b.to(self.device).expand(k, *b.shape).clone() for n, b in unit.buffers.items()}, feed.x, feed.offset)
         return client.train(local, self.method, feed)

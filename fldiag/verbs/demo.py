@@ -45,4 +45,5 @@ def _trained(console: Console, folder: Path, method: str, seed: int, device: str
             if event["event"] == "round":
                 progress(event["round"], event["rounds"], f"accuracy {event['accuracy']:.3f}")
 
-        return rounds.train(config, out=folder / f"{method}-s{seed}-{config.hash[:8]}", on_event=on_event, resume=True, device=device)
+        where = folder / f"{method}-s{seed}-{config.hash[:8]}"
+        return rounds.train(config, out=where, on_event=on_event, resume=True, device=device)

@@ -56,7 +56,7 @@ def report(console: Console, run: Any) -> None:
     last = frame[(frame["slice"] == "test") & (frame["round"] == frame["round"].max())]
     row = {"run": run.path.name, "method": run.config.method.name, "rounds": int(frame["round"].max()), "status": run.status,
            **{m: float(v) for m, v in zip(last["metric"], last["value"], strict=True)}}
-    console.table([row], {"run": "run", "method": "method", "rounds": "rounds", "status": "status", "accuracy": "accuracy", "loss": "loss"})
+    console.table([row], {key: key for key in ("run", "method", "rounds", "status", "accuracy", "loss")})
     if run.status == "diverged":
         console.note(f"diverged: the global weights are no longer finite after round {int(frame['round'].max())}; "
                      "a smaller train.lr usually helps")
@@ -82,17 +82,19 @@ def forecast(console: Console, config: Config, path: Path, download: bool, devic
     per_step = (time.perf_counter() - began) / max(1, max(len(b) for b in trial.batches))
     seconds = per_step * steps * config.rounds
     size = setup.network.size * torch.empty((), dtype=setup.dtype).element_size()
-    held = {"none": 0, "sampled": len(ids) + 1, "all": len(ids) + 1}.get(config.checkpoint.clients, len(config.checkpoint.clients) + 1) \
-        if isinstance(config.checkpoint.clients, (str, tuple)) else 0
+    keep = config.checkpoint.clients
+    held = {"none": -1, "sampled": len(ids), "all": config.clients.total}[keep] if isinstance(keep, str) else len(keep)
     saved = -(-config.rounds // config.checkpoint.every)
     state = len(server) + config.clients.total * len(zero[ids[0]]) + 1
-    disk = size * (saved * (1 + held) + state)
+    disk = size * (saved * (2 + held) + state)  # a file with clients holds what they received too
     free = shutil.disk_usage(next(p for p in [path.absolute(), *path.absolute().parents] if p.exists())).free
-    console.result |= {"config": config.model_dump(mode="json"), "seconds": seconds, "bytes": disk, "stacked": setup.stack, "path": str(path)}
+    console.result |= {"config": config.model_dump(mode="json"), "seconds": seconds, "bytes": disk,
+                       "stacked": setup.stack, "path": str(path)}
     console.say(json.dumps(config.model_dump(mode="json"), indent=1))
     console.say(f"{setup.network.size:,} parameters, {len(ids)} of {config.clients.total} clients a round, "
                 f"{'stacked' if setup.stack else 'one after another'}")
-    console.say(f"forecast: {duration(seconds)} of local training on this machine, {disk / 1e6:,.0f} MB of disk ({free / 1e9:,.0f} GB free)")
+    console.say(f"forecast: {duration(seconds)} of local training on this machine, {disk / 1e6:,.0f} MB of disk "
+                f"({free / 1e9:,.0f} GB free)")
     if disk > free:
         console.note("that does not fit on the disk: raise checkpoint.every or set checkpoint.clients = 'none'")
     console.done(path)

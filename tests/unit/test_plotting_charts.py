@@ -1,0 +1,285 @@
+"""Bubbles, curves, spectra and the toy: artists hold the table's numbers; unfit tables are named."""
+
+from __future__ import annotations
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_hex
+
+from fldiag.errors import FldiagError
+from fldiag.plotting import curves, partition, spectrum, style, toy
+from fldiag.results.table import table
+
+
+# --- partition -------------------------------------------------------------------------------------------------
+def counts(clients: int, classes: int, seed: int = 0, **more) -> pd.DataFrame:
+    draw = np.random.default_rng(seed).integers(0, 400, (clients, classes))
+    return pd.DataFrame([{"client": k, "class": c, "count": int(draw[k, c]), **more}
+                         for k in range(clients) for c in range(classes)])
+
+
+def test_bubble_areas_are_proportional_to_counts_and_stand_at_their_client_and_class():
+    frame = counts(10, 4)
+    frame.loc[3, "count"] = 0
+    (bubbles,) = partition.draw(frame).axes[0].collections
+    held = frame[frame["count"] > 0]
+    np.testing.assert_allclose(bubbles.get_offsets(), held[["client", "class"]].to_numpy(float))
+    ratio = bubbles.get_sizes() / held["count"].to_numpy(float)
+    np.testing.assert_allclose(ratio, ratio[0])
+
+
+def test_panels_share_places_and_the_scale_of_areas():
+    frame = pd.concat([counts(8, 5, run="Sharding"), counts(8, 3, 1, run="LDA $a$").assign(count=7)])
+    fig = partition.draw(frame)
+    one, two = fig.axes
+    assert one.get_xlim() == two.get_xlim() and one.get_ylim() == two.get_ylim()
+    per_count = one.collections[0].get_sizes().max() / frame["count"].max()
+    np.testing.assert_allclose(two.collections[0].get_sizes(), 7 * per_count)
+    assert [ax.get_title() for ax in fig.axes] == ["Sharding", r"LDA \$a\$"]
+
+
+def test_legend_bubbles_are_to_scale():
+    fig = partition.draw(counts(10, 10))
+    bubbles = fig.axes[0].collections[0]
+    area = bubbles.get_sizes()[0] / counts(10, 10)["count"][0]
+    (legend,) = fig.legends
+    for handle, text in zip(legend.legend_handles, legend.get_texts(), strict=True):
+        assert handle.get_markersize() ** 2 == pytest.approx(area * float(text.get_text().replace(",", "")))
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(10, 3), (10, 10), (100, 3), (100, 10), (100, 100), (30, 100)])
+def test_ticks_are_legible_for_all_sizes(clients, classes, tmp_path):
+    fig = partition.draw(counts(clients, classes))
+    style.save(fig, tmp_path / "p.png")
+    renderer, ax = fig.canvas.get_renderer(), fig.axes[0]
+    for labels in (ax.get_xticklabels(), ax.get_yticklabels()):
+        found = [t.get_window_extent(renderer) for t in labels if t.get_text()]
+        assert len(found) >= 2
+        assert not any(a.overlaps(b) for a, b in zip(found, found[1:], strict=False))
+    assert fig.get_size_inches()[0] in (style.ONE_COLUMN, style.TWO_COLUMNS)
+    if max(clients, classes) <= 30:  # big bubbles touch their neighbours at most
+        points = ax.transData.transform([(0, 0), (1, 1)]) * 72 / fig.dpi
+        assert np.sqrt(ax.collections[0].get_sizes().max()) <= 1.1 * np.abs(points[1] - points[0]).min()
+
+
+def test_client_without_examples_keeps_its_place_and_names_keep_their_order():
+    frame = counts(6, 3)
+    ax = partition.draw(frame[frame["client"] != 2]).axes[0]
+    assert [t.get_text() for t in ax.get_xticklabels()] == list("012345")
+    assert 2.0 not in ax.collections[0].get_offsets()[:, 0]
+    named = counts(3, 2).replace({"class": {0: "zebra", 1: "ape"}})
+    assert [t.get_text() for t in partition.draw(named).axes[0].get_yticklabels()] == ["zebra", "ape"]
+    sparse = pd.DataFrame({"client": [900, 7], "class": [0, 0], "count": [1, 2]})
+    assert [t.get_text() for t in partition.draw(sparse).axes[0].get_xticklabels()] == ["7", "900"]
+
+
+def test_unfit_counts_are_refused():
+    frame = counts(3, 2)
+    for bad, message in [(frame.drop(columns="class"), "lacks the columns class"), (frame.iloc[:0], "empty"),
+                         (frame.assign(count=-1), "client 0 has count -1"),
+                         (frame.assign(count=np.nan), "client 0 has count nan"),
+                         (pd.concat([frame, frame.iloc[[4]]]), "client 2 has two counts of class 0")]:
+        with pytest.raises(FldiagError, match=message):
+            partition.draw(bad)
+    assert partition.draw(frame.assign(count=0)).axes  # nobody holds anything: an empty chart, no crash
+
+
+# --- curves ----------------------------------------------------------------------------------------------------
+def metrics(names=("FedAvg", "FedSOL"), seeds=(0,), rounds=30, **more):
+    rng = np.random.default_rng(3)
+    return table([dict(metric=m, run=n, method=n, round=t, seed=s, slice="test", value=rng.normal(), **more)
+                  for m in ("accuracy", "loss") for n in names for s in seeds for t in range(1, rounds + 1)])
+
+
+def drawn(fig, panel: int = 0):
+    return [line for line in fig.axes[panel].lines if line.get_label() == "curve"]
+
+
+def test_curves_hold_the_tables_values_in_order_of_rounds():
+    frame = metrics().sample(frac=1, random_state=1)
+    fig = curves.draw(frame, ["accuracy", "loss"])
+    names = [t.get_text() for t in fig.legends[0].get_texts()]
+    for panel, metric in enumerate(("accuracy", "loss")):
+        for name, line in zip(names, drawn(fig, panel), strict=True):
+            rows = frame[(frame.metric == metric) & (frame.run == name)].sort_values("round")
+            np.testing.assert_array_equal(line.get_xdata(), rows["round"].to_numpy(float))
+            np.testing.assert_allclose(line.get_ydata(), rows["value"].to_numpy(float))
+        assert fig.axes[panel].get_ylabel() == f"{metric} on test"
+
+
+def test_seeds_become_mean_and_spread_and_the_legend_says_so():
+    frame = metrics(seeds=(0, 1, 2))
+    fig = curves.draw(frame)
+    group = frame[(frame.metric == "accuracy") & (frame.run == "FedAvg")].groupby("round")["value"]
+    line, band = drawn(fig)[0], fig.axes[0].collections[0]
+    np.testing.assert_allclose(line.get_ydata(), group.mean().to_numpy(float))
+    top = band.get_paths()[0].vertices[:, 1].max()
+    assert top == pytest.approx((group.mean() + group.std()).max())
+    assert fig.legends[0].get_texts()[0].get_text() == "FedAvg (± std of 3)"
+
+
+def test_smoothing_is_a_centred_mean_that_is_said():
+    x = np.arange(1.0, 31)
+    np.testing.assert_allclose(curves.smoothed(x, 3 * x + 2, 7), 3 * x + 2)  # no lag, also at the ends
+    spike = np.where(x == 15, 1.0, 0.0)
+    smooth = curves.smoothed(x, spike, 5)
+    np.testing.assert_allclose(smooth[12:17], 0.2)
+    assert smooth[11] == smooth[17] == 0
+    gap = np.where(x == 10, np.nan, 1.0)
+    np.testing.assert_allclose(curves.smoothed(x, gap, 3), 1.0)
+    np.testing.assert_allclose(curves.smoothed(x * 10, spike, 5), spike)  # a window of rounds, not of points
+    fig = curves.draw(metrics(), smooth=5)
+    assert "moving mean over 5 rounds" in fig.axes[0].get_ylabel()
+    raw = [line for line in fig.axes[0].lines if line.get_label() == "_raw"]
+    np.testing.assert_allclose(drawn(fig)[0].get_ydata(), curves.smoothed(x, raw[0].get_ydata(), 5))
+    assert "moving" not in curves.draw(metrics()).axes[0].get_ylabel()
+    with pytest.raises(FldiagError, match="smooth is 0"):
+        curves.draw(metrics(), smooth=0)
+
+
+def test_legend_stands_outside_the_data(tmp_path):
+    fig = curves.draw(metrics([f"method number {i}" for i in range(9)]))
+    style.save(fig, tmp_path / "c.png")
+    renderer = fig.canvas.get_renderer()
+    box = fig.legends[0].get_window_extent(renderer)
+    assert not box.overlaps(fig.axes[0].get_tightbbox(renderer))
+    assert box.x0 >= 0 and box.x1 <= fig.get_size_inches()[0] * fig.dpi
+
+
+def test_curves_that_would_mix_different_things_are_refused():
+    frame = metrics()
+    both = pd.concat([frame, frame.assign(slice="train")])
+    with pytest.raises(FldiagError, match=r"mix 2 values of slice: test, train.*where=\{'slice': 'test'\}"):
+        curves.draw(both)
+    assert len(drawn(curves.draw(both, where={"slice": "train"}))) == 2
+    for bad, options, message in [
+        (frame, {"where": {"slice": "validation"}}, "has slice = 'validation'; it has test"),
+        (frame, {"where": {"colour": 1}}, "lacks the columns colour"), (frame, {"metric": "f1"}, "accuracy, loss"),
+        (pd.concat([frame, frame.iloc[[4]]]), {}, "'FedAvg' has two values at round 5"),
+        (frame.drop(columns="round"), {}, "round"), (frame.assign(value=np.nan), {}, "no finite value"),
+        (frame.iloc[:0], {}, "empty"),
+    ]:
+        with pytest.raises(FldiagError, match=message):
+            curves.draw(bad, **options)
+
+
+# --- spectrum --------------------------------------------------------------------------------------------------
+def eigen(**runs):
+    return table([dict(metric="eigenvalue", run=r, index=i + 1, value=v, residual=0.1 * (i + 1), converged=i != 2)
+                  for r, values in runs.items() for i, v in enumerate(values)])
+
+
+def test_spectrum_points_bars_and_hollow_markers():
+    fig = spectrum.draw(eigen(A=[9.0, 5, 3], B=[8.0, 7, 6]))
+    ax = fig.axes[0]
+    done = [line for line in ax.lines if line.get_label() == "converged"]
+    open_ = [line for line in ax.lines if line.get_label() == "not converged"]
+    assert [list(line.get_ydata()) for line in done] == [[9, 5], [8, 7]]
+    assert [list(line.get_ydata()) for line in open_] == [[3], [6]]
+    assert all(to_hex(line.get_markerfacecolor()) == "#ffffff" for line in open_)
+    assert not any(to_hex(line.get_markerfacecolor()) == "#ffffff" for line in done)
+    assert (np.round(done[0].get_xdata()) == [1, 2]).all() and done[0].get_xdata()[0] < done[1].get_xdata()[0]
+    ends = np.array([s[:, 1] for s in ax.collections[0].get_segments()])
+    np.testing.assert_allclose(ends, [[8.9, 9.1], [4.8, 5.2], [2.7, 3.3]])
+    assert "hollow: not converged" in [t.get_text() for t in fig.legends[0].get_texts()]
+
+
+@pytest.mark.parametrize(("values", "kind"), [([9, 5, 3], "linear"), ([900, 5, 3], "log"),
+                                              ([900, 5, -3], "symlog"), ([0.0, 0, 0], "linear")])
+def test_wide_spectra_are_logarithmic(values, kind, tmp_path):
+    fig = spectrum.draw(eigen(A=values))
+    assert fig.axes[0].get_yscale() == kind
+    style.save(fig, tmp_path / "s.png")
+    assert spectrum.draw(eigen(A=[900, 5, 3]), log=False).axes[0].get_yscale() == "linear"
+
+
+def test_unfit_spectra_are_refused():
+    frame = eigen(A=[9, 5, 3])
+    for bad, message in [(frame.drop(columns="index"), "index"), (frame.assign(metric="trace"), "its metrics: trace"),
+                         (pd.concat([frame, frame]), "two eigenvalues of index 1"),
+                         (frame.assign(value=np.nan), "finite value")]:
+        with pytest.raises(FldiagError, match=message):
+            spectrum.draw(bad)
+    fig = spectrum.draw(frame.drop(columns=["residual", "converged"]))
+    assert [t.get_text() for t in fig.legends[0].get_texts()] == ["A"]
+
+
+# --- toy -------------------------------------------------------------------------------------------------------
+START, GOAL, CURVATURES = np.array([0.5, -0.4]), np.array([3.0, 2.0]), [0.2, 1.0, 5.0]
+GEOMETRY = {"w_g": START, "w_l": GOAL, "a": CURVATURES}
+
+
+def plane():
+    rows = []
+    for method in ("fedsol", "fedprox"):
+        for client, a in enumerate(CURVATURES):
+            scale = np.array([a, 1.0])
+            end = START + 0.7 * (GOAL - START) if method == "fedsol" else (scale * GOAL + START) / (scale + 1)
+            common = dict(method=method, client=client, a=a)
+            rows += [dict(metric="trajectory", index=i, x=p[0], y=p[1], **common)
+                     for i, p in enumerate(np.linspace(START, end, 12))]
+            rows += [dict(metric=m, x=end[0], y=end[1], **common) for m in ("end_point", "closed_form")]
+    return table(rows)
+
+
+def test_toy_draws_paths_ends_and_closed_forms_of_every_client():
+    frame = plane().sample(frac=1, random_state=2)
+    fig = toy.draw(frame, GEOMETRY)
+    assert [ax.get_title() for ax in fig.axes] in (["FedSOL", "FedProx"], ["FedProx", "FedSOL"])
+    for ax in fig.axes:
+        for label, metric in (("trajectory", "trajectory"), ("end point", "end_point"), ("closed form", "closed_form")):
+            lines = [line for line in ax.lines if line.get_label() == label]
+            for line, a in zip(lines, CURVATURES, strict=True):
+                rows = frame[(frame.method == ax.get_title().lower()) & (frame.metric == metric) & (frame.a == a)]
+                expected = rows.sort_values("index")[["x", "y"]].to_numpy(float).T
+                np.testing.assert_allclose(np.asarray(line.get_data(), float), expected)
+        (line,) = [line for line in ax.lines if line.get_label() == "line"]
+        np.testing.assert_allclose(np.asarray(line.get_data(), float).T, [START, GOAL])
+        assert {tuple(np.ravel(line.get_data())) for line in ax.lines if line.get_label().startswith("$w")} == {
+            tuple(START), tuple(GOAL)}
+        assert ax.get_aspect() == 1.0
+
+
+def test_toy_contours_are_level_lines_of_the_clients_losses():
+    ax = toy.draw(plane(), GEOMETRY).axes[0]
+    assert len(ax.collections) == len(CURVATURES)
+    for lines, a in zip(ax.collections, CURVATURES, strict=True):
+        for level, path in zip(lines.levels, lines.get_paths(), strict=True):
+            x, y = path.vertices.T
+            assert len(x) > 20
+            np.testing.assert_allclose(0.5 * (a * (x - GOAL[0]) ** 2 + (y - GOAL[1]) ** 2), level, rtol=0.02)
+
+
+def test_toy_hides_no_end_point_under_another():
+    ax = toy.draw(plane(), GEOMETRY).axes[0]
+    ends = [line for line in ax.lines if line.get_label() == "end point"]
+    sizes = [line.get_markersize() for line in ends]
+    assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == 3
+    assert {line.get_markerfacecolor() for line in ends} == {"none"}
+    assert len({line.get_marker() for line in ends}) == 3
+
+
+def test_unfit_toys_are_refused():
+    frame = plane()
+    for bad, geometry, message in [
+        (frame, {"w_g": START}, "lacks w_l, a"), (frame, {**GEOMETRY, "a": [0.0]}, "positive curvatures"),
+        (frame, {**GEOMETRY, "w_l": [1, 2, 3]}, "not two points"), (frame, {**GEOMETRY, "a": [1.0, 5.0]}, r"\[0.2\]"),
+        (frame.drop(columns="a"), GEOMETRY, "lacks the columns a"), (frame.iloc[:0], GEOMETRY, "empty"),
+        (frame.assign(metric="loss"), GEOMETRY, "no rows of metric trajectory"),
+    ]:
+        with pytest.raises(FldiagError, match=message):
+            toy.draw(bad, geometry)
+
+
+# --- all -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("picture", [lambda: partition.draw(counts(10, 5)), lambda: curves.draw(metrics()),
+                                     lambda: spectrum.draw(eigen(A=[9, 5, 3])), lambda: toy.draw(plane(), GEOMETRY)],
+                         ids=["partition", "curves", "spectrum", "toy"])
+def test_same_table_same_bytes_and_no_settings_left_behind(picture, tmp_path):
+    before = dict(matplotlib.rcParams)
+    for ending in ("png", "pdf"):
+        one, two = (style.save(picture(), tmp_path / f"{i}.{ending}")[0].read_bytes() for i in (1, 2))
+        assert one == two
+    assert dict(matplotlib.rcParams) == before

@@ -1,0 +1,263 @@
+"""Landscapes, printed and interactive: what is drawn is what the table says, on one scale, and labels are inert."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import re
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+
+from fldiag.errors import FldiagError
+from fldiag.plotting import landscape, style
+from fldiag.plotting.surfaces import scale, surfaces
+from fldiag.results.table import table
+
+EVIL = "<img src=x onerror=alert(1)></script><b>$x$ & \u2028'\""
+
+
+def rows(run: str, a: float, b: float, n: int = 9, low: float = 1.0, power: int = 1, **more):
+    grid = np.linspace(-1, 1, n)
+    out = [dict(metric="loss", run=run, x=x, y=y, value=low + (a * x * x / 2 + b * y * y / 2 + 0.1 * x) ** power,
+                stderr=0.01 * a, slice="test", n_examples=1234, **more) for y in grid for x in grid]
+    out += [dict(metric="eigenvalue", run=run, index=k, value=a / k, residual=0.25, converged=True)
+            for k in range(1, 6)]
+    return out
+
+
+def axes(fig, kind: str):
+    return [ax for ax in fig.axes if ax.get_label().startswith(kind)]
+
+
+def test_surface_faces_are_the_means_of_the_tables_corners_whatever_the_order_of_rows():
+    frame = table(rows("A", 8, 3)).sample(frac=1, random_state=0)
+    z = frame[frame.metric == "loss"].pivot(index="y", columns="x", values="value").to_numpy(float)
+    (ax,) = axes(landscape.draw(frame), "surface")
+    faces = np.asarray(ax.collections[0].get_array())
+    np.testing.assert_allclose(faces, ((z[1:, 1:] + z[1:, :-1] + z[:-1, 1:] + z[:-1, :-1]) / 4).ravel(), rtol=1e-12)
+
+
+def test_contour_lines_lie_at_their_levels_with_x_along_x():
+    (ax,) = axes(landscape.draw(table(rows("A", 8, 3, n=41))), "contours")
+    lines = ax.collections[1]
+    checked = 0
+    for level, path in zip(lines.levels, lines.get_paths(), strict=True):
+        x, y = path.vertices.T if len(path.vertices) else (np.array([]), np.array([]))
+        # The asymmetric term 0.1 x tells left from right and x from y.
+        np.testing.assert_allclose(1 + 4 * x * x + 1.5 * y * y + 0.1 * x, level, atol=0.02)
+        checked += len(x)
+    assert checked > 100
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 6])
+def test_columns_share_range_colours_and_axes(count):
+    fig = landscape.draw(table([r for i in range(count) for r in rows(f"run {i}", 10 / (i + 1), 3, low=1 + i)]))
+    tops, flats = axes(fig, "surface"), axes(fig, "contours")
+    assert len(tops) == len(flats) == count
+    assert len({ax.get_zlim() for ax in tops}) == 1
+    assert len({ax.get_xlim() + ax.get_ylim() for ax in tops}) == len({ax.get_xlim() for ax in flats}) == 1
+    assert len({ax.collections[0].get_clim() for ax in (*tops, *flats)}) == 1
+    assert len({tuple(ax.collections[0].levels) for ax in flats}) == 1
+    for ax in flats:  # the weights
+        assert [list(map(float, line.get_data())) for line in ax.lines] == [[0.0, 0.0]] * 2
+
+
+def boxes(fig, tmp_path):
+    style.save(fig, tmp_path / "x.png")
+    renderer = fig.canvas.get_renderer()
+    texts = list(fig.texts)
+    for ax in axes(fig, "contours"):
+        texts += [t for t in (*ax.get_xticklabels(), *ax.get_yticklabels(), ax.xaxis.label, ax.yaxis.label)
+                  if t.get_visible() and t.get_text()]
+    return [(t.get_text(), t.get_window_extent(renderer)) for t in texts]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1.0, 1e6])
+def test_labels_never_overlap_nor_leave_the_page(count, size, tmp_path):
+    names = ["FedAvg", "a very long label lr=0.01 momentum=0.9 seed=3 round=300", "W" * 60, "FedSOL"]
+    fig = landscape.draw(table([r for i in range(count) for r in rows(names[i], size * 8, size * 3)]))
+    found = boxes(fig, tmp_path)
+    width, height = fig.get_size_inches() * fig.dpi
+    for i, (text, box) in enumerate(found):
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, text
+        for other, against in found[i + 1:]:
+            assert not box.overlaps(against), (text, other)
+    assert width <= style.TWO_COLUMNS * fig.dpi + 1
+
+
+def test_caption_says_slice_size_sharpness_residual_and_ratio():
+    texts = "\n".join(t.get_text() for t in landscape.draw(table(rows("A", 8, 3))).texts)
+    assert all(part in texts for part in ("test", "n = 1,234", "λ₁ = 8 ± 0.25", "λ₁/λ₅ = 5"))
+    assert "clipped" not in texts and "not converged" not in texts
+
+
+def test_caption_marks_unconverged_and_unknown_numbers():
+    frame = table(rows("A", 8, 3))
+    frame.loc[frame["index"] == 1, "converged"] = False
+    assert "(not converged)" in surfaces(frame)[0].caption()
+    bare = surfaces(frame[frame.metric == "loss"].drop(columns=["slice", "n_examples", "stderr"]))[0]
+    assert bare.caption() == ["unnamed slice", "n unknown", "λ₁ = –", "λ₁/λ₅ = –"]
+
+
+def test_given_ratio_is_preferred_to_the_quotient():
+    frame = table([*rows("A", 8, 3), dict(metric="eigenvalue_ratio", run="A", index=5, value=7.5)])
+    assert surfaces(frame)[0].ratio == 7.5 and surfaces(frame)[0].centre == 1.0
+
+
+def test_automatic_clip_spares_bowls_and_cuts_explosions_and_says_so():
+    bowls = surfaces(table([*rows("sharp", 500, 0), *rows("flat", 1, 1), *rows("flatter", 0.1, 0.1)]))
+    assert scale(bowls).clip is None
+    wild = surfaces(table([*rows("wild", 20, 20, n=21, power=6), *rows("flat", 1, 1)]))
+    found = scale(wild)
+    assert found.clip is not None and found.clip < found.top == max(g.highest for g in wild)
+    assert found.high == found.clip and found.height(np.array([np.inf, found.top])).max() == found.clip
+    assert any("clipped" in note for note in found.notes())
+
+
+def test_clip_given_by_hand_bounds_surface_and_scale_and_is_said():
+    fig = landscape.draw(table(rows("A", 80, 30)), clip=10)
+    (top,), (flat,) = axes(fig, "surface"), axes(fig, "contours")
+    assert top.get_zlim()[1] == 10 and np.max(top.collections[0].get_array()) <= 10
+    assert flat.collections[0].levels[-1] == 10
+    assert any("clipped at 10 (largest: 56.1)" in t.get_text() for t in fig.texts)
+    for bad in (0.5, -1, float("nan")):
+        with pytest.raises(FldiagError, match="smallest loss is"):
+            landscape.draw(table(rows("A", 80, 30)), clip=bad)
+
+
+def test_infinite_and_undefined_losses_are_drawn_at_the_top_or_left_out_and_counted():
+    frame = table(rows("A", 8, 3))
+    frame.loc[0, "value"], frame.loc[1, "value"] = np.inf, np.nan
+    grids = surfaces(frame)
+    shared = scale(grids)
+    assert shared.overflows == 2 and "2 points" in " ".join(shared.notes())
+    shown = shared.height(grids[0].loss)
+    assert shown[0, 0] == shared.high and np.isnan(shown[0, 1])
+    landscape.draw(frame)
+    frame["value"] = np.nan
+    with pytest.raises(FldiagError, match="finite loss"):
+        landscape.draw(frame)
+
+
+def test_log_heights_are_decades_and_auto_takes_them_for_wide_ranges():
+    grids = surfaces(table([*rows("A", 8e5, 3), *rows("B", 1, 1)]))
+    shared = scale(grids, height="auto")
+    assert shared.log and shared.clip is None and shared.label(4.0) == "10⁴" and shared.label(1.0) == "10"
+    np.testing.assert_allclose(10 ** shared.height(grids[0].loss), grids[0].loss)
+    assert not scale(surfaces(table(rows("A", 8, 3))), height="auto").log
+    with pytest.raises(FldiagError, match="above 0"):
+        scale(surfaces(table(rows("A", 0.0, 0.0, low=-5))), height="log")
+    with pytest.raises(FldiagError, match="unknown height"):
+        scale(grids, height="cubic")
+
+
+@pytest.mark.parametrize("loss", [(1.0, 70.0), (1e-9, 2e-9), (-3.0, 5.0), (1e6, 5e6), (2.0, 2.0)])
+@pytest.mark.parametrize("log", ["linear", "log"])
+def test_ticks_are_round_and_within(loss, log):
+    if log == "log" and loss[0] < 0:
+        pytest.raises(FldiagError, scale, [], height="odd")
+        return
+    grid = table([dict(metric="loss", run="A", x=x, y=y, value=loss[x * y]) for x in (0, 1) for y in (0, 1)])
+    shared = scale(surfaces(grid), None, log)
+    assert shared.high > shared.low
+    assert all(shared.low - 1e-6 <= t <= shared.high + 1e-6 for t in shared.ticks())
+    assert len(shared.ticks()) <= 9 and len({shared.label(t) for t in shared.ticks(4)}) >= 1 or loss[0] == loss[1]
+
+
+def test_unfit_tables_are_refused_by_name():
+    good = table(rows("A", 8, 3))
+    cases = [(good.drop(columns=["x", "value"]), "lacks the columns x, value"), (good.iloc[:0], "is empty"),
+             (good[good.metric == "eigenvalue"], "no rows of metric 'loss'.*eigenvalue"),
+             (good.drop(index=5), "80 points, which is no full grid of 9 x by 9 y"),
+             (pd.concat([good, good.iloc[[3]]]), "2 losses at"), (good.assign(x=np.nan), "without coordinates")]
+    for frame, message in cases:
+        with pytest.raises(FldiagError, match=message):
+            landscape.draw(frame)
+    with pytest.raises(FldiagError, match="got list"):
+        landscape.draw([1])
+
+
+def test_drawing_is_repeatable_to_the_byte_and_leaves_no_settings_behind(tmp_path):
+    before, frame = dict(matplotlib.rcParams), table([*rows("A", 8, 3), *rows(EVIL, 2, 1)])
+    kept = frame.copy()
+    for ending in ("png", "pdf"):
+        one, two = (style.save(landscape.draw(frame), tmp_path / f"{i}.{ending}")[0].read_bytes() for i in (1, 2))
+        assert one == two
+    pages = [landscape.interactive(frame, tmp_path / f"{i}.html").read_bytes() for i in (1, 2)]
+    assert pages[0] == pages[1] and dict(matplotlib.rcParams) == before
+    pd.testing.assert_frame_equal(frame, kept)
+
+
+class Reader(html.parser.HTMLParser):
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags, self.words, self.handlers, self.sources = [], "", [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.handlers += [k for k, _ in attrs if k.startswith("on")]
+        self.sources += [v for k, v in attrs if k in ("src", "href")]
+
+    def handle_data(self, data):
+        self.words += data
+
+
+def page(tmp_path, frame, **options) -> tuple[str, Reader]:
+    text = landscape.interactive(frame, tmp_path / "p.html", **options).read_text("utf-8")
+    return text, Reader(text)
+
+
+def test_page_is_inert_and_self_contained(tmp_path):
+    frame = table([*rows(EVIL, 8, 3), *rows("B", 2, 1)])
+    frame["slice"] = EVIL
+    text, read = page(tmp_path, frame, title=EVIL, names=(EVIL, "<i>y</i>"))
+    assert "img" not in read.tags and "b" not in read.tags and not read.handlers and not read.sources
+    assert read.tags.count("script") == 3 and text.count("</script") == 3
+    assert read.words.count(EVIL) >= 5  # title, heading, scene, table: shown as it is
+    assert "default-src 'none'" in text and "'unsafe-inline'" not in re.search("script-src[^;]*", text).group()
+    data = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', text, re.S).group(1))
+    shown = data["layout"]["scene"]["xaxis"]["title"]["text"]
+    assert "<" not in shown and "&lt;img" in shown  # plotly reads tags in its titles
+
+
+def test_page_allows_exactly_the_scripts_it_holds(tmp_path):
+    import base64
+    import hashlib
+
+    text, _ = page(tmp_path, table(rows("A", 8, 3)))
+    policy = re.search(r"script-src ([^;]*);", text.replace("&#39;", "'")).group(1)
+    held = re.findall(r"<script>(.*?)</script>", text, re.S)
+    digests = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in held]
+    assert len(held) == 2 and re.findall(r"'sha256-([^']*)'", policy.replace("&#43;", "+")) == digests
+
+
+def test_page_holds_the_tables_numbers_one_scene_a_run_on_one_scale(tmp_path):
+    frame = table([*rows("A", 80, 30), *rows("B", 2, 1)])
+    frame.loc[0, "value"] = np.nan
+    text, read = page(tmp_path, frame, clip=20)
+    data = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', text, re.S).group(1))
+    assert len(data["scenes"]) == 2 == text.count('class="scene"')
+    assert len({(s["cmin"], s["cmax"]) for s in data["scenes"]}) == 1
+    assert data["layout"]["scene"]["zaxis"]["range"][1] == 20
+    for scene, grid in zip(data["scenes"], surfaces(frame), strict=True):
+        drawn = np.array(scene["z"], dtype=float)
+        np.testing.assert_allclose(drawn, np.minimum(grid.loss, 20))
+        assert scene["x"] == grid.x.tolist() and scene["y"] == grid.y.tolist()
+    assert data["scenes"][0]["z"][0][0] is None
+    corner = data["scenes"][0]["text"][-1][0]  # beyond the clip the true loss is still told
+    assert corner.startswith("x -1<br>y 1<br>loss 55.9<br>stderr 0.8")
+    assert "clipped at 20" in read.words and "undefined loss" in read.words
+    assert re.search(r"80\s+0\.25\s+5", read.words)
+
+
+def test_page_never_offers_to_send_the_data_away():
+    from importlib import resources
+
+    script = (resources.files("fldiag.plotting") / "landscape.js").read_text("utf-8")
+    assert "modeBarButtons:" in script and "showSendToCloud: false" in script
+    assert not re.search(r"https?://|fetch\(|XMLHttpRequest|innerHTML", script)

@@ -1,0 +1,134 @@
+"""The spectrum diagnostic: closed forms, dense Hessians of small nets, and an honest table."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fldiag.diagnostics import Problem
+from fldiag.diagnostics.spectrum import eigenpairs, spectrum
+from fldiag.errors import FldiagError
+from fldiag.results.table import check
+
+
+class Weights(nn.Module):
+    """Hands the weights themselves to the loss, once an example."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.w = nn.Parameter(torch.linspace(-1, 1, size))
+
+    def forward(self, x):
+        return self.w.expand(len(x), -1)
+
+
+def quadratic(eigenvalues, n=3, **options):
+    """L(w) = 1/2 w^T A w + 2 with these eigenvalues of A."""
+    size = len(eigenvalues)
+    q, _ = np.linalg.qr(np.random.default_rng(4).standard_normal((size, size)))
+    a = torch.from_numpy(q @ np.diag(np.asarray(eigenvalues, dtype=float)) @ q.T)
+    options.setdefault("dtype", torch.float64)
+
+    def loss(z, y):
+        return 0.5 * ((z @ a.to(z)) * z).sum(1).mean() + 2
+
+    return Problem(Weights(size), loss, (torch.zeros(n, 1), torch.zeros(n)), **options), a
+
+
+def rows(frame, metric):
+    return frame[frame.metric == metric].reset_index(drop=True)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-9), (torch.float32, 2e-6)])
+@pytest.mark.parametrize("which", ["largest", "smallest", "magnitude"])
+@pytest.mark.parametrize("values", [[9, 4, 4, 1, 0.5, 0.1, 0, -6], [0.0] * 5, [-1, -2, -2]], ids=str)
+def test_closed_form_of_a_quadratic(values, which, dtype, tolerance):
+    p, a = quadratic(values, dtype=dtype)
+    frame = check(spectrum(p, k=10, which=which))
+    found = rows(frame, "eigenvalue")
+    key = {"largest": lambda v: -v, "smallest": lambda v: v, "magnitude": lambda v: (-abs(v), -v)}[which]
+    assert found.value.tolist() == pytest.approx(sorted(values, key=key), abs=10 * tolerance)
+    assert found["index"].tolist() == list(range(1, len(values) + 1))
+    assert found.converged.all() and (found.residual <= 100 * tolerance).all()
+    w = p.w.double()
+    assert rows(frame, "loss").value[0] == pytest.approx(float(0.5 * w @ a @ w + 2), rel=tolerance)
+    assert rows(frame, "loss").stderr[0] == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("k, index, ratio", [(1, 1, 1), (3, 3, 8 / 4), (5, 5, 8 / 2), (7, 5, 8 / 2)])
+def test_ratio_to_the_fifth_or_the_last_eigenvalue(k, index, ratio):
+    p, _ = quadratic([8, 6, 4, 3, 2, 1, 0.5])
+    row = rows(spectrum(p, k=k), "eigenvalue_ratio")
+    assert (row["index"].tolist(), row.value.tolist()) == ([index], [pytest.approx(ratio, rel=1e-6)])
+    assert bool(row.converged[0])
+
+
+def test_a_zero_eigenvalue_has_no_ratio_rather_than_a_wrong_one():
+    p, _ = quadratic([3, 0, 0], dtype=torch.float64)
+    row = rows(spectrum(p, k=2), "eigenvalue_ratio")
+    assert pd.isna(row.value[0]) or abs(row.value[0]) > 1e9
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    x = torch.randn(40, 1, 6, 6)
+    y = (x.mean((1, 2, 3)) > 0).long() + (x[:, 0, 0, 0] > 0.5).long()
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.GroupNorm(3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3))
+    optimiser = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(60):
+        optimiser.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimiser.step()
+    return model, (x, y)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_eigenpairs_of_a_trained_net_are_those_of_its_dense_hessian(seed):
+    model, given = net(seed)
+    p = Problem(model, cross_entropy, given)
+    q = Problem(model, cross_entropy, given, dtype=torch.float64)
+    x, y = q.read(0, q.n)
+    dense = torch.func.hessian(lambda w: cross_entropy(q.call(w, x), y))(q.w)
+    values, vectors = torch.linalg.eigh(dense)
+    top = values.flip(0)[:5].numpy()
+    found = eigenpairs(p, 5)
+    assert found.converged.all() and found.values == pytest.approx(top, rel=1e-3)
+    assert (np.abs(found.values - top) <= found.residuals + 1e-5 * top[0]).all()
+    assert found.products <= 25
+    exact = eigenpairs(q, 5, tol=1e-10)
+    assert exact.values == pytest.approx(top, rel=1e-9)
+    cosines = (exact.vectors * vectors.flip(1).T[:5]).sum(1).abs()
+    assert torch.allclose(cosines, torch.ones(5).double(), atol=1e-3)
+
+
+def test_the_same_seed_gives_the_same_table_and_memory_does_not_matter():
+    model, given = net()
+    a, b, c = (spectrum(Problem(model, cross_entropy, given, name="run", memory=m), k=3) for m in (2**31, 2**31, 1))
+    pd.testing.assert_frame_equal(a, b, check_exact=True)
+    assert rows(a, "eigenvalue").value.tolist() == pytest.approx(rows(c, "eigenvalue").value.tolist(), rel=1e-4)
+
+
+def test_the_table_says_what_its_numbers_are():
+    model, given = net()
+    labels = {"method": "fedavg", "round": 3, "moment": "aggregated", "scope": "global"}
+    frame = check(spectrum(Problem(model, cross_entropy, given, name="ckpt", labels=labels), k=2))
+    assert frame.metric.tolist() == ["loss", "eigenvalue", "eigenvalue", "eigenvalue_ratio"]
+    assert set(frame.run) == {"ckpt"} and set(frame.slice) == {"data"} and set(frame.n_examples) == {40}
+    assert set(frame.method) == {"fedavg"} and set(frame["round"]) == {3}
+    assert frame.estimator.tolist() == ["exact", "lanczos", "lanczos", "lanczos"]
+
+
+def test_a_spent_budget_is_admitted_in_the_table():
+    model, given = net()
+    frame = spectrum(Problem(model, cross_entropy, given), k=5, max_products=6)
+    assert not rows(frame, "eigenvalue").converged.all() and not rows(frame, "eigenvalue_ratio").converged[0]
+    assert rows(frame, "eigenvalue").residual.max() > 1e-3
+
+
+def test_a_loss_that_is_infinite_beyond_the_probed_examples_is_refused():
+    x, y = torch.ones(100, 2), torch.zeros(100, dtype=torch.int64)
+    x[20] = 3e38  # not among the probe's 32 examples
+    with pytest.raises(FldiagError, match=r"loss on slice 'data' is (nan|inf)"):
+        spectrum(Problem(nn.Linear(2, 2), lambda z, y: z.square().sum(1).mean(), (x, y)))
