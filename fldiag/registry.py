@@ -75,7 +75,13 @@ def explain(error: pydantic.ValidationError, where: str, schema: type[pydantic.B
         model: Any = schema
         for part in first["loc"][:-1]:
             model = model.model_fields[part].annotation
-        return FldiagError(f"{where}: unknown key {key!r}", nearest(first["loc"][-1], model.model_fields), usage=True)
+        known = dict(model.model_fields)
+        inside = [f"{section}.{key}" for section, f in known.items() if key in getattr(f.annotation, "model_fields", {})]
+        remedy = f"did you mean {inside[0]!r}?" if inside else nearest(first["loc"][-1], known) if known else "it has no options"
+        return FldiagError(f"{where}: unknown key {key!r}", remedy, usage=True)
+    if first["type"] == "value_error":  # raised by a validator of ours: "what; remedy"
+        what, _, remedy = str(first["ctx"]["error"]).partition("; ")
+        return FldiagError(f"{where}: {key + ': ' if key else ''}{what}", remedy, usage=True)
     message = first["msg"][0].lower() + first["msg"][1:]
     return FldiagError(f"{where}: {key} = {first.get('input')!r} is not valid", message, usage=True)
 

@@ -37,7 +37,7 @@ def axis(points: int, span: float) -> np.ndarray:
     if points % 2 == 0 or points < 3:
         raise FldiagError(f"points = {points} puts no grid point at the weights themselves",
                           "use an odd number of at least 3", usage=True)
-    half = span * np.arange(1, points // 2 + 1) / (points // 2)
+    half = span * (np.arange(1, points // 2 + 1) / (points // 2))
     return np.concatenate([-half[::-1], [0.0], half])
 
 

@@ -50,8 +50,8 @@ def draw(table: pd.DataFrame, metric: str | Sequence[str] = "accuracy", *, smoot
     texts = [f"{n} (± std of {seeds[n]})" if seeds[n] > 1 else n for n in labels]
     looks = style.looks(labels)
     width = width or (style.ONE_COLUMN if len(panels) == 1 else style.TWO_COLUMNS)
-    texts = [style.shorten(t, int(width / 0.062) - 6) for t in texts]
-    columns = max(1, min(len(texts), int(width / (0.053 * max(map(len, texts)) + 0.46))))
+    texts = [style.wrap(t, width - 0.6)[0] for t in texts]
+    columns = max(1, min(len(texts), int(width / (max(style.text_width(t, 7) for t in texts) + 0.48))))
     with style.paper():
         across = min(len(panels), 3)
         down = -(-len(panels) // across)

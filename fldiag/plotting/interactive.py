@@ -55,11 +55,12 @@ def _scene(grid: Surface, shared: Scale) -> dict[str, Any]:
              for y, losses, errors in zip(grid.y, grid.loss, grid.stderr, strict=True)]
     heights = [[None if math.isnan(v) else v for v in row] for row in shared.height(grid.loss).tolist()]
     colours = [[i / 32, to_hex(c)] for i, c in enumerate(matplotlib.colormaps[style.COLORMAP](np.linspace(0, 1, 33)))]
-    return go.Surface(x=grid.x.tolist(), y=grid.y.tolist(), z=heights, text=hover, cmin=shared.low, cmax=shared.high,
-                      hovertemplate="%{text}<extra></extra>", showscale=False, colorscale=colours,
+    trace = go.Surface(x=grid.x.tolist(), y=grid.y.tolist(), z=heights, cmin=shared.low, cmax=shared.high,
+                      hoverinfo="text", showscale=False, colorscale=colours,
                       # Little shading, or the colours would no longer be those of the bar.
                       lighting={"ambient": 0.85, "diffuse": 0.25, "specular": 0.02, "roughness": 0.9},
                       contours={"z": {"highlightcolor": "#ffffff"}}).to_plotly_json()
+    return {**trace, "text": hover}  # plotly's Python side would turn each row of texts into one text
 
 
 def _layout(grids: list[Surface], shared: Scale, names: tuple[str, str]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ The picture of Lee et al., "FedSOL" (CVPR 2024), figure 8, and Mendieta et al., 
 from __future__ import annotations
 
 import math
-import textwrap
 from typing import Literal
 
 import matplotlib
@@ -27,7 +26,6 @@ __all__ = ["draw", "interactive"]
 _LEFT = 0.50  # inches
 _XLABEL = 0.38  # inches for tick labels and name of the x axis
 _LINE = 0.135  # inches a line of caption
-_CHARACTER = 0.060  # inches, a generous mean for the caption's letters
 
 
 def draw(table: pd.DataFrame, *, clip: float | Literal["auto"] | None = "auto",
@@ -48,15 +46,14 @@ def draw(table: pd.DataFrame, *, clip: float | Literal["auto"] | None = "auto",
     longest = max(len(shared.label(t)) for t in (*shared.ticks(4), *shared.ticks(6)))
     right, gap = 0.30 + 0.065 * longest, 0.16 + 0.065 * max(longest - 3, 0)  # room for tick labels of the loss
     side = min(2.15, (width - _LEFT - right - (columns - 1) * gap) / columns)
-    letters = max(int(side / _CHARACTER), 8)
-    titles = [_wrap(g.run, int(side / 0.068), 2) for g in grids]
-    captions = [[line for part in g.caption() for line in _wrap(part, letters, 2)] for g in grids]
+    titles = [style.wrap(g.run, side, 2, 8.5, "bold") for g in grids]
+    captions = [[line for part in g.caption() for line in style.wrap(part, side, 2)] for g in grids]
     title = 0.17 * max(map(len, titles)) + 0.02
     caption = _LINE * max(map(len, captions))
     peak = 0.88 * (side + 0.16)
     block = title + peak + 0.06 + side + _XLABEL + caption
     total = _LEFT + right + columns * side + (columns - 1) * gap
-    notes = textwrap.wrap(" ".join(shared.notes()), max(int((total - 0.2) / 0.058), 20))
+    notes = style.wrap(" ".join(shared.notes()), total - 0.2, 6) if shared.notes() else []
     foot = _LINE * len(notes) + 0.1 + (0.04 if notes else 0)
     whole = blocks * block + (blocks - 1) * 0.22 + foot + 0.04
     with style.paper():
@@ -90,11 +87,6 @@ def draw(table: pd.DataFrame, *, clip: float | Literal["auto"] | None = "auto",
             fig.text(0.1 / total, 0.06 / whole, "\n".join(notes), ha="left", va="bottom", fontsize=7,
                      color="#444444", linespacing=1.2)
     return fig
-
-
-def _wrap(text: str, width: int, lines: int) -> list[str]:
-    """At most ``lines`` lines of ``width`` characters; what is too long loses its middle."""
-    return textwrap.wrap(style.shorten(text, lines * width - 2), width, break_on_hyphens=True)[:lines] or [""]
 
 
 def _surface(ax, grid: Surface, shared: Scale, limits: list[tuple[float, float]]) -> None:

@@ -55,7 +55,7 @@ def draw(table: pd.DataFrame, *, width: float | None = None) -> Figure:
                        color=_FILL, linewidths=0, alpha=_ALPHA)
             _axes(ax, clients, classes, int(tall * 72 / 9))
             if len(panels) > 1:
-                ax.set_title(style.plain(style.shorten(run, int(width / columns / 0.075))))
+                ax.set_title(style.plain(style.wrap(run, width / columns - 0.5, size=8.5)[0]))
         for ax in axes.flat[len(panels):]:
             ax.remove()
         for ax in axes[-1]:

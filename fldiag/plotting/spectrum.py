@@ -41,13 +41,13 @@ def draw(table: pd.DataFrame, *, log: bool | None = None, width: float | None = 
     indices = sorted(flat["index"].unique())
     if width is None:
         width = style.ONE_COLUMN if len(indices) * len(runs) <= 32 else style.TWO_COLUMNS
-    texts = [style.shorten(r, int(width / 0.062) - 6) for r in runs]
+    texts = [style.wrap(r, width - 0.5)[0] for r in runs]
     handles = [Line2D([], [], linestyle="none", color=looks[r].color, marker=looks[r].marker, markersize=3.8) for r in runs]
     if not flat["converged"].all():
         texts.append("hollow: not converged")
         handles.append(Line2D([], [], linestyle="none", color="#555555", marker="o", markersize=3.8,
                               markerfacecolor="white"))
-    columns = max(1, min(len(texts), int(width / (0.058 * max(map(len, texts)) + 0.32))))
+    columns = max(1, min(len(texts), int(width / (max(style.text_width(t, 7) for t in texts) + 0.36))))
     with style.paper():
         fig = style.figure(width, 2.2 + 0.15 * -(-len(texts) // columns), layout="constrained")
         ax = fig.subplots()

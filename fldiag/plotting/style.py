@@ -13,12 +13,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import matplotlib
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.legend import Legend
 
 from fldiag.errors import FldiagError
@@ -67,7 +69,7 @@ def look(position: int) -> Look:
     """The look of the given position; colour and marker together repeat only after 49."""
     colour, turn = position % len(_COLOURS), position // len(_COLOURS)
     return Look(_COLOURS[colour], _MARKERS[(colour + turn) % len(_MARKERS)],
-                _DASHES[(colour + 2 * turn) % len(_DASHES)])
+                _DASHES[(colour + 3 * turn) % len(_DASHES)])
 
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:
@@ -115,6 +117,48 @@ def shorten(text: object, width: int) -> str:
         return text
     head = max((width - 1) // 2, 1)
     return text[:head] + "…" + text[len(text) - max(width - 1 - head, 1):]
+
+
+@cache
+def _advance(letter: str, weight: str) -> float:
+    """Width of a letter as a share of the font size, between neighbours (alone, a space has none)."""
+    font = FontProperties(family="DejaVu Sans", size=72, weight=weight)
+    wide, bare = (RendererAgg(1, 1, 72).get_text_width_height_descent(t, font, False)[0]
+                  for t in ("l" + 8 * letter + "l", "ll"))
+    return (wide - bare) / 8 / 72
+
+
+def text_width(text: str, size: float, weight: str = "normal") -> float:
+    """Width of one line of text in inches, in the font of the style, before kerning."""
+    return sum(_advance(letter, weight) for letter in text) * size / 72
+
+
+def wrap(text: object, inches: float, lines: int = 1, size: float = 7.0, weight: str = "normal") -> list[str]:
+    """The text in at most ``lines`` lines of at most ``inches``; what is too long loses its middle."""
+    text = " ".join(str(text).split())
+    room = min(len(text), int(lines * inches * 72 / (0.25 * size)) + 1)  # no letter is narrower than that
+    while True:
+        made = _fill(shorten(text, room), inches, size, weight)
+        if len(made) <= lines or room <= 3:
+            return made[:lines] or [""]
+        room -= 1
+
+
+def _fill(text: str, inches: float, size: float, weight: str) -> list[str]:
+    made, line = [], ""
+    for word in text.split():
+        longer = f"{line} {word}" if line else word
+        if text_width(longer, size, weight) <= inches:
+            line = longer
+            continue
+        if line:
+            made.append(line)
+        while text_width(word, size, weight) > inches and len(word) > 1:
+            cut = next((n for n in range(len(word) - 1, 1, -1) if text_width(word[:n], size, weight) <= inches), 1)
+            made.append(word[:cut])
+            word = word[cut:]
+        line = word
+    return [*made, line] if line else made
 
 
 def legend(owner: Any, handles: Sequence[Any], labels: Sequence[str], **options: Any) -> Legend:

@@ -33,7 +33,7 @@ CURVATURES = (0.2, 0.5, 1.0, 2.0, 5.0)
 A_RANGE = (1e-6, 1e6)  # beyond it gradient descent takes millions of steps
 CLOSEST = 1e-6  # w_g and w_l* nearer than this leave FedSOL's direction to rounding
 CONVERGED = 1e-7  # at rest: ||gradient|| below this, in units of min(a, 1) D
-MAX_STEPS, HOVER_STEPS = 20_000, 500
+MIN_STEPS, MAX_STEPS = 500, 20_000
 
 
 def fedprox_end(w_g: Point, w_l: Point, a: float, beta: float) -> np.ndarray:
@@ -161,8 +161,8 @@ def run(rho: float = 1.5, beta: float = 1.0, a: Iterable[float] = CURVATURES, w_
         w_l: Point = (3.0, 2.0), steps: int | None = None, lr: float | None = None) -> pd.DataFrame:
     """The toy as a table: FedSOL (L_p = l2, fixed strength, full model) and FedProx (mu = ``beta``).
 
-    ``lr`` is half of what is stable for every client and both methods, ``steps`` enough to come to rest,
-    unless given. Rows (with ``x``, ``y``, ``a`` besides the usual columns; value: ||w - w_g|| unless said):
+    Unless given, ``lr`` is half of what is stable for every client (each method its own) and ``steps`` are
+    enough to come to rest. Rows (with ``x``, ``y``, ``a``; the value is ||w - w_g|| unless said):
 
     - ``trajectory`` (``index`` = step), ``end_point`` (``residual`` = norm of the last gradient,
       ``converged``), ``closed_form``, for each client and method;
@@ -177,21 +177,26 @@ def run(rho: float = 1.5, beta: float = 1.0, a: Iterable[float] = CURVATURES, w_
     start, goal = _points(w_g, w_l)
     rho, beta, curvatures = _number("rho", rho), _number("beta", beta), _curvatures(a)
     distance = math.hypot(*(goal - start))
-    lr = _rate(curvatures, rho, beta, distance) if lr is None else _positive("lr", lr)
-    steps = _enough(curvatures, rho, distance, lr) if steps is None else _count(steps)
-    fedsol = {"name": "fedsol", "rho": rho, "loss": "l2", "strength": "fixed", "part": "full"}
+    rates = _rates(curvatures, rho, beta, distance)
+    if lr is not None:
+        rates = dict.fromkeys(rates, _positive("lr", lr))
+    steps = _enough(curvatures, rho, beta, distance, rates) if steps is None else _count(steps)
+    methods: list[dict[str, Any]] = [
+        {"name": "fedsol", "rho": rho, "loss": "l2", "strength": "fixed", "part": "full"},
+        {"name": "fedprox", "mu": beta}]
     rows: list[dict[str, Any]] = []
-    for method in (fedsol, {"name": "fedprox", "mu": beta}):
+    for method in methods:
         exact: list[np.ndarray] | None = None
+        rate = rates[method["name"]]
         if method["name"] == "fedprox":
             exact = [fedprox_end(start, goal, v, beta) for v in curvatures]
         elif rho < distance:
             exact = [fedsol_end(start, goal, rho)] * len(curvatures)
-        paths, mean = simulate(method, curvatures, start, goal, lr=lr, steps=steps)
+        paths, mean = simulate(method, curvatures, start, goal, lr=rate, steps=steps)
         common = {"method": method["name"], "round": 1}
         for k, (v, path) in enumerate(zip(curvatures, paths, strict=True)):
             rows += [{**row, **common, "moment": "trained", "scope": "client", "client": k, "a": v}
-                     for row in _client(path, start, goal, v, lr, None if exact is None else exact[k])]
+                     for row in _client(path, start, goal, v, rate, None if exact is None else exact[k])]
         common |= {"moment": "aggregated", "scope": "global"}
         rows.append({**_at("aggregate", mean, start), **common})
         rows += [{**row, **common, "metric": f"aggregate_{row['metric']}"}
@@ -230,22 +235,20 @@ def _at(metric: str, w: np.ndarray, start: np.ndarray, estimator: str = "simulat
             "estimator": estimator}
 
 
-def _rate(a: list[float], rho: float, beta: float, distance: float) -> float:
+def _rates(a: list[float], rho: float, beta: float, distance: float) -> dict[str, float]:
     """Half the bound of the steepest client; without equilibrium, as if it were at D/10 (small hovering)."""
     radius = distance - rho if rho < distance else distance / 10
-    return min(stability_bound(max(a), rho, radius) / 2, 1 / (max(*a, 1.0) + beta))
+    return {"fedsol": stability_bound(max(a), rho, radius) / 2, "fedprox": 1 / (max(*a, 1.0) + beta)}
 
 
-def _enough(a: list[float], rho: float, distance: float, lr: float) -> int:
-    """Steps that shrink the slowest direction, of curvature min(a, 1), by 1e-10."""
-    if rho >= distance:
-        return HOVER_STEPS
-    slowest = min(*a, 1.0) * lr
-    steps = math.ceil(math.log(1e10) / -math.log1p(-slowest)) if slowest < 0.9 else 10
+def _enough(a: list[float], rho: float, beta: float, distance: float, rates: dict[str, float]) -> int:
+    """Steps that shrink the flattest direction of either method by 1e-10; hovering needs none."""
+    flattest = min(*a, 1.0)
+    shrink = [rates["fedprox"] * (flattest + beta)] + ([rates["fedsol"] * flattest] if rho < distance else [])
+    steps = max(MIN_STEPS, *(math.ceil(math.log(1e10) / -math.log1p(-min(share, 0.9))) for share in shrink))
     if steps > MAX_STEPS:
         raise FldiagError(f"coming to rest takes {steps} steps (a in {min(a):g}..{max(a):g}, rho = {rho:g}, "
-                          f"D = {distance:g}, lr = {lr:g})", "give a nearer to 1, a lower rho, or steps",
-                          usage=True)
+                          f"D = {distance:g})", "give a nearer to 1, a lower rho, or steps", usage=True)
     return steps
 
 

@@ -52,7 +52,7 @@ def surfaces(console: Console, problems: list[Problem], cache: Path, **options: 
 
 def draw(frame: pd.DataFrame, path: Path) -> list[Path]:
     """html, pdf and png (the last one is what people look at first)."""
-    page = interactive.interactive(frame, path.with_suffix(".html"))
+    page = interactive.interactive(frame, output.beside(path, ".html"))
     pictures = style.save(picture.draw(frame), path, ("pdf", "png"))
     return [Path(page), *pictures]
 

@@ -31,10 +31,10 @@ def partition(console: Console, source: str, overrides: list[str], out: Path | N
         parts = partitions.make(spec.kind, dataset.train_y, config.clients.total, spec.seed, **spec.options)
     path = output.prepare(out or folder) / name
     counts = partitions.summary(parts, dataset.train_y)
-    counts.to_csv(path.with_suffix(".csv"), index=False)
+    counts.to_csv(output.beside(path, ".csv"), index=False)
     pictures = style.save(picture.draw(counts), path, ("pdf", "png"))
     sizes = [len(p) for p in parts]
     held = counts[counts["count"] > 0].groupby("client").size()
     console.table([{"clients": len(parts), "smallest": min(sizes), "largest": max(sizes), "classes": float(held.mean())}],
                   {"clients": "clients", "smallest": "smallest", "largest": "largest", "classes": "classes a client (mean)"})
-    console.done(path.with_suffix(".csv"), *pictures)
+    console.done(output.beside(path, ".csv"), *pictures)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import matplotlib
 import numpy as np
 import pandas as pd
@@ -50,14 +52,15 @@ def test_legend_bubbles_are_to_scale():
 
 
 @pytest.mark.parametrize(("clients", "classes"), [(10, 3), (10, 10), (100, 3), (100, 10), (100, 100), (30, 100)])
-def test_ticks_are_legible_for_all_sizes(clients, classes, tmp_path):
+def test_ticks_are_legible_for_all_sizes(clients, classes):
     fig = partition.draw(counts(clients, classes))
-    style.save(fig, tmp_path / "p.png")
+    with style.paper():
+        fig.canvas.draw()
     renderer, ax = fig.canvas.get_renderer(), fig.axes[0]
     for labels in (ax.get_xticklabels(), ax.get_yticklabels()):
         found = [t.get_window_extent(renderer) for t in labels if t.get_text()]
         assert len(found) >= 2
-        assert not any(a.overlaps(b) for a, b in zip(found, found[1:], strict=False))
+        assert not any(a.overlaps(b) for a, b in pairwise(found))
     assert fig.get_size_inches()[0] in (style.ONE_COLUMN, style.TWO_COLUMNS)
     if max(clients, classes) <= 30:  # big bubbles touch their neighbours at most
         points = ax.transData.transform([(0, 0), (1, 1)]) * 72 / fig.dpi
@@ -139,9 +142,10 @@ def test_smoothing_is_a_centred_mean_that_is_said():
         curves.draw(metrics(), smooth=0)
 
 
-def test_legend_stands_outside_the_data(tmp_path):
+def test_legend_stands_outside_the_data():
     fig = curves.draw(metrics([f"method number {i}" for i in range(9)]))
-    style.save(fig, tmp_path / "c.png")
+    with style.paper():
+        fig.canvas.draw()
     renderer = fig.canvas.get_renderer()
     box = fig.legends[0].get_window_extent(renderer)
     assert not box.overlaps(fig.axes[0].get_tightbbox(renderer))

@@ -62,11 +62,12 @@ def test_columns_share_range_colours_and_axes(count):
     assert len({ax.collections[0].get_clim() for ax in (*tops, *flats)}) == 1
     assert len({tuple(ax.collections[0].levels) for ax in flats}) == 1
     for ax in flats:  # the weights
-        assert [list(map(float, line.get_data())) for line in ax.lines] == [[0.0, 0.0]] * 2
+        assert [np.ravel(line.get_data()).tolist() for line in ax.lines] == [[0.0, 0.0]] * 2
 
 
-def boxes(fig, tmp_path):
-    style.save(fig, tmp_path / "x.png")
+def boxes(fig):
+    with style.paper():
+        fig.canvas.draw()
     renderer = fig.canvas.get_renderer()
     texts = list(fig.texts)
     for ax in axes(fig, "contours"):
@@ -77,10 +78,10 @@ def boxes(fig, tmp_path):
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize("size", [1.0, 1e6])
-def test_labels_never_overlap_nor_leave_the_page(count, size, tmp_path):
+def test_labels_never_overlap_nor_leave_the_page(count, size):
     names = ["FedAvg", "a very long label lr=0.01 momentum=0.9 seed=3 round=300", "W" * 60, "FedSOL"]
     fig = landscape.draw(table([r for i in range(count) for r in rows(names[i], size * 8, size * 3)]))
-    found = boxes(fig, tmp_path)
+    found = boxes(fig)
     width, height = fig.get_size_inches() * fig.dpi
     for i, (text, box) in enumerate(found):
         assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, text
@@ -155,17 +156,17 @@ def test_log_heights_are_decades_and_auto_takes_them_for_wide_ranges():
         scale(grids, height="cubic")
 
 
-@pytest.mark.parametrize("loss", [(1.0, 70.0), (1e-9, 2e-9), (-3.0, 5.0), (1e6, 5e6), (2.0, 2.0)])
-@pytest.mark.parametrize("log", ["linear", "log"])
+@pytest.mark.parametrize("loss", [(1.0, 70.0), (1e-9, 2e-9), (-3.0, 5.0), (1e6, 5e6), (2.0, 2.0), (1e-8, 1e9)])
+@pytest.mark.parametrize("log", ["linear", "auto"])
 def test_ticks_are_round_and_within(loss, log):
-    if log == "log" and loss[0] < 0:
-        pytest.raises(FldiagError, scale, [], height="odd")
-        return
     grid = table([dict(metric="loss", run="A", x=x, y=y, value=loss[x * y]) for x in (0, 1) for y in (0, 1)])
     shared = scale(surfaces(grid), None, log)
     assert shared.high > shared.low
     assert all(shared.low - 1e-6 <= t <= shared.high + 1e-6 for t in shared.ticks())
-    assert len(shared.ticks()) <= 9 and len({shared.label(t) for t in shared.ticks(4)}) >= 1 or loss[0] == loss[1]
+    assert len(shared.ticks()) <= 9
+    if loss[0] < loss[1]:
+        texts = [shared.label(t) for t in shared.ticks(4)]
+        assert len(texts) >= 2 and len(set(texts)) == len(texts)
 
 
 def test_unfit_tables_are_refused_by_name():
@@ -219,7 +220,8 @@ def test_page_is_inert_and_self_contained(tmp_path):
     assert "img" not in read.tags and "b" not in read.tags and not read.handlers and not read.sources
     assert read.tags.count("script") == 3 and text.count("</script") == 3
     assert read.words.count(EVIL) >= 5  # title, heading, scene, table: shown as it is
-    assert "default-src 'none'" in text and "'unsafe-inline'" not in re.search("script-src[^;]*", text).group()
+    policy = re.search('Content-Security-Policy" content="([^"]*)"', text).group(1).replace("&#39;", "'")
+    assert "default-src 'none'" in policy and "'unsafe-inline'" not in re.search("script-src[^;]*", policy).group()
     data = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', text, re.S).group(1))
     shown = data["layout"]["scene"]["xaxis"]["title"]["text"]
     assert "<" not in shown and "&lt;img" in shown  # plotly reads tags in its titles
@@ -252,7 +254,7 @@ def test_page_holds_the_tables_numbers_one_scene_a_run_on_one_scale(tmp_path):
     corner = data["scenes"][0]["text"][-1][0]  # beyond the clip the true loss is still told
     assert corner.startswith("x -1<br>y 1<br>loss 55.9<br>stderr 0.8")
     assert "clipped at 20" in read.words and "undefined loss" in read.words
-    assert re.search(r"80\s+0\.25\s+5", read.words)
+    assert re.search(r"<td>80</td>\s*<td>0\.25</td>\s*<td>5</td>", text)
 
 
 def test_page_never_offers_to_send_the_data_away():

@@ -131,6 +131,24 @@ def test_numbers_read_well(value, text):
     assert style.number(value) == text
 
 
+@pytest.mark.parametrize("text", ["FedSOL rho=2.0 seed 3", "WAVE", "iiii llll", "λ₁/λ₅ = 5 ± 2"])
+def test_text_width_is_that_of_the_drawn_text(text):
+    with style.paper():
+        fig = style.figure(4, 1)
+        drawn = fig.text(0, 0, text, fontsize=8.5, weight="bold").get_window_extent(fig.canvas.get_renderer())
+    assert style.text_width(text, 8.5, "bold") == pytest.approx(drawn.width / fig.dpi, abs=0.04)
+
+
+def test_wrapped_text_fits_whatever_its_letters():
+    for text in ("W" * 90, "i" * 400, "a few words of a label", "one_word_that_is_far_too_long_for_its_place", ""):
+        for lines in (1, 2, 3):
+            made = style.wrap(text, 1.2, lines, 8.5, "bold")
+            assert 1 <= len(made) <= lines and all(style.text_width(t, 8.5, "bold") <= 1.2 for t in made)
+    assert " ".join(style.wrap("a few words of a label", 0.7, 3)) == "a few words of a label"
+    assert style.wrap("seed=1 " + "x" * 99 + " seed=2", 1.0)[0].startswith("seed=1")
+    assert style.wrap("seed=1 " + "x" * 99 + " seed=2", 1.0)[0].endswith("seed=2")
+
+
 def test_shorten_keeps_both_ends_and_the_width():
     assert style.shorten("abcdefghij-seed3", 9) == "abcd…eed3"
     assert style.shorten("short\n label", 20) == "short label"

@@ -103,7 +103,8 @@ def test_a_loss_that_cannot_be_taken_apart_has_no_standard_error():
 def test_regression_on_several_outputs():
     x, y = data(6)[0], torch.randn(6, 3)
     p = Problem(mlp(), F.mse_loss, (x, y))
-    assert p.loss()[0] == pytest.approx(float(F.mse_loss(mlp()(x), y)), rel=1e-6) and len(p.losses()) == 6
+    assert p.loss()[0] == pytest.approx(float(F.mse_loss(mlp()(x), y).detach()), rel=1e-6)
+    assert len(p.losses()) == 6
 
 
 # -- weights and buffers
@@ -126,7 +127,7 @@ def test_a_dict_that_does_not_fit_names_every_misfit():
     state = mlp().state_dict()
     state["0.weight"] = torch.zeros(5, 3)
     state["extra"] = state.pop("2.bias")
-    with pytest.raises(FldiagError, match=r"missing 2\.bias; unexpected extra; wrong shape 0\.weight \[5, 3\] .*5, 4"):
+    with pytest.raises(FldiagError, match=r"missing 2\.bias; unexpected extra; wrong shape 0\.weight \[5, 3\]"):
         Problem(mlp(), CE, data(), params=state)
     with pytest.raises(FldiagError, match="vector of 43 numbers"):
         Problem(mlp(), CE, data(), params=torch.zeros(42))
@@ -141,7 +142,8 @@ def test_buffers_of_a_state_dict_a_dict_or_a_vector_are_used():
     expected = Problem(moved, CE, data()).loss()
     vector = torch.cat([moved[1].running_mean, moved[1].running_var])
     for options in ({"params": moved.state_dict()}, {"buffers": dict(moved.named_buffers())},
-                    {"buffers": vector}, {"buffers": {"1.running_mean": vector[:5], "1.running_var": vector[5:]}}):
+                    {"buffers": vector},
+                    {"buffers": {"1.running_mean": vector[:5], "1.running_var": vector[5:]}}):
         assert Problem(net, CE, data(), **options).loss() == expected != own
     with pytest.raises(FldiagError, match=r"missing 1\.running_var"):
         Problem(net, CE, data(), buffers={"1.running_mean": vector[:5]})

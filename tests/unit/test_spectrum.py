@@ -25,14 +25,14 @@ class Weights(nn.Module):
 
 
 def quadratic(eigenvalues, n=3, **options):
-    """L(w) = 1/2 w^T A w + 2 with these eigenvalues of A."""
+    """L(w) = 1/2 w^T A w with these eigenvalues of A."""
     size = len(eigenvalues)
     q, _ = np.linalg.qr(np.random.default_rng(4).standard_normal((size, size)))
     a = torch.from_numpy(q @ np.diag(np.asarray(eigenvalues, dtype=float)) @ q.T)
     options.setdefault("dtype", torch.float64)
 
     def loss(z, y):
-        return 0.5 * ((z @ a.to(z)) * z).sum(1).mean() + 2
+        return 0.5 * ((z @ a.to(z)) * z).sum(1).mean()
 
     return Problem(Weights(size), loss, (torch.zeros(n, 1), torch.zeros(n)), **options), a
 
@@ -53,7 +53,7 @@ def test_closed_form_of_a_quadratic(values, which, dtype, tolerance):
     assert found["index"].tolist() == list(range(1, len(values) + 1))
     assert found.converged.all() and (found.residual <= 100 * tolerance).all()
     w = p.w.double()
-    assert rows(frame, "loss").value[0] == pytest.approx(float(0.5 * w @ a @ w + 2), rel=tolerance)
+    assert rows(frame, "loss").value[0] == pytest.approx(float(0.5 * w @ a @ w), abs=10 * tolerance)
     assert rows(frame, "loss").stderr[0] == pytest.approx(0, abs=1e-12)
 
 
@@ -96,7 +96,7 @@ def test_eigenpairs_of_a_trained_net_are_those_of_its_dense_hessian(seed):
     found = eigenpairs(p, 5)
     assert found.converged.all() and found.values == pytest.approx(top, rel=1e-3)
     assert (np.abs(found.values - top) <= found.residuals + 1e-5 * top[0]).all()
-    assert found.products <= 25
+    assert found.products <= 30
     exact = eigenpairs(q, 5, tol=1e-10)
     assert exact.values == pytest.approx(top, rel=1e-9)
     cosines = (exact.vectors * vectors.flip(1).T[:5]).sum(1).abs()

@@ -205,7 +205,7 @@ def test_fedsol_rests_at_the_numbers(rho, where):
     assert ends["converged"].all()
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(points, st.floats(0, 2 * math.pi), st.floats(0.5, 8), st.floats(0, 0.7),
        st.lists(st.floats(0.4, 4), min_size=1, max_size=3), st.floats(0, 2))
 def test_training_rests_at_the_closed_forms(w_g, angle, far, share, a, beta):
@@ -279,7 +279,7 @@ def test_hovering(rho):
 
 
 def test_hovering_shrinks_with_the_step():
-    wide, narrow = (pick(plane.run(rho=5.0, a=(2.0,), lr=lr, steps=800), "hover_radius", "fedsol")["value"].item()
+    wide, narrow = (pick(plane.run(rho=5.0, a=(2.0,), lr=lr, steps=600), "hover_radius", "fedsol")["value"].item()
                     for lr in (0.04, 0.004))
     assert narrow < wide / 4
 
@@ -309,7 +309,7 @@ def test_repeats_and_leaves_the_global_generator_alone():
     ({"rho": -0.1}, r"rho = -0\.1"), ({"rho": math.inf}, "rho"), ({"rho": "1"}, "rho = '1'"), ({"beta": -1}, "beta = -1"),
     ({"w_g": W_L}, "coincide"), ({"w_g": (1.0,)}, "w_g"), ({"w_l": (1.0, math.nan)}, "w_l"), ({"w_l": "ab"}, "w_l"),
     ({"steps": 0}, "steps = 0"), ({"steps": 2.5}, r"steps = 2\.5"), ({"lr": 0.0}, "lr"), ({"lr": -1.0}, "lr"),
-    ({"lr": 50.0, "steps": 2000}, "fedsol diverged"), ({"a": (1e-5, 1e4)}, "steps"), ({"rho": D - 1e-9}, "steps")])
+    ({"lr": 500.0, "steps": 300}, "fedsol diverged"), ({"a": (1e-5, 1e4)}, "steps"), ({"rho": D - 1e-9}, "steps")])
 def test_wrong_values_are_refused(wrong, message):
     with pytest.raises(FldiagError, match=message) as caught:
         plane.run(**wrong)
