@@ -139,7 +139,7 @@ def diagonal(curvatures, optima):
 
 
 class Trace(Part):
-    """Records every local step; last in the order, so ``g`` is what the base optimiser gets."""
+    """Records every local step: weights, gradient (as it is at this place in the order), perturbation."""
 
     def __init__(self):
         self.w, self.g, self.e, self.ids = [], [], [], []
@@ -151,14 +151,15 @@ class Trace(Part):
         return g
 
 
-def trace(made: Federation | Setup) -> Trace:
-    """Attach a trace to the method; ``e`` holds the perturbations as full rows [k, P]."""
+def trace(made: Federation | Setup, *, raw: bool = False) -> Trace:
+    """Attach a trace to the method, last in the order (its ``g`` is what the base optimiser gets) or, with ``raw``,
+    first (``g`` before every correction); ``e`` holds the perturbations as full rows [k, P]."""
     owner = made.setup if isinstance(made, Federation) else made
     spy = Trace()
     for part in owner.method:
         if type(part).perturb is not Part.perturb:
             part.perturb = partial(_record, part.perturb, spy)
-    owner.method = Method(*owner.method.parts, spy)
+    owner.method = Method(spy, *owner.method.parts) if raw else Method(*owner.method.parts, spy)
     return spy
 
 

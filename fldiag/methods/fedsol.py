@@ -16,7 +16,8 @@ def fedsol(rho: NonNegative = 1.5, loss: Literal["kl", "l2"] = "kl", tau: Positi
     """Stabilised orthogonal learning: the local gradient where the proximal loss is raised.
 
     Local step:  g_p = grad L_p(w_k; w_g),  e = rho Lambda g_p / (||g_p|| + 1e-12),  g_u = grad L_l(w_k + e)
-    Lambda:      adaptive |w_k - w_g| / ||w_k - w_g|| per layer, or fixed 1; on the full net, its body or its head
+    Lambda:      strength "adaptive": |w_k - w_g| / ||w_k - w_g|| per layer, or "fixed": 1
+    part:        what is perturbed: the full net, its body or its head
     L_p:         kl: mean KL(softmax(f(x; w_g)/tau) || softmax(f(x; w)/tau));  l2: ||w - w_g||^2 / 2
     Server:      as FedAvg.
     Cost:        full 2 P + 1/3 P (teacher), body 1.96 P + 1/3 P, head 1.33 P + 1/3 P; uplink 1x.

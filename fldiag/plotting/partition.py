@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
 from fldiag.errors import FldiagError
@@ -40,8 +41,8 @@ def draw(table: pd.DataFrame, *, width: float | None = None) -> Figure:
     cell = (width - 0.6) / columns / (len(clients) + 1)  # inches a client
     tall = float(np.clip(len(classes) * min(max(cell, 0.11), 0.3), 0.7, 6.0))
     with style.paper():
-        fig = style.figure(width, rows * (tall + (0.22 if len(panels) > 1 else 0.05)) + 0.95, layout="constrained")
-        fig.get_layout_engine().set(w_pad=0.04, h_pad=0.04, hspace=0.02, wspace=0.02)
+        fig = style.figure(width, rows * (tall + (0.22 if len(panels) > 1 else 0.05)) + 0.95,
+                           layout=ConstrainedLayoutEngine(w_pad=0.04, h_pad=0.04, hspace=0.02, wspace=0.02))
         axes = fig.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
         largest = float(table["count"].max())
         step = 72 * min((width - 0.75) / columns / len(clients), tall / len(classes))

@@ -32,7 +32,7 @@ COLORMAP = "viridis"
 DPI = 300
 FORMATS = ("png", "pdf")
 
-_RC: dict[str, Any] = {
+_RC: dict[Any, Any] = {
     # DejaVu ships with matplotlib, so the same table gives the same bytes on every machine.
     "font.family": ["DejaVu Sans"], "mathtext.fontset": "dejavusans", "font.size": 8.0,
     "axes.titlesize": 8.5, "axes.labelsize": 8.0, "xtick.labelsize": 7.0, "ytick.labelsize": 7.0,

@@ -83,7 +83,7 @@ class Scale:
         from matplotlib.ticker import MaxNLocator
 
         if not self.log:
-            steps = MaxNLocator(nbins=count, steps=[1, 2, 2.5, 5, 10]).tick_values(self.low, self.high)
+            steps = np.asarray(MaxNLocator(nbins=count, steps=[1, 2, 2.5, 5, 10]).tick_values(self.low, self.high))
         else:
             powers = np.arange(np.floor(self.low), np.ceil(self.high) + 1)
             for digits in ((1, 2, 5), (1, 3), (1,)):

@@ -114,7 +114,7 @@ def test_memory_decides_how_many_graphs_are_kept():
     p = problem("conv")
     batches = (0, 4), (4, 8), (8, 11)
     p.__dict__["bounds"] = list(batches)
-    p.memory = 2 * 2 * 4 * p.probe().graph_bytes  # half of it holds two batches of four
+    p.memory = 2 * 2 * (4 * p.probe().graph_bytes + 2 * p.w.nbytes)  # half of it holds two batches of four
     h = p.hessian()
     h(torch.randn_like(p.w))
     assert sorted(h._kept) == [0, 1] and not p.hessian(keep=False)._keep

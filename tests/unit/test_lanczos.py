@@ -103,6 +103,13 @@ def test_float32_products_keep_the_tolerance_and_the_residual_bound():
     assert found.vectors.dtype == torch.float64
 
 
+def test_a_huge_eigenvalue_does_not_cost_the_others_their_orthogonality():
+    d = outliers(head=(1e9, 9.0, 6.5, 5.0, 4.2, 3.0))
+    found = lanczos(lambda v: d * v, len(d), 5, tol=1e-8, noise=1e-15)
+    assert found.values == pytest.approx(d[:5].numpy(), rel=1e-6)
+    assert torch.allclose(found.vectors @ found.vectors.T, torch.eye(5).double(), atol=1e-12)
+
+
 def test_nearly_equal_pair_is_told_apart():
     d = outliers(head=(10.0, 9.99, 6.5, 5.0, 4.2, 3.0))
     found = lanczos(lambda v: d * v, len(d), 5, tol=1e-4)

@@ -97,6 +97,8 @@ def test_a_loss_that_cannot_be_taken_apart_has_no_standard_error():
     p = Problem(mlp(), loss, data(6))
     expected = Problem(mlp(), CE, data(6)).loss()[0]
     assert p.loss() == (pytest.approx(expected, rel=1e-6), None) and p.losses() is None
+    p.__dict__["bounds"] = [(0, 5), (5, 6)]
+    assert p.loss()[0] == pytest.approx(expected, rel=1e-6)
     assert Problem(mlp(), CE, data(1)).loss()[1] is None
 
 
@@ -270,7 +272,7 @@ def test_channels_last_is_used_where_the_model_bears_it():
 def test_the_digest_follows_everything_that_decides_the_numbers():
     x, y = data()
     same = Problem(mlp(), CE, (x, y)).digest()
-    assert same == Problem(mlp(), CE, Sliced(x.clone(), y), name="other", memory=10**6).digest()
+    assert same == Problem(mlp(), CE, Sliced(x.clone(), y), name="other", memory=1).digest()
     w = Problem(mlp(), CE, (x, y)).w
     others = [Problem(mlp(), CE, (x + 1e-3, y)), Problem(mlp(), CE, (x, y.flip(0))),
               Problem(mlp(), CE, (x, y), params=w * (1 + 1e-6)),
