@@ -70,11 +70,7 @@ def federation(config, data, *, module=None, schedule=None, start=None):
 
 def play(federation, rounds=1):
     """Train some rounds; returns (what the server saw, the clients' results) of each."""
-    out = []
-    for _ in range(rounds):
-        seen, _, trained = federation.round(partial(map, federation.setup.train))
-        out.append((seen, trained))
-    return out
+    return [federation.round(partial(map, federation.setup.train)) for _ in range(rounds)]
 
 
 def final(config, data, rounds=None, **more):

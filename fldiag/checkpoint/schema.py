@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -115,14 +116,18 @@ def read_tensors(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if not zipfile.is_zipfile(path) and not _legacy(path):
-            raise FldiagError(f"checkpoint {path} is not a checkpoint, or is truncated",
-                              "copy it again, or use another round's file") from None
-        raise FldiagError(f"checkpoint {path} holds something else than tensors and was refused, nothing in it was "
-                          f"executed ({str(error).splitlines()[0][:120]})",
+            raise _damaged(path) from None
+        names = re.findall(r"GLOBAL ([\w.]+)", str(error))
+        what = f"a pickled object ({names[0]})" if names else "something else than tensors"
+        raise FldiagError(f"checkpoint {path} holds {what} and was refused; nothing in it was executed",
                           "save only the state_dict: torch.save(model.state_dict(), path)") from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise FldiagError(f"checkpoint {path} is truncated or damaged ({str(error).splitlines()[0][:120]})",
-                          "copy it again, or use another round's file") from None
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, zipfile.BadZipFile):
+        raise _damaged(path) from None
+
+
+def _damaged(path: Path) -> FldiagError:
+    return FldiagError(f"checkpoint {path} is truncated, damaged or not a checkpoint at all",
+                       "copy it again, or use another round's file")
 
 
 def _legacy(path: Path) -> bool:

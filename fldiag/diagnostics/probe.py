@@ -181,16 +181,20 @@ def _per_example(criterion: Callable[..., Tensor], z: Any, y: Tensor, mean: Tens
     ways: list[Callable[..., Tensor]] = []
     if isinstance(criterion, nn.Module):
         if isinstance(getattr(criterion, "reduction", None), str):
-            open_ended = copy.deepcopy(criterion)
-            open_ended.reduction = "none"
-            ways.append(open_ended)
+            each = copy.deepcopy(criterion)
+            setattr(each, "reduction", "none")  # noqa: B010 (modules declare no such attribute)
+            ways.append(each)
     else:
         try:
             if "reduction" in inspect.signature(criterion).parameters:
                 ways.append(functools.partial(criterion, reduction="none"))
         except (TypeError, ValueError):
             pass
-    ways.append(torch.func.vmap(lambda a, b: criterion(a.unsqueeze(0), b.unsqueeze(0))))
+
+    def alone(z: Tensor, y: Tensor) -> Tensor:
+        return criterion(z.unsqueeze(0), y.unsqueeze(0))
+
+    ways.append(torch.func.vmap(alone))
     for way in ways:
         def take(z: Any, y: Tensor, way: Callable[..., Tensor] = way) -> Tensor:
             return way(z, y).reshape(len(y), -1).double().mean(1)

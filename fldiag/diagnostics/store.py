@@ -50,7 +50,8 @@ class ArrayStore:
     def save(self, key: str, arrays: dict[str, np.ndarray], extra: Any = None) -> None:
         start, file = time.monotonic(), self._file(key)
         buffer = io.BytesIO()
-        np.savez(buffer, manifest=np.array(json.dumps([key, extra])), **arrays)
+        everything: dict[str, Any] = {"manifest": np.array(json.dumps([key, extra])), **arrays}
+        np.savez(buffer, **everything)
         part = file.with_name(f".{file.name}.{os.getpid()}.part")
         try:
             with open(part, "wb") as out:

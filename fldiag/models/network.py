@@ -153,7 +153,7 @@ class Bound:
                 if x.dim() == 5 and isinstance(self.net.chain[0][1], nn.Flatten):
                     x = x.flatten(2)
                 elif x.dim() == 5:  # rows side by side as channels: [K, B, C, H, W] -> [B, K*C, H, W]
-                    x = x.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
+                    x = x.transpose(0, 1).flatten(1, 2).to(memory_format=torch.channels_last)
                 return self._run(slice(0, self.net._cut), x, self.views)
             return self._functional("features", x)
 
@@ -184,7 +184,7 @@ class Bound:
         call.train(self.train)
         x = x[0]
         if x.dim() == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
+            x = x.to(memory_format=torch.channels_last)
         out = torch.func.functional_call(call, {**views, **buffers}, (what, x)).unsqueeze(0)
         return out.float() if self.net.precision == "bf16" and what != "features" else out
 

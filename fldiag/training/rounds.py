@@ -146,8 +146,10 @@ def train(config: Config, *, out: str | Path | None = None, executor: str = "ser
     try:
         _loop(config, run, federation, rows, pool, emit)
     except KeyboardInterrupt:
-        run.index["status"] = "interrupted"
-        run.commit()
+        run.index = Run.open(path).index  # what is in memory may name files that were still being written
+        if run.status == "running":
+            run.index["status"] = "interrupted"
+            run.commit()
         raise
     finally:
         pool.close()

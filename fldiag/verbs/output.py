@@ -48,8 +48,10 @@ def labels(found: list[Checkpoint]) -> list[str]:
 
 
 def problems(found: list[Checkpoint], where: dict[str, Any]) -> list[Problem]:
+    client = where.get("client")
+    suffix = "" if client is None else f" client {client}"
     with user_code():
-        return [target.problem(c, name=label, **where) for c, label in zip(found, labels(found), strict=True)]
+        return [target.problem(c, name=label + suffix, **where) for c, label in zip(found, labels(found), strict=True)]
 
 
 @contextmanager

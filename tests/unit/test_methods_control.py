@@ -131,8 +131,8 @@ def test_T_DYN_2_the_gradient_form_of_the_paper_gives_the_same_vectors():
 def test_T_DYN_3_exact_local_minimisation_reaches_the_optimum_and_the_gradients_there():
     q = diagonal([[1.0, 3.0], [2.0, 0.5], [0.7, 1.5]], [[1.0, -2.0], [-3.0, 0.5], [2.0, 4.0]])
     lam = 1.0
-    made = federation(q.config("feddyn", {"lam": lam}, epochs=150, lr=0.3, rounds=80), q.data)
-    play(made, 80)
+    made = federation(q.config("feddyn", {"lam": lam}, epochs=60, lr=0.4, rounds=50, stack="on"), q.data)
+    play(made, 50)
     optimum = q.optimum()
     assert far(made.w, optimum) <= 1e-8
     for k in range(3):
@@ -156,10 +156,11 @@ def test_T_DYN_4_the_first_step_of_the_first_participation_is_fedavgs():
 @pytest.mark.parametrize(("method", "options"), [("scaffold", {}), ("feddyn", {"lam": 0.5})])
 def test_the_optimum_of_heterogeneous_quadratics_is_reached_where_fedavg_stalls(method, options):
     q = quadratics(spread=3.0)
-    rounds = 600
+    rounds = 150
     distances = {}
     for name, chosen in (("fedavg", {}), (method, options)):
-        made = federation(q.config(name, chosen, lr=0.05, rounds=rounds), q.data, schedule=whole(q.data[1], rounds, [10] * 3))
+        made = federation(q.config(name, chosen, lr=0.1, rounds=rounds, stack="on"), q.data,
+                          schedule=whole(q.data[1], rounds, [10] * 3))
         play(made, rounds)
         distances[name] = float((made.w - q.optimum()).norm())
     assert distances["fedavg"] > 1e-2

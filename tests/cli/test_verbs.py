@@ -1,0 +1,196 @@
+"""Every verb as a user types it, in a process of its own where that matters."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import fldiag
+from fldiag.cli import app
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "checkpoints" / "example" / "fedsol-digits.pt"
+runner = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def _inside(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments, code=0):
+    result = runner.invoke(app, [str(a) for a in arguments])
+    assert result.exit_code == code, (result.output, result.exception)
+    return result
+
+
+def last(result):
+    return Path(result.stdout.strip().splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A short run with client weights, written by the command itself."""
+    folder = tmp_path_factory.mktemp("run") / "r"
+    run("train", "digits", "--set", "rounds=3", "--set", "model.name=mlp", "--set", "checkpoint.clients=sampled", "--out", folder)
+    return folder
+
+
+def test_help_answers_without_torch_and_quickly():
+    code = "import sys, fldiag.cli; fldiag.cli.app(['--help'], standalone_mode=False); sys.exit('torch' in sys.modules)"
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+        seconds.append(time.perf_counter() - began)
+        assert done.returncode == 0, done.stderr
+    assert all(verb in done.stdout for verb in ("demo", "train", "landscape", "spectrum", "toy", "list", "explain"))
+
+
+@pytest.mark.parametrize("verb", ["demo", "train", "landscape", "spectrum", "partition", "toy plane", "list", "explain"])
+def test_every_verb_has_help_with_an_example(verb):
+    text = run(*verb.split(), "--help").stdout
+    assert "Example: fldiag" in text and "--debug" in text and "--json" in text
+
+
+def test_train_ends_with_the_checkpoint_and_resumes(trained):
+    result = run("train", "digits", "--set", "rounds=3", "--set", "model.name=mlp", "--set", "checkpoint.clients=sampled",
+                 "--out", trained, "--resume")
+    assert last(result) == trained / "rounds" / "0003.pt" and last(result).is_file()
+    assert fldiag.load(trained).status == "finished"
+
+
+def test_dry_run_writes_nothing_and_forecasts(tmp_path):
+    result = run("train", "digits", "--dry-run", "--json")
+    answer = json.loads(result.stdout)
+    assert answer["seconds"] > 0 and answer["bytes"] > 30 * 4 * 46594 and answer["config"]["rounds"] == 30
+    assert not list(tmp_path.iterdir())
+
+
+def test_landscape_of_a_run_checkpoint(trained):
+    result = run("landscape", trained / "rounds" / "0003.pt", "--points", 5, "--samples", 200)
+    png = last(result)
+    assert png.parent == trained / "diagnostics" and png.read_bytes()[:4] == b"\x89PNG"
+    stem = png.name.removesuffix(".png")
+    frame = pd.read_csv(png.with_name(stem + ".csv"))
+    assert (frame["metric"] == "loss").sum() == 25 and (frame["n_examples"] == 200).all()
+    about = json.loads(png.with_name(stem + ".json").read_text())
+    assert len(next(iter(about["checkpoints"].values()))["sha256"]) == 64
+    assert "<html" in png.with_name(stem + ".html").read_text()[:2000].lower()
+
+
+def test_landscapes_of_two_checkpoints_share_one_picture(trained):
+    result = run("landscape", trained / "rounds" / "0001.pt", trained / "rounds" / "0003.pt", "--points", 3, "--samples", 100,
+                 "--json")
+    answer = json.loads(result.stdout)
+    assert [row["run"] for row in answer["rows"]] == ["fedavg round 1", "fedavg round 3"]
+    assert answer["paths"][-1].endswith(".png")
+
+
+def test_plane_through_three_checkpoints_marks_them(trained):
+    files = [trained / "rounds" / f"000{i}.pt" for i in (1, 2, 3)]
+    result = run("landscape", *files, "--directions", "plane", "--points", 3, "--samples", 100)
+    frame = pd.read_csv(last(result).with_suffix(".csv"))
+    assert (frame["metric"] == "point").sum() == 3
+
+
+def test_spectrum_of_the_committed_example_has_the_promised_rows():
+    result = run("spectrum", EXAMPLE, "--k", 3, "--samples", 150, "--json")
+    rows = json.loads(result.stdout)["rows"]
+    values = [r for r in rows if r["metric"] == "eigenvalue"]
+    assert [r["index"] for r in values] == [1, 2, 3]
+    assert all(r["converged"] and r["residual"] >= 0 for r in values)
+    assert values[0]["value"] >= values[1]["value"] >= values[2]["value"]
+    ratio = next(r for r in rows if r["metric"] == "eigenvalue_ratio")
+    assert ratio["value"] == pytest.approx(values[0]["value"] / values[2]["value"])
+
+
+def test_spectrum_of_a_client_differs_from_the_global_one(trained):
+    client = fldiag.load(trained).checkpoint().client_ids[0]
+    own = json.loads(run("spectrum", trained, "--client", client, "--k", 1, "--json").stdout)["rows"]
+    whole = json.loads(run("spectrum", trained, "--k", 1, "--json").stdout)["rows"]
+    assert own[0]["run"].endswith(f"client {client}") and own[0]["value"] != whole[0]["value"]
+
+
+def test_a_second_question_is_read_from_the_cache(trained):
+    question = ("spectrum", trained, "--k", 2, "--json")
+    first = run(*question)
+    kept = {p: p.stat().st_mtime_ns for p in (trained / "diagnostics" / "cache").glob("spectrum-*.parquet")}
+    assert run(*question).stdout == first.stdout
+    assert {p: p.stat().st_mtime_ns for p in (trained / "diagnostics" / "cache").glob("spectrum-*.parquet")} == kept
+
+
+def test_toy_plane_prints_closed_forms():
+    result = run("toy", "plane", "--rho", 0.5, "--a", 0.2, "--a", 5)
+    assert "(2.639306, 1.653734)" in result.stdout and last(result).is_file()
+
+
+def test_partition_picture_and_counts(trained):
+    result = run("partition", "digits", "--set", "partition.kind=sharding")
+    counts = pd.read_csv(last(result).with_name(last(result).name.removesuffix(".png") + ".csv"))
+    assert counts["count"].sum() == 1500 and (counts[counts["count"] > 0].groupby("client").size() <= 2).all()
+    assert last(run("partition", trained)).parent == trained / "diagnostics"
+
+
+@pytest.mark.parametrize("what", ["methods", "models", "datasets", "diagnostics", "presets"])
+def test_lists_name_what_is_registered(what):
+    names = {row["name"] for row in json.loads(run("list", what, "--json").stdout)["rows"]}
+    assert {"methods": "fedsol", "models": "mlp", "datasets": "digits", "diagnostics": "spectrum", "presets": "digits"}[what] in names
+
+
+def test_explain_gives_equations_options_and_source():
+    text = run("explain", "fedsol").stdout
+    assert all(part in text for part in ("Lambda", "rho", "CVPR 2024", "float >= 0", "full | body | head", "equals fedavg"))
+
+
+def test_every_method_model_and_diagnostic_can_be_explained():
+    for names in (fldiag.methods(), fldiag.models(), fldiag.datasets(), fldiag.diagnostics()):
+        for name, summary in names.items():
+            assert summary and summary in run("explain", name).stdout
+
+
+@pytest.mark.slow
+def test_demo_ends_with_the_picture():
+    result = run("demo")
+    assert last(result).name == "landscape.png" and last(result).is_file()
+    assert "fedsol" in result.stdout and "λ1/λ5" in result.stdout
+
+
+def test_plain_state_dict_with_own_model_and_data(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "def net(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.GELU(), nn.Linear(8, 10))\n"
+        "def load():\n    g = torch.Generator().manual_seed(0)\n"
+        "    x, y = torch.randn(60, 1, 8, 8, generator=g), torch.arange(60) % 10\n    return x, y, x[:20], y[:20]\n"
+        "if __name__ == '__main__': torch.save(net().state_dict(), 'w.pt')\n")
+    subprocess.run([sys.executable, "mine.py"], check=True)
+    done = subprocess.run([sys.executable, "-m", "fldiag.cli", "spectrum", "w.pt", "--model", "mine:net", "--data", "mine:load",
+                           "--k", "2", "--json"], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    assert sum(r["metric"] == "eigenvalue" for r in json.loads(done.stdout)["rows"]) == 2
+
+
+def test_the_method_of_the_readme_is_complete(tmp_path):
+    """The example file of the README, as a package with an entry point, trains and meets its own neutral setting."""
+    source = re.search(r"```python\n(# steady\.py.*?)```", (ROOT / "README.md").read_text(), re.S).group(1)
+    (tmp_path / "steady.py").write_text(source)
+    info = tmp_path / "steady-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: steady\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[fldiag.methods]\nsteady = steady\n")
+    code = ("from fldiag import config; from fldiag.training import rounds; import torch\n"
+            "w = {}\n"
+            "for m in ('fedavg', 'steady', 'steady0'):\n"
+            "    o = ['rounds=1', 'model.name=mlp', f'method.name={m.rstrip(\"0\")}'] + (['method.force=0.0'] if m == 'steady0' else [])\n"
+            "    w[m] = torch.cat([v.flatten() for v in rounds.train(config.load('digits', o), out=m).checkpoint().state.values()])\n"
+            "assert torch.equal(w['fedavg'], w['steady0']) and not torch.equal(w['fedavg'], w['steady'])\n")
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
