@@ -88,6 +88,14 @@ class Layout:
                               "register the classifier as the last child of the model")
         return sum(s for s, i in zip(self.sizes, inside, strict=True) if i)
 
+    @property
+    def has_head(self) -> bool:
+        """Whether the head's parameters are the tail of the vector (they are not when they are tied to others)."""
+        try:
+            return self.head_size > 0
+        except FldiagError:
+            return False
+
     def mask(self, part: str, like: Tensor) -> Tensor:
         """1 on ``part`` (full, body or head), 0 elsewhere; [P]."""
         mask = torch.ones(self.size, dtype=like.dtype, device=like.device)

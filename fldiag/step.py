@@ -86,6 +86,7 @@ class Step:
         self._losses = losses
         self._here: tuple[Tensor, Bound, Tensor | None] | None = None
         self._gradient: tuple[Tensor, Tensor] | None = None
+        self._passed = False
 
     @property
     def w(self) -> Tensor:
@@ -113,6 +114,13 @@ class Step:
             bound = local.network.bind(w.unsqueeze(0), {n: b[:1] for n, b in local.buffers.items()})
             return bound(self.x.reshape(1, -1, *shape[2:]))[0].reshape(*shape[:2], -1)
 
+    def _bind(self, leaf: Tensor) -> Bound:
+        """Only the first pass of a step moves batch-norm statistics: a second one would count the minibatch twice,
+        and at perturbed weights."""
+        buffers = {n: b.clone() for n, b in self.local.buffers.items()} if self._passed else self.local.buffers
+        self._passed = True
+        return self.local.network.bind(leaf, buffers, train=True)
+
     def forward(self, e: Perturbation | None = None) -> Output:
         """The model at w + e. The features at w are shared between calls while e touches only the head."""
         net, total = self.local.network, self.local.network.size
@@ -120,7 +128,7 @@ class Step:
         if e is None or (net.has_split and e.start >= total - head):
             if self._here is None:
                 leaf = self.w.detach().requires_grad_()
-                bound = net.bind(leaf, self.local.buffers, train=True)
+                bound = self._bind(leaf)
                 self._here = (leaf, bound, bound.features(self.x) if net.has_split else None)
             leaf, bound, features = self._here
             if features is None:
@@ -134,7 +142,7 @@ class Step:
             leaf = self.w.clone()
             leaf[:, e.start:e.stop] += e.value
             leaf.requires_grad_()
-        bound = net.bind(leaf, self.local.buffers, train=True)
+        bound = self._bind(leaf)
         if not net.has_split:
             return Output(leaf, None, bound(self.x))
         features = bound.features(self.x)

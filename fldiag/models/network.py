@@ -60,7 +60,9 @@ def chain_of(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]
     if type(module).forward is not nn.Sequential.forward:
         return None
     leaves: list[tuple[str, nn.Module]] = []
-    for name, child in module.named_children():
+    for name, child in module._modules.items():  # named_children() would drop a second use of the same layer
+        if child is None:
+            return None
         inner = chain_of(child, f"{prefix}{name}.")
         if inner is not None:
             leaves += inner
@@ -111,7 +113,7 @@ class Network:
         self.stackable = self.chain is not None and not self.buffers
         chain = self.chain or []
         self._cut = next((i for i, (n, _) in enumerate(chain) if head and f"{n}.".startswith(f"{head}.")), len(chain))
-        self.has_split = bool(head) and (self.stackable or callable(getattr(self.module, "features", None)))
+        self.has_split = self.layout.has_head and (self.stackable or callable(getattr(self.module, "features", None)))
         self._call = _Split(self.module, head)
         self.batch_dependent = any(
             isinstance(m, nn.modules.batchnorm._BatchNorm) and not m.track_running_stats for m in module.modules())
@@ -128,6 +130,18 @@ class Network:
         if w.shape[0] > 1 and not self.stackable:
             raise FldiagError("this model cannot be stacked", "train.stack = 'off' or 'auto'")
         return Bound(self, w, buffers, train)
+
+    def confirm_split(self, w: Tensor, buffers: dict[str, Tensor], x: Tensor) -> None:
+        """Give up the split of a module that does more than head(features(x)), on inputs x [1, B, ...]."""
+        if self.stackable or not self.has_split:
+            return
+        bound = self.bind(w, buffers)
+        with self.autocast(x.device):
+            whole = bound._functional("all", x)
+        try:
+            self.has_split = torch.allclose(bound.head(bound.features(x)), whole, rtol=1e-4, atol=1e-6)
+        except (RuntimeError, TypeError, ValueError):
+            self.has_split = False
 
     def autocast(self, device: torch.device) -> torch.autocast:
         return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")

@@ -40,10 +40,10 @@ def test_T_SAM_1_no_radius_is_fedavg(method):
 def test_T_SAM_2_length_of_the_perturbation(stack):
     data = classification(UNEQUAL)
     _, sam = traced("fedsam", {"rho": 0.3}, data, stack=stack)
-    assert all(far(one(e), torch.tensor(0.3)) <= 1e-9 for e in sam.e)
+    assert all(far(one(e), 0.3) <= 1e-9 for e in sam.e)
     _, asam = traced("fedasam", {"rho": 0.3}, data, stack=stack)
-    assert all(far(one(e / w.abs()), torch.tensor(0.3)) <= 1e-9 for e, w in zip(asam.e, asam.w, strict=True))
-    assert all(far(one(e), torch.tensor(0.3)) > 1e-3 for e in asam.e)
+    assert all(far(one(e / w.abs()), 0.3) <= 1e-9 for e, w in zip(asam.e, asam.w, strict=True))
+    assert all(far(one(e), 0.3) > 1e-3 for e in asam.e)
 
 
 def test_T_SAM_3_where_every_weight_is_one_the_adaptive_ball_is_the_ball():
@@ -138,7 +138,7 @@ def test_T_SOL_3_the_first_local_step_of_a_round_is_fedavgs(loss, part, strength
 def test_T_SOL_4_length_of_the_perturbation(part):
     data = classification(UNEQUAL)
     _, fixed = traced("fedsol", {"rho": 1.3, "part": part, "strength": "fixed"}, data, per_round=1)
-    assert all(far(one(e), torch.tensor(1.3)) <= 1e-8 for e in fixed.e[1:])
+    assert all(far(one(e), 1.3) <= 1e-8 for e in fixed.e[1:])
     made, adaptive = traced("fedsol", {"rho": 1.3, "part": part}, data, per_round=1)
     start = adaptive.w[0]
     for w, e in zip(adaptive.w[1:], adaptive.e[1:], strict=True):
@@ -326,4 +326,4 @@ def test_different_numbers_of_steps_do_not_mix_clients():
     spy = trace(made)
     play(made)
     assert [len(i) for i in spy.ids] == [3, 2, 2, 1, 1]
-    assert all(far(one(e), torch.tensor(0.4)) <= 1e-9 for e in spy.e[1:])
+    assert all(far(one(e), 0.4) <= 1e-9 for e in spy.e[1:])

@@ -1,0 +1,133 @@
+"""What holds for every registered model, and the sizes the papers print."""
+
+import inspect
+import math
+
+import pytest
+import torch
+
+from fldiag import models, registry
+from fldiag.errors import FldiagError
+from fldiag.models.network import Network
+from fldiag.params import Layout, flatten
+
+#: A shape each model takes; a model without an entry is built on the first of these that it accepts.
+SHAPES = [(3, 32, 32), (3, 28, 28), (1, 8, 8), (6,)]
+#: (name, shape, classes, options) -> parameters, as printed in the papers or counted by hand.
+COUNTS = [
+    ("fedavg_cifar", (3, 32, 32), 10, {}, 2_156_490),
+    ("fedavg_mnist", (3, 28, 28), 10, {}, 1_664_970), ("fedavg_mnist", (3, 28, 28), 9, {}, 1_664_457),
+    ("fedavg_mnist", (3, 28, 28), 8, {}, 1_663_944),
+    ("mlp", (2,), 3, {}, 4_547), ("mlp", (8,), 3, {"hidden": (6, 5)}, 107), ("mlp", (4,), 1, {"hidden": (), "bias": False}, 4),
+    ("small_cnn", (1, 8, 8), 10, {}, 46_594)]
+#: Multiply-adds of one forward pass for one example.
+COSTS = [("fedavg_cifar", (3, 32, 32), 17_667_072), ("fedavg_mnist", (3, 28, 28), 13_527_552)]
+every_model = pytest.mark.parametrize("name", registry.model.names())
+
+
+def built(name, seed=0):
+    for shape in SHAPES:
+        try:
+            return models.build(name, shape, 10, seed=seed), shape
+        except FldiagError:
+            continue
+    pytest.fail(f"add a shape that {name} takes")
+
+
+@pytest.mark.parametrize(("name", "shape", "classes", "options", "count"), COUNTS)
+def test_number_of_parameters(name, shape, classes, options, count):
+    assert Layout.of(models.build(name, shape, classes, options)).size == count
+
+
+@pytest.mark.parametrize(("name", "shape", "count"), COSTS)
+def test_multiply_adds(name, shape, count):
+    from fldiag.models.network import forward_macs
+
+    assert forward_macs(models.build(name, shape, 10), shape) == count
+
+
+@every_model
+def test_logits_have_one_number_a_class(name):
+    module, shape = built(name)
+    out = module(torch.zeros(3, *shape))
+    assert out.shape == (3, 10)
+    assert out.dtype == torch.float32
+
+
+@every_model
+def test_the_head_is_the_classifier(name):
+    module, shape = built(name)
+    layout = Layout.of(module)
+    head = getattr(module, layout.head_name)
+    assert layout.head_size == sum(p.numel() for p in head.parameters())
+    assert 0 < layout.head_size < layout.size
+    net = Network(module)
+    assert net.has_split
+    x = torch.randn(1, 2, *shape, generator=torch.Generator().manual_seed(0))
+    bound = net.bind(flatten(module)[None], {n: b[None].clone() for n, b in net.buffers.items()})
+    torch.testing.assert_close(head.eval()(bound.features(x)[0]), bound(x)[0])
+    torch.testing.assert_close(bound(x)[0], module.eval()(x[0]), rtol=1e-5, atol=1e-6)
+
+
+@every_model
+def test_a_stack_gives_each_rows_logits(name):
+    module, shape = built(name)
+    net = Network(module.double(), precision="fp64")
+    if not net.stackable:
+        return
+    w = flatten(module) + 0.01 * torch.randn(2, net.size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    x = torch.randn(2, 3, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    stacked = net.bind(w)(x)
+    for k in range(2):
+        torch.testing.assert_close(net.bind(w[k: k + 1])(x[k: k + 1])[0], stacked[k], rtol=1e-10, atol=1e-12)
+
+
+@every_model
+def test_the_gradient_is_that_of_finite_differences(name):
+    module, shape = built(name)
+    net = Network(module.double(), precision="fp64")
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 2, *shape, generator=generator, dtype=torch.float64)
+    w = flatten(module)[None].requires_grad_()
+    buffers = {n: b[None].clone() for n, b in net.buffers.items()}
+    target = torch.randn(1, 2, 10, generator=generator, dtype=torch.float64)
+    (net.bind(w, buffers)(x) * target).sum().backward()
+    v = torch.randn(w.shape, generator=generator, dtype=torch.float64) / math.sqrt(net.size)
+    with torch.no_grad():
+        up, down = ((net.bind(w + s * 1e-6 * v, buffers)(x) * target).sum() for s in (1, -1))
+    assert float((up - down) / 2e-6) == pytest.approx(float((w.grad * v).sum()), rel=1e-5, abs=1e-8)
+
+
+@every_model
+def test_the_initialisation_is_the_seeds_alone(name):
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    first, again, other = (flatten(built(name, seed)[0]) for seed in (3, 3, 4))
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+@every_model
+def test_described_with_its_size(name):
+    entry = registry.model.get(name)
+    assert entry.summary
+    assert list(inspect.signature(entry.build).parameters)[:2] == ["shape", "classes"]
+
+
+@pytest.mark.parametrize(("name", "shape"), [("fedavg_cifar", (3, 28, 28)), ("fedavg_mnist", (1, 28, 28)), ("small_cnn", (6,)),
+                                             ("small_cnn", (1, 3, 8))])
+def test_data_of_another_shape_are_refused_with_a_way_out(name, shape):
+    with pytest.raises(FldiagError, match=f"model '{name}' takes") as caught:
+        models.build(name, shape, 10)
+    assert "mlp" in caught.value.remedy
+    assert caught.value.usage
+
+
+def test_user_code_runs_only_when_the_user_says_so():
+    with pytest.raises(FldiagError, match="never run because a file says so"):
+        models.build("torch.nn:Identity", (3,), 2)
+    with pytest.raises(FldiagError, match="cannot be imported"):
+        models.build("no.such.module:Net", (3,), 2, code=True)
+    with pytest.raises(FldiagError, match="returned OrderedDict; return a torch"):
+        models.build("collections:OrderedDict", (3,), 2, code=True)

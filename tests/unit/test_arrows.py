@@ -1,0 +1,69 @@
+"""Imports go one way: what each package may know, read from the source."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2] / "fldiag"
+GROUND = {"errors", "config", "seeding", "params", "registry"}
+#: Package -> what it may import of fldiag besides itself. Absent: on top, may import everything.
+MAY = {
+    "errors": set(), "seeding": set(), "params": {"errors"}, "registry": {"errors"}, "config": {"errors", "registry"},
+    "data": GROUND, "models": GROUND, "results": GROUND,
+    "checkpoint": GROUND | {"data", "models", "results"},
+    "method": GROUND | {"data", "models", "step"}, "step": GROUND | {"method", "models", "data"},
+    "parts": GROUND | {"method", "step", "data", "models"},
+    "methods": GROUND | {"method", "step", "parts", "data", "models"},
+    "training": GROUND | {"method", "step", "data", "models", "checkpoint", "results"},
+    "diagnostics": GROUND | {"data", "models", "checkpoint", "results"},
+    "plotting": {"errors", "results"},
+    "presets": set(),
+}
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def package(file):
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return "" if parts == ("__init__",) else parts[0]
+
+
+def imported(file):
+    """Names of fldiag's packages a file imports, wherever in it (also for type checking only)."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {a.name.split(".")[1] for a in node.names if a.name.startswith("fldiag.")}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            module = (node.module or "").split(".")
+            if module == ["fldiag"]:
+                found |= {a.name for a in node.names}
+            elif module[0] == "fldiag":
+                found.add(module[1])
+    return found
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if package(f) in MAY], ids=lambda f: f.relative_to(ROOT).as_posix())
+def test_arrows_go_one_way(file):
+    own = package(file)
+    assert imported(file) <= MAY[own] | {own}, f"{file.relative_to(ROOT)} imports what lies above it"
+
+
+def test_every_package_below_the_top_is_known():
+    on_top = {"", "api", "cli", "console", "verbs", "toys", "report", "export"}
+    assert {package(f) for f in FILES} <= MAY.keys() | on_top
+
+
+def test_type_hints_are_the_only_way_up():
+    """method, step and parts name types of data and models; at run time method needs the registry and errors only."""
+    tree = ast.parse((ROOT / "method.py").read_text())
+    now = {n.module for n in tree.body if isinstance(n, ast.ImportFrom) and n.module.startswith("fldiag")}
+    assert now <= {"fldiag", "fldiag.errors", "fldiag.params"}
+
+
+@pytest.mark.parametrize("word", ["pickle.load", "weights_only=False", "np.random.seed", "torch.manual_seed(0)", "print("])
+def test_words_that_do_not_occur(word):
+    on_top = {"cli", "console", "verbs"}
+    found = [f.name for f in FILES if package(f) not in on_top and word in f.read_text()]
+    assert not found, found

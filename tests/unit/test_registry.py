@@ -1,0 +1,132 @@
+"""The registry: schemas from signatures, and entries from a user's own installed package."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field
+
+from fldiag import registry
+from fldiag.errors import FldiagError, nearest
+
+ROOT = Path(__file__).parents[2]
+
+
+def entry(build, given=()):
+    return registry.Entry("thing", "it", build, given)
+
+
+def sample(problem, k: Annotated[int, Field(ge=1)] = 5, mode: Literal["a", "b"] = "a", *, scale: float):
+    """Says what it does.
+
+    More of it.
+    """
+
+
+def test_a_signature_is_a_schema():
+    it = entry(sample, ("problem",))
+    assert it.summary == "Says what it does."
+    assert list(it.options.model_fields) == ["k", "mode", "scale"]
+    assert it.validate({"scale": 2}) == {"k": 5, "mode": "a", "scale": 2.0}
+    for wrong, message in (({}, "scale"), ({"scale": 1, "k": 0}, "k = 0"), ({"scale": 1, "mode": "c"}, "mode = 'c'"),
+                           ({"scale": 1, "problem": 1}, "unknown key 'problem'"), ({"scale": 1, "kk": 1}, "did you mean 'k'?")):
+        with pytest.raises(FldiagError) as caught:
+            it.validate(wrong)
+        assert message in str(caught.value)
+        assert caught.value.usage
+
+
+def test_two_functions_cannot_have_one_name():
+    mine = registry.Registry("thing", "fldiag.presets")
+
+    def build():
+        """A thing."""
+
+    mine("x")(build)
+    mine("x")(build)  # the same module read twice is the same entry
+    build.__module__ = "elsewhere"
+    with pytest.raises(FldiagError, match="thing 'x' is registered twice"):
+        mine("x")(build)
+
+
+def test_names_are_sorted_and_described():
+    names = registry.method.names()
+    assert names == sorted(names)
+    assert "fedavg" in registry.method
+    assert "nothing" not in registry.method
+    assert all(registry.method.describe().values())
+
+
+def test_the_nearest_name():
+    assert nearest("fedsole", ["fedsol", "fedavg"]).startswith("did you mean 'fedsol'?")
+    assert nearest("zzz", ["fedsol", "fedavg"]) == "known: fedavg, fedsol"
+
+
+MODULE = '''
+import torch
+from fldiag.method import Method, Part, method
+from fldiag import registry
+
+class Halve(Part):
+    def __init__(self, by): self.by = by
+    def correct(self, step, g): return g * self.by
+    def client_init(self, w0): return {"rounds_seen": torch.zeros(1)}
+    def finish(self, local):
+        local.state["rounds_seen"] = local.state["rounds_seen"] + 1
+        return {}
+
+@method("mine", source="my own paper, Eq. 1", neutral={"by": 1.0}, equals="fedavg")
+def mine(by: float = 0.5) -> Method:
+    """Smaller steps.
+
+    Server: as FedAvg.
+    Cost: 1 P a step.
+    """
+    return Method(Halve(by))
+
+@registry.model("my_net")
+def my_net(shape, classes):
+    """A net of mine."""
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(shape[0], classes))
+'''
+USE = '''
+import sys, torch
+from fldiag import config, registry
+from fldiag.training import rounds
+assert "mine" in registry.method.names() and "my_net" in registry.model.names()
+tree = {"rounds": 2, "data": {"name": "iris"}, "partition": {"kind": "iid"}, "clients": {"total": 3, "per_round": 2},
+        "model": {"name": "my_net"}, "train": {"epochs": 1, "batch_size": 10, "momentum": 0.0, "weight_decay": 0.0, "lr": 0.1}}
+def end(lr=0.1, **method):
+    chosen = config.build({**tree, "method": method, "train": {**tree["train"], "lr": lr}})
+    run = rounds.train(chosen, out=f"{sys.argv[1]}/{method['name']}-{lr}-{method.get('by')}")
+    assert run.status == "finished"
+    return torch.cat([v.flatten() for v in run.checkpoint().state.values()])
+assert torch.equal(end(name="mine", by=1.0), end(name="fedavg"))
+torch.testing.assert_close(end(name="mine"), end(name="fedavg", lr=0.05))
+try:
+    config.build({**tree, "method": {"name": "mine", "bye": 1}})
+except Exception as error:
+    print(error)
+'''
+
+
+def test_a_method_and_a_model_of_an_installed_package(tmp_path):
+    package = tmp_path / "site"
+    info = package / "mypackage-1.0.dist-info"
+    info.mkdir(parents=True)
+    (package / "mymethods.py").write_text(MODULE)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mypackage\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(textwrap.dedent("""
+        [fldiag.methods]
+        mine = mymethods:mine
+        [fldiag.models]
+        my_net = mymethods:my_net
+        """))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(package)]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", USE, str(tmp_path)], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "method 'mine': unknown key 'bye'; did you mean 'by'?" in done.stdout

@@ -1,0 +1,140 @@
+"""The round loop: events, metrics, which checkpoints hold what, and runs that diverge."""
+
+import pytest
+import torch
+from helpers import classification, config, federation, play, setup
+from torch.nn import functional as F
+
+from fldiag import data, models
+from fldiag.checkpoint.store import Run
+from fldiag.errors import FldiagError
+from fldiag.training import rounds
+
+
+def test_divergence_is_an_outcome(tmp_path):
+    events = []
+    run = rounds.train(config(rounds=50, lr=1e6, precision="fp32"), out=tmp_path, on_event=events.append)
+    assert run.status == Run.open(tmp_path).status == "diverged"
+    assert events[-1]["status"] == "diverged"
+    last = run.metrics[run.metrics["metric"] == "diverged"]
+    assert len(last) == 1
+    assert int(last["round"].iloc[0]) == run.done + 1 < 50
+    for r in run.rounds:
+        assert all(bool(torch.isfinite(v).all()) for v in run.checkpoint(r).state.values())
+    again = rounds.train(config(rounds=50, lr=1e6, precision="fp32"), out=tmp_path, resume=True)
+    assert again.status == "diverged"
+
+
+def test_events_tell_the_progress(tmp_path):
+    events = []
+    rounds.train(config(rounds=3), out=tmp_path, on_event=events.append)
+    assert [e["event"] for e in events] == ["start", "round", "round", "round", "end"]
+    assert [e["round"] for e in events] == [0, 1, 2, 3, 3]
+    assert all({"accuracy", "loss", "seconds"} <= e.keys() for e in events[1:4])
+    assert events[-1]["path"] == str(tmp_path)
+
+
+@pytest.mark.parametrize(("every", "kept"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (9, [5])])
+def test_checkpoints_every_so_many_rounds_and_after_the_last(every, kept, tmp_path):
+    run = rounds.train(config(rounds=5, checkpoint={"every": every}), out=tmp_path)
+    assert run.rounds == kept
+    assert sorted(f.name for f in (tmp_path / "rounds").iterdir()) == [f"{r:04d}.pt" for r in kept]
+    assert sorted(set(run.metrics["round"])) == [1, 2, 3, 4, 5]  # numbers of every round all the same
+
+
+def test_whose_weights_a_checkpoint_holds(tmp_path):
+    held = {}
+    for clients in ("none", "sampled", "all", [1, 4]):
+        chosen = config("scaffold", rounds=3, total=5, per_round=2, checkpoint={"clients": clients})
+        held[str(clients)] = rounds.train(chosen, out=tmp_path / str(clients))
+    reference = held["none"].checkpoint().state
+    sampled = setup(config(total=5, per_round=2), classification((8, 8, 8, 8, 8))).schedule.sampled(2)
+    assert held["none"].checkpoint().clients is None
+    assert held["sampled"].checkpoint(3).client_ids == sampled
+    assert held["all"].checkpoint(3).client_ids == [0, 1, 2, 3, 4]
+    assert held["[1, 4]"].checkpoint(3).client_ids == [1, 4]
+    for run in held.values():  # recording more clients trains nothing else
+        assert all(torch.equal(v, reference[k]) for k, v in run.checkpoint().state.items())
+    everyone, some = held["all"].checkpoint(3), held["sampled"].checkpoint(3)
+    assert torch.equal(everyone.clients[sampled], some.clients)
+    assert torch.equal(everyone.received, some.received)
+    before = torch.cat([v.flatten() for v in held["none"].checkpoint(2).state.values()])
+    assert torch.equal(some.received, before)
+    assert torch.allclose(some.clients.mean(0), torch.cat([v.flatten() for v in reference.values()]), atol=1e-12)
+
+
+def test_test_scores_are_those_of_the_stored_weights(tmp_path):
+    run = rounds.train(config(rounds=2), out=tmp_path)
+    dataset = data.load("iris")
+    model = models.build("mlp", (4,), 3, {"hidden": (7, 5)}).double().eval()
+    for r in run.rounds:
+        model.load_state_dict(run.checkpoint(r).state)
+        logits = model(dataset.normalise(dataset.test_x).double())
+        frame = run.metrics.query("round == @r and slice == 'test'").set_index("metric")
+        assert frame.loc["loss", "value"] == pytest.approx(float(F.cross_entropy(logits, dataset.test_y)), rel=1e-12)
+        assert frame.loc["accuracy", "value"] == float((logits.argmax(1) == dataset.test_y).double().mean())
+        assert (frame["n_examples"] == 30).all()
+
+
+def test_the_rate_decays_with_the_round_and_only_with_it():
+    made = federation(config(lr=0.4, lr_decay=0.5, rounds=3), classification())
+    assert [seen.lr for seen, _ in play(made, 3)] == [0.4, 0.2, 0.1]
+
+
+def test_the_official_test_set_is_never_trained_on():
+    dataset, parts = classification((20, 13, 7))
+    spoilt = data.Dataset("spoilt", dataset.train_x, dataset.train_y, torch.full_like(dataset.test_x, 1e6), dataset.test_y, 3)
+    ends = []
+    for d in (dataset, spoilt):
+        made = federation(config(), (d, parts))
+        play(made, 2)
+        ends.append(made.w)
+    assert torch.equal(*ends)
+
+
+def test_training_learns(tmp_path):
+    chosen = config(rounds=15, epochs=3, lr=0.1)
+    run = rounds.train(chosen, out=tmp_path)
+    accuracy = run.metrics.query("metric == 'accuracy'")["value"]
+    assert accuracy.iloc[-1] >= 0.9
+
+
+def test_more_clients_than_examples():
+    with pytest.raises(FldiagError, match=r"clients\.total = 500 is more than the 120 training examples"):
+        rounds.Setup(config(total=500))
+
+
+def test_where_a_run_goes_unless_told_otherwise(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    chosen = config("fedprox", rounds=1, seed=3)
+    run = rounds.train(chosen)
+    assert run.path.as_posix() == f"checkpoints/run-fedprox-s3-{chosen.hash[:8]}"
+    assert Run.open(run.path).config == chosen
+
+
+def test_the_same_config_gives_the_same_files(tmp_path):
+    one, other = (rounds.train(config("scaffold", checkpoint={"clients": "all"}), out=tmp_path / n) for n in "ab")
+    for r in one.rounds:
+        a, b = one.checkpoint(r), other.checkpoint(r)
+        assert torch.equal(a.clients, b.clients)
+        assert all(torch.equal(a.state[k], b.state[k]) for k in a.state)
+    different = rounds.train(config("scaffold", seed=1), out=tmp_path / "c")
+    assert not torch.equal(different.checkpoint().state["fc1.weight"], one.checkpoint().state["fc1.weight"])
+
+
+def test_augmented_inputs_follow_the_client_and_the_round_not_the_executor():
+    from dataclasses import replace
+
+    from helpers import images
+
+    dataset, parts = images()
+    augmented = replace(dataset, augment=("hflip",))
+    ends = {}
+    for label, stack, on in (("looped", "off", True), ("stacked", "on", True), ("plain", "off", False)):
+        chosen = config("fedsol", stack=stack, model="small_cnn", model_options={})
+        chosen = chosen.model_copy(update={"data": chosen.data.model_copy(update={"augment": on})})
+        made = federation(chosen, (augmented, parts))
+        play(made, 2)
+        ends[label] = made.w
+    assert torch.allclose(ends["looped"], ends["stacked"], rtol=1e-9, atol=1e-12)
+    assert not torch.allclose(ends["looped"], ends["plain"], rtol=1e-6)
