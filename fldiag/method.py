@@ -110,8 +110,10 @@ class Round:
     n: Tensor  # [m] examples of each client
     steps: Tensor  # [m] local steps done
     clients: int  # N
+    examples: int  # n, of all N clients
     uploads: dict[str, Tensor]
     state: dict[str, Tensor]
+    effective: Tensor  # [m, 1] steps as the base optimiser weighs them
     p: Tensor = field(default_factory=lambda: torch.empty(0))
 
     @property

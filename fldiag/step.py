@@ -36,6 +36,7 @@ class Local:
     buffers: dict[str, Tensor] = field(default_factory=dict)  # name -> [K, ...]; only K = 1 if there are any
     x: Tensor | None = None  # all examples of the cohort one after another, when training inputs are fixed
     offset: Tensor | None = None  # [K] where each client's examples start in ``x``
+    memo: dict[str, Tensor] = field(default_factory=dict)  # what parts keep within the round
     _reference: dict[str, Tensor] = field(default_factory=dict)
 
     def rng(self, purpose: str) -> list[torch.Generator]:

@@ -68,3 +68,32 @@ class DynamicRegulariser(Part):
         moved = round.mean(round.rows - round.w_g) * (round.m / round.clients)
         round.state["h"] = round.state["h"] + moved
         return w + round.state["h"]
+
+
+class GradientDrift(Part):
+    """FedDC's gradient correction (Gao et al. 2022): g := g + g_s - g_k; g_k^+ = g_k - g_s - d_k / (K lr).
+
+    Server: g_s := g_s + (1/N) sum_S (g_k^+ - g_k).
+    """
+
+    sent, uploaded = ("g",), ("delta_g",)
+
+    def client_init(self, w0: Tensor) -> dict[str, Tensor]:
+        return {"g_k": torch.zeros_like(w0)}
+
+    def server_init(self, w0: Tensor) -> dict[str, Tensor]:
+        return {"g": torch.zeros_like(w0)}
+
+    def correct(self, step: Step, g: Tensor) -> Tensor:
+        return g.add_(step.local.sent["g"]).sub_(step.state("g_k"))
+
+    def finish(self, local: Local) -> dict[str, Tensor]:
+        a = local.effective_steps()
+        delta = -local.sent["g"] - (local.w - local.w_g) / (a.clamp(min=1e-12) * local.lr)
+        delta = torch.where(a > 0, delta, 0.0)
+        local.state["g_k"] = local.state["g_k"] + delta
+        return {"delta_g": delta}
+
+    def server(self, round: Round, w: Tensor) -> Tensor:
+        round.state["g"] = round.state["g"] + round.mean(round.uploads["delta_g"]) * (round.m / round.clients)
+        return w

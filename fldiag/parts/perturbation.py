@@ -25,23 +25,23 @@ class Sharpness(Part):
     """e = rho g / (||g|| + 1e-12), g the local gradient on the same minibatch (SAM, Foret et al. 2021);
     adaptive: e = rho w^2 g / (|| |w| g || + 1e-12) (ASAM, Kwon et al. 2021, without the constant eta)."""
 
-    def __init__(self, rho: float, adaptive: bool = False):
-        self.rho, self.adaptive = rho, adaptive
+    def __init__(self, rho: float, adaptive: bool = False, guard: float = GUARD):
+        self.rho, self.adaptive, self.guard = rho, adaptive, guard
 
     def perturb(self, step: Step) -> Perturbation | None:
         if not self.rho:
             return None
         _, g = step.local_gradient()
-        e = ascent(g, self.rho, step.w.abs() if self.adaptive else None)
+        e = ascent(g, self.rho, step.w.abs() if self.adaptive else None, self.guard)
         return Perturbation(e, 0, e.shape[-1])
 
 
-def ascent(g: Tensor, rho: float, scale: Tensor | None = None) -> Tensor:
-    """rho T^2 g / (||T g|| + 1e-12), row by row; T = 1 without ``scale``."""
+def ascent(g: Tensor, rho: float, scale: Tensor | None = None, guard: float = GUARD) -> Tensor:
+    """rho T^2 g / (||T g|| + guard), row by row; T = 1 without ``scale``."""
     if scale is None:
-        return rho * g / (norm(g) + GUARD)
+        return rho * g / (norm(g) + guard)
     scaled = scale * g
-    return rho * scale * scaled / (norm(scaled) + GUARD)
+    return rho * scale * scaled / (norm(scaled) + guard)
 
 
 class ProximalPerturbation(Part):
@@ -86,12 +86,17 @@ class ProximalPerturbation(Part):
         start, stop = self.bounds(step.local.network.layout)
         g = self.gradient(step, start, stop)
         length = norm(g)
-        floor = self.floor if self.floor is not None else (1e-12 if g.dtype == torch.float64 else 1e-6)
+        floor = self.floor if self.floor is not None else noise_floor(g.dtype)
         e = torch.where(length >= floor, self.rho * g / (length + GUARD), 0.0)
         if self.strength == "adaptive":
             d = step.w[:, start:stop] - step.local.w_g[start:stop]
             e = e * strengths(d, step.local.network.layout.part(start, stop), self.lambda_norm)
         return Perturbation(e, start, stop)
+
+
+def noise_floor(dtype: torch.dtype) -> float:
+    """Norm below which a proximal gradient is rounding noise."""
+    return 1e-12 if dtype == torch.float64 else 1e-6
 
 
 def strengths(d: Tensor, layout: Layout, rule: str = "layer") -> Tensor:

@@ -26,6 +26,7 @@ class Trained:
     buffers: dict[str, Tensor]  # name -> [K, ...]
     n: Tensor
     steps: Tensor
+    effective: Tensor  # [K, 1] steps as the base optimiser weighs them
     loss: Tensor  # [K] mean minibatch loss
     state: dict[str, Tensor]
     uploads: dict[str, Tensor] = field(default_factory=dict)
@@ -59,7 +60,7 @@ def train(local: Local, method: Method, feed: Feed) -> Trained:
         optimizer.step(step.w, g)
         seen[: step.k] += loss
     trained = Trained(local.ids, local.w, local.buffers, local.n, local.steps,
-                      seen / local.steps.clamp(min=1), local.state)
+                      local.effective_steps(), seen / local.steps.clamp(min=1), local.state)
     for part in method:
         trained.uploads.update(part.finish(local))
     return trained

@@ -65,7 +65,7 @@ class Federation:
         trained = self.train(ids, execute)
         lr = setup.config.train.lr * setup.config.train.lr_decay**self.t
         seen = Round(self.t, lr, self.w, ids, trained.rows, trained.n, trained.steps, setup.config.clients.total,
-                     trained.uploads, dict(self.state))
+                     sum(map(len, setup.parts)), trained.uploads, dict(self.state), trained.effective)
         self.w = aggregate(seen, method, setup.config.train.aggregate)
         self.buffers = mean_buffers(trained.buffers, seen.p)
         for part in method:
@@ -102,7 +102,8 @@ def merge(cohorts: list[Trained], ids: list[int]) -> Trained:
         return {k: join([getattr(c, name)[k] for c in cohorts]) for k in getattr(cohorts[0], name)}
 
     return Trained(ids, join([c.rows for c in cohorts]), joins("buffers"), join([c.n for c in cohorts]),
-                   join([c.steps for c in cohorts]), join([c.loss for c in cohorts]), joins("state"), joins("uploads"))
+                   join([c.steps for c in cohorts]), join([c.effective for c in cohorts]), join([c.loss for c in cohorts]),
+                   joins("state"), joins("uploads"))
 
 
 def train(config: Config, *, out: str | Path | None = None, executor: str = "serial", on_event: Event | None = None,

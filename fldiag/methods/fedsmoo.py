@@ -1,0 +1,20 @@
+"""FedSMOO."""
+
+from fldiag.config import NonNegative
+from fldiag.method import Method, method
+from fldiag.parts.control import DynamicRegulariser
+from fldiag.parts.memory import ConsensusPerturbation
+
+
+@method("fedsmoo", source="Sun et al., ICML 2023, Algorithm 1",
+        neutral={"rho": 0.0}, equals="feddyn")
+def fedsmoo(rho: NonNegative = 0.1, lam: NonNegative = 0.1) -> Method:
+    """Dynamic regularisation of the weights and of the perturbation: clients agree on one.
+
+    Local step:  q = g_l - mu_k - s,  e = rho q / (||q|| + 1e-7),  mu_k := mu_k + (e - s)
+                 g_u = grad L_l(w_k + e) + lam (w_k - w_g + h_k)
+    Server:      s := rho mubar / ||mubar||, mubar = mean_S mu_k;  w_g as FedDyn
+    Cost:        2 P a step, uplink 2x, downlink 2x.
+    Values:      rho = 0.1, lam = 0.1.
+    """
+    return Method(ConsensusPerturbation(rho), DynamicRegulariser(lam))

@@ -1,0 +1,30 @@
+"""FedTOGA."""
+
+from typing import Literal
+
+from fldiag.config import NonNegative
+from fldiag.method import Method, method
+from fldiag.parts.control import DynamicRegulariser
+from fldiag.parts.momentum import DualCorrection, GlobalPerturbation, GlobalUpdate, Register
+
+
+@method("fedtoga", source="Li et al., FedTOGA; formulas reconstructed from prose, ablation and public code",
+        neutral={"kappa": 0.0, "beta_dual": 0.0}, equals="fedspeed")
+def fedtoga(rho: NonNegative = 0.1, kappa: NonNegative = 1.0, beta_dual: NonNegative = 0.9, lam: NonNegative = 0.1,
+            mode: Literal["global", "neighbour", "fusion"] = "global",
+            registered: Literal["gradient", "corrected"] = "gradient",
+            delta_scale: Literal["steps", "steps_lr"] = "steps") -> Method:
+    """Global sharpness awareness: the last global update bends the perturbation and the dual variable.
+
+    Local step:  q = g_l + kappa Delta (global), gt + kappa Delta (neighbour: gt the gradient of the step before, no first
+                 gradient) or g_l + gt + kappa Delta (fusion);  e = rho q / (||q|| + 1e-7)
+                 g_u = grad L_l(w_k + e) + lam (w_k - w_g + h_k) + beta_dual Delta
+    Server:      w_g as FedDyn;  Delta := -mean_S (w_k - w_g) / K_k (steps), also divided by lr (steps_lr)
+    Cost:        2 P a step (neighbour: 1 P), uplink 1x, downlink 2x.
+    Values:      kappa = 1 {1, 2, 4}, beta_dual = 0.9 {0.8, 0.85, 0.9}, lam = 0.1 {0.01, 0.1, 0.2}, rho = 0.1.
+    Ablation:    kappa = beta_dual = 0 is FedSpeed, and rho = 0 then FedDyn.
+    Paper vs code: public code always uses fusion with kappa = 1 and registers the corrected gradient (registered).
+    """
+    before, after = ([Register()], []) if registered == "gradient" else ([], [Register()])
+    return Method(GlobalPerturbation(rho, kappa, mode), *before, DynamicRegulariser(lam), DualCorrection(beta_dual), *after,
+                  GlobalUpdate(delta_scale))

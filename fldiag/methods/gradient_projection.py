@@ -1,0 +1,19 @@
+"""Proximal gradient projection."""
+
+from typing import Literal
+
+from fldiag.config import Positive
+from fldiag.method import Method, method
+from fldiag.parts.projection import ProximalProjection
+from fldiag.parts.proximal import kl
+
+
+@method("gradient_projection", source="Lee et al., CVPR 2024, Eq. 3")
+def gradient_projection(loss: Literal["l2", "kl"] = "kl", tau: Positive = 3.0) -> Method:
+    """The local gradient without its part against the proximal gradient.
+
+    Local step:  g_u = g_l - (<g_l, g_p> / ||g_p||^2) g_p if <g_l, g_p> < 0, else g_l
+    Server:      as FedAvg.
+    Cost:        2 P + 1/3 P (kl), 1 P (l2); uplink 1x.
+    """
+    return Method(ProximalProjection(kl(tau) if loss == "kl" else None))
