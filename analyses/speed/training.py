@@ -27,6 +27,7 @@ from fldiag import config, data
 from fldiag.data import Dataset
 from fldiag.training.rounds import Federation
 from fldiag.training.setup import Setup
+from fldiag.verbs.train import has_bf16
 
 
 class Textbook:
@@ -121,7 +122,8 @@ def main() -> None:
     parser.add_argument("--only", choices=("digits", "cifar"))
     args = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {args.rounds} alternating rounds; "
-          f"CIFAR images: {'real' if has_cifar() else 'random, of the same shape'}")
+          f"CIFAR images: {'real' if has_cifar() else 'random, of the same shape'}; "
+          f"bf16 instructions: {'yes' if has_bf16() else 'no (emulated)'}")
     print(f"| {'round':<46} | {'reference ms':>12} | {'fldiag ms':>9} | ratio (min–max)   | target |")
     print("|" + "|".join("-" * n for n in (48, 14, 11, 19, 8)) + "|")
 
@@ -134,7 +136,8 @@ def main() -> None:
 
     if args.only != "cifar":
         for model, target in (("mlp", "≥ 3"), ("small_cnn", "≥ 2.5")):
-            line(f"digits {model}, batch 10: textbook / fldiag", Textbook(digits(model, *SHORT)), Ours(digits(model, *SHORT)), target)
+            line(f"digits {model}, batch 10: textbook / fldiag", Textbook(digits(model, *SHORT)),
+                 Ours(digits(model, *SHORT)), target)
         line("digits small_cnn, batch 50: textbook / fldiag", Textbook(digits("small_cnn", *LONG)),
              Ours(digits("small_cnn", *LONG)), "–")
         for method, target in (("fedsam", "≤ 2.1"), ("fedsol", "≤ 1.35")):
