@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pydantic
 import torch
 from torch import Tensor
 
+from fldiag import registry
 from fldiag.checkpoint import schema
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.config import Config
@@ -60,6 +62,10 @@ class Run:
             index = json.loads(file.read_text())
             if not isinstance(index, dict) or not isinstance(index["files"], dict) or int(index["done"]) < 0:
                 raise ValueError("not a run index")
+            kinds = {"hash": str, "status": str, "config": dict, "state": dict, "provenance": dict}
+            wrong = [key for key, kind in kinds.items() if not isinstance(index.get(key), kind)]
+            if wrong or (index["done"] and "server" not in index["state"]):
+                raise ValueError(f"{', '.join(wrong) or 'state'} is missing or of the wrong kind")
             if int(index["schema"]) > schema.SCHEMA:
                 raise FldiagError(f"run {path} has schema {index['schema']}, this fldiag reads up to {schema.SCHEMA}",
                                   "update fldiag")
@@ -81,7 +87,12 @@ class Run:
 
     @property
     def config(self) -> Config:
-        return Config.model_validate(self.index["config"])
+        try:
+            return Config.model_validate(self.index["config"])
+        except pydantic.ValidationError as error:
+            why = registry.explain(error, "config", Config).what
+            raise FldiagError(f"{self.path / 'run.json'}: its config is not valid ({why})",
+                              "the file was edited; restore it or train again") from None
 
     @property
     def rounds(self) -> list[int]:
@@ -102,7 +113,12 @@ class Run:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        return pd.read_parquet(self.path / "metrics.parquet")
+        """Raises FldiagError when the table is missing or damaged."""
+        path = self.path / "metrics.parquet"
+        try:
+            return pd.read_parquet(path)
+        except (OSError, ValueError) as error:
+            raise FldiagError(f"{path} cannot be read: {type(error).__name__}", "restore it, or train again") from None
 
     def verified(self, name: str) -> Path:
         """The path of a listed file after its sha256 was checked."""
@@ -125,6 +141,8 @@ class Run:
         schema.write_atomic(self.path / "run.json", lambda f: f.write(text.encode()))
 
     def put_metrics(self, frame: pd.DataFrame) -> None:
+        """Replaced before ``run.json`` is: after a kill in between, its rows of later rounds are left out on resuming
+        and its sha256 is right again with the next commit."""
         buffer = io.BytesIO()
         frame.to_parquet(buffer, index=False)
         self.put("metrics.parquet", lambda f: f.write(buffer.getvalue()))

@@ -104,7 +104,7 @@ def forecast(console: Console, config: Config, path: Path, download: bool, devic
 
 def has_bf16() -> bool:
     """Whether the processor multiplies bf16 natively (unknown to older PyTorch: then assumed)."""
-    known = getattr(torch.cpu, "get_capabilities", dict)()
+    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return not known or bool(known.get("avx512_bf16") or known.get("amx_bf16") or known.get("architecture") != "x86_64")
 
 

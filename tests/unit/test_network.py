@@ -233,6 +233,18 @@ class Between(nn.Module):
         return self.classifier(5 * self.features(x).square())
 
 
+class Flattened(nn.Module):
+    """The classifier does not even take the features' shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 2, 3))
+        self.classifier = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.classifier(self.features(x).flatten(1))
+
+
 class TiedHead(Own):
     def __init__(self):
         super().__init__()
@@ -240,9 +252,10 @@ class TiedHead(Own):
         self.classifier.weight, self.classifier.bias = self.first.weight, self.first.bias
 
 
+@pytest.mark.parametrize("build", [Between, Flattened])
 @pytest.mark.parametrize("method", ["fedavg", "fedsol"])
-def test_a_module_that_does_more_than_features_and_head_is_run_whole(method):
-    data, module = classification(), Between().double()
+def test_a_module_that_does_more_than_features_and_head_is_run_whole(method, build):
+    data, module = classification(), build().double()
     made = federation(config(method), data, module=copy.deepcopy(module))
     assert not made.setup.network.has_split
     x = data[0].train_x[None].double()
