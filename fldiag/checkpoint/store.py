@@ -5,7 +5,7 @@
     RUN/run.json          config, status, rounds done, every file with its sha256
     RUN/rounds/0030.pt    checkpoint of a round
     RUN/state/…           what training needs to go on: server and client state, only the newest
-    RUN/metrics.parquet   one row a number per round
+    RUN/metrics/0030.parquet  one row a number per round, up to that round; only the newest
     RUN/partition.npz     indices of every client's examples
 
 Order of writing in a round: new files, then ``run.json``, then removal of superseded state. A kill at any
@@ -114,7 +114,7 @@ class Run:
     @property
     def metrics(self) -> pd.DataFrame:
         """Raises FldiagError when the table is missing or damaged."""
-        path = self.path / "metrics.parquet"
+        path = self.path / str(self.index.get("metrics"))
         try:
             return pd.read_parquet(path)
         except (OSError, ValueError) as error:
@@ -141,11 +141,11 @@ class Run:
         schema.write_atomic(self.path / "run.json", lambda f: f.write(text.encode()))
 
     def put_metrics(self, frame: pd.DataFrame) -> None:
-        """Replaced before ``run.json`` is: after a kill in between, its rows of later rounds are left out on resuming
-        and its sha256 is right again with the next commit."""
         buffer = io.BytesIO()
         frame.to_parquet(buffer, index=False)
-        self.put("metrics.parquet", lambda f: f.write(buffer.getvalue()))
+        self.index["files"].pop(self.index.get("metrics"), None)
+        self.index["metrics"] = f"metrics/{frame['round'].max():04d}.parquet"
+        self.put(self.index["metrics"], lambda f: f.write(buffer.getvalue()))
 
     # -- state for resuming: one file for the server, one a client, named by the round that wrote it
 
@@ -164,10 +164,11 @@ class Run:
             self.index["files"].pop(f, None)
 
     def clean(self) -> None:
-        """Remove state files that the committed run.json no longer lists."""
-        for f in (self.path / "state").glob("*.pt"):
-            if f"state/{f.name}" not in self.index["files"]:
-                f.unlink(missing_ok=True)
+        """Remove state and metrics that the committed run.json no longer lists."""
+        for folder in ("state", "metrics"):
+            for f in (self.path / folder).glob("*"):
+                if f"{folder}/{f.name}" not in self.index["files"]:
+                    f.unlink(missing_ok=True)
 
     def get_state(self) -> tuple[dict[str, Any], dict[int, dict[str, Tensor]]]:
         """(server, clients) as stored last."""

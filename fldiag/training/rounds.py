@@ -193,6 +193,7 @@ def _loop(config: Config, run: Run, federation: Federation, rows: list[dict[str,
                 run.index["done"] = t - 1
             run.put_metrics(table(rows, **common))
             run.commit()
+            run.clean()
             return
         scores = evaluate(federation.setup.network, federation.w, federation.buffers, federation.setup.dataset)
         rows += round_rows(t, scores, seen, trained, federation)
@@ -255,7 +256,7 @@ def _store(run: Run, federation: Federation, cohorts: list[Trained], received: T
 
 def _rows_until(run: Run) -> list[dict[str, Any]]:
     """Metric rows of the rounds that are safely stored."""
-    if not (run.path / "metrics.parquet").is_file():
+    if not run.done:
         return []
     frame = run.metrics
     kept = frame[frame["round"] <= run.done].drop(columns=["run", "method", "seed"]).astype(object)

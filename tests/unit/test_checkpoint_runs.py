@@ -134,11 +134,11 @@ def test_every_file_is_listed_with_its_digest(run):
 
 
 def test_a_damaged_table_of_metrics(copy):
-    (copy.path / "metrics.parquet").write_bytes(b"PAR1 not really")
-    with pytest.raises(FldiagError, match=r"metrics\.parquet cannot be read"):
+    (copy.path / copy.index["metrics"]).write_bytes(b"PAR1 not really")
+    with pytest.raises(FldiagError, match=r"parquet cannot be read"):
         _ = copy.metrics
-    (copy.path / "metrics.parquet").unlink()
-    with pytest.raises(FldiagError, match=r"metrics\.parquet cannot be read"):
+    (copy.path / copy.index["metrics"]).unlink()
+    with pytest.raises(FldiagError, match=r"parquet cannot be read"):
         _ = copy.metrics
 
 

@@ -84,7 +84,7 @@ def small(**more):
 
 
 @pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("name", ["rounds/0003.pt", "state/server-0003.pt", "metrics.parquet", "run.json"])
+@pytest.mark.parametrize("name", ["rounds/0003.pt", "state/server-0003.pt", "metrics/0003.parquet", "run.json"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, FldiagError("disk full", "free some space")], ids=["ctrl-c", "full"])
 def test_stopped_while_a_file_is_written(every, name, error, tmp_path, monkeypatch):
     """run.json must never count a round whose files are not all there."""
@@ -128,7 +128,7 @@ def test_what_a_killed_write_left_behind_is_cleaned_up(tmp_path):
     for run in ("cut", "whole"):
         listed = Run.open(tmp_path / run).index["files"]
         on_disk = {f.relative_to(tmp_path / run).as_posix() for f in (tmp_path / run).rglob("*") if f.is_file()}
-        assert on_disk == {*listed, "run.json", "metrics.parquet"}
+        assert on_disk == {*listed, "run.json"}
 
 
 def test_only_the_newest_state_is_kept(tmp_path):
