@@ -124,7 +124,13 @@ class Setup:
             {n: b.to(self.device).expand(k, *b.shape).clone() for n, b in unit.buffers.items()}, feed.x, feed.offset)
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(seed_for(config.seed, "model", unit.t, unit.ids[0]))  # dropout; such models are not stacked
-            return client.train(local, self.method, feed)
+            try:
+                return client.train(local, self.method, feed)
+            except ValueError as error:
+                if "more than 1 value per channel" not in str(error):
+                    raise
+                raise FldiagError(f"client {unit.ids[0]} has a minibatch of one example, which batch-norm cannot train on",
+                                  "choose train.batch_size so that no client's last minibatch has one example") from None
 
 
 def provenance(setup: Setup) -> dict[str, Any]:
