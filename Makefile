@@ -13,13 +13,14 @@ test: $(STAMP)
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check fldiag tests analyses
+	$(VENV)/bin/mypy fldiag
 
 bench: $(STAMP)
 	$(VENV)/bin/python analyses/speed/training.py
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fldiag needs Python 3.11 or later; run: make PYTHON=python3.11 ...")'
-	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $(STAMP)
 

@@ -40,7 +40,13 @@ def load(path: str | Path, *, model: Any = None, data: Any = None) -> Run | Chec
     """
     path = Path(path)
     if path.is_dir() or path.name == "run.json":
+        if model is not None or data is not None:
+            raise FldiagError(f"{path} is a run, which knows its model and data", "give model and data with one of its "
+                              "checkpoints: rounds/NNNN.pt", usage=True)
         return Run.open(path)
+    run = path.resolve().parent.parent
+    if path.parent.name == "rounds" and (run / "run.json").is_file():
+        Run.open(run).verified(f"rounds/{path.name}")  # a file of a run must be the one the run wrote
     return dataclasses.replace(schema.read(path), model=model, data=data)
 
 
@@ -77,7 +83,10 @@ def _cached(entry: registry.Entry, problem: Problem, progress: Any, options: dic
     key = provenance.digest(entry.name, problem.digest(), problem.common, plain, about)[:16]
     file = folder / f"{entry.name}-{key}.parquet"
     if file.is_file():
-        return pd.read_parquet(file)
+        try:
+            return check(pd.read_parquet(file))
+        except (OSError, ValueError, FldiagError):  # a damaged cache is no cache
+            file.unlink(missing_ok=True)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

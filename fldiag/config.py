@@ -42,7 +42,6 @@ class OpenSection(Section):
 class Data(Section):
     name: str = "digits"
     root: str | None = Field(None, description="folder that holds the data; default $FLDIAG_DATA")
-    public: str | None = Field(None, description="unlabelled public data for server distillation")
     augment: bool = Field(True, description="training augmentation of the data set, if it declares any")
 
 

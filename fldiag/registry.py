@@ -52,7 +52,7 @@ class Entry:
                 continue
             default = ... if p.default is p.empty else p.default
             fields[p.name] = (hints.get(p.name, Any), default)
-        config = pydantic.ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True,
+        config = pydantic.ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False,
                                      validate_default=True, protected_namespaces=())
         return pydantic.create_model(f"{self.name}_options", __config__=config, **fields)
 
@@ -77,7 +77,8 @@ def explain(error: pydantic.ValidationError, where: str, schema: type[pydantic.B
             model = model.model_fields[part].annotation
         known = dict(model.model_fields)
         inside = [f"{section}.{key}" for section, f in known.items() if key in getattr(f.annotation, "model_fields", {})]
-        remedy = f"did you mean {inside[0]!r}?" if inside else nearest(first["loc"][-1], known) if known else "it has no options"
+        remedy = nearest(str(first["loc"][-1]), known) if known else "it has no options"
+        remedy = f"did you mean {inside[0]!r}?" if inside else remedy
         return FldiagError(f"{where}: unknown key {key!r}", remedy, usage=True)
     if first["type"] == "value_error":  # raised by a validator of ours: "what; remedy"
         what, _, remedy = str(first["ctx"]["error"]).partition("; ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -37,35 +38,41 @@ class Local:
     x: Tensor | None = None  # all examples of the cohort one after another, when training inputs are fixed
     offset: Tensor | None = None  # [K] where each client's examples start in ``x``
     memo: dict[str, Tensor] = field(default_factory=dict)  # what parts keep within the round
-    _reference: dict[str, Tensor] = field(default_factory=dict)
 
     def rng(self, purpose: str) -> list[torch.Generator]:
         """One generator a client for a part's own randomness: it never shifts the data order."""
         return [torch_rng(self.seed, purpose, self.t, i) for i in self.ids]
 
     def effective_steps(self) -> Tensor:
-        """[K, 1] sum of the weights with which each gradient enters the displacement, divided by lr.
+        """[K, 1] sum of the weights with which the gradients enter the displacement, divided by lr.
 
-        K_k for plain SGD; with momentum r, (K_k - r (1 - r^K_k) / (1 - r)) / (1 - r)
-        (FedNova, Wang et al. 2020, for heavy-ball momentum).
+        K_k for plain SGD; with momentum r, a = (K_k - r (1 - r^K_k) / (1 - r)) / (1 - r) (FedNova, Wang et al.
+        2020), with Nesterov's K_k + r a. Adam has no such sum; K_k stands in.
         """
         k, r = self.steps.double(), self.train.momentum if self.train.optimizer == "sgd" else 0.0
         a = (k - r * (1 - r**k) / (1 - r)) / (1 - r)
+        a = k + r * a if self.train.nesterov and self.train.optimizer == "sgd" else a
         return a.to(self.w.dtype).unsqueeze(1)
 
-    def reference_logits(self, name: str, w: Tensor) -> Tensor | None:
-        """Logits of the frozen model ``w`` [P] for all of ``x``, computed once a round: [n, C].
+    @cached_property
+    def received_buffers(self) -> dict[str, Tensor]:
+        """Batch-norm statistics as received; read first in ``__post_init__``, before a step moves the live ones."""
+        return {n: b[:1].clone() for n, b in self.buffers.items()}
 
-        None when caching would not be exact: augmented inputs, or layers that use batch statistics.
+    def __post_init__(self) -> None:
+        _ = self.received_buffers
+
+    @cached_property
+    def received_logits(self) -> Tensor | None:
+        """Logits [n, C] of the received model for all of ``x``, computed once a round.
+
+        None when that would not be exact: augmented inputs, or layers that use batch statistics.
         """
         if self.x is None or self.network.batch_dependent:
             return None
-        if name not in self._reference:
-            with torch.no_grad():
-                buffers = {n: b[:1].clone() for n, b in self.buffers.items()}
-                bound = self.network.bind(w.unsqueeze(0), buffers)
-                self._reference[name] = torch.cat([bound(b.unsqueeze(0))[0] for b in self.x.split(REFERENCE_BATCH)])
-        return self._reference[name]
+        with torch.no_grad():
+            bound = self.network.bind(self.w_g.unsqueeze(0), self.received_buffers)
+            return torch.cat([bound(b.unsqueeze(0))[0] for b in self.x.split(REFERENCE_BATCH)])
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,7 @@ class Step:
         self.local, self.x, self.y, self.weight, self.index = local, x, y, weight, index
         self.k = x.shape[0]
         self._losses = losses
+        self._given = x  # a part may replace the inputs: then nothing cached fits
         self._here: tuple[Tensor, Bound, Tensor | None] | None = None
         self._gradient: tuple[Tensor, Tensor] | None = None
         self._passed = False
@@ -101,19 +109,16 @@ class Step:
         """Mean over the minibatch: [k, B] -> [k]."""
         return values.mean(1) if self.weight is None else (values * self.weight).sum(1)
 
-    def reference_logits(self, name: str, w: Tensor) -> Tensor:
-        """Logits [k, B, C] of a frozen model ``w`` [P] on this minibatch, in eval mode."""
+    def received_logits(self) -> Tensor:
+        """Logits [k, B, C] of the received model on this minibatch, in eval mode."""
         local = self.local
-        cached = local.reference_logits(name, w)
-        if cached is not None and local.offset is not None:
-            return cached[local.offset[: self.k, None] + self.index]
+        if self.x is self._given and local.received_logits is not None and local.offset is not None:
+            return local.received_logits[local.offset[: self.k, None] + self.index]
         with torch.no_grad():
+            bound = local.network.bind(local.w_g.unsqueeze(0), {n: b.clone() for n, b in local.received_buffers.items()})
             if local.network.batch_dependent:
-                buffers = {n: b[:1].clone() for n, b in local.buffers.items()}
-                return local.network.bind(w.unsqueeze(0), buffers)(self.x)
-            shape = self.x.shape
-            bound = local.network.bind(w.unsqueeze(0), {n: b[:1] for n, b in local.buffers.items()})
-            return bound(self.x.reshape(1, -1, *shape[2:]))[0].reshape(*shape[:2], -1)
+                return bound(self.x)
+            return bound(self.x.flatten(0, 1).unsqueeze(0))[0].unflatten(0, self.x.shape[:2])
 
     def _bind(self, leaf: Tensor) -> Bound:
         """Only the first pass of a step moves batch-norm statistics: a second one would count the minibatch twice,

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fldiag.errors import FldiagError
 
@@ -39,7 +40,7 @@ class Checkpoint:
     received: Tensor | None = None
     clients: Tensor | None = None
     buffers: dict[str, Tensor] = field(default_factory=dict)
-    model: Callable[[], nn.Module] | None = None
+    model: Any = None  # what the user gave: a module, a name or pkg.mod:factory
     data: Any = None
 
     @property
@@ -72,9 +73,9 @@ def write(path: Path, manifest: dict[str, Any], state: dict[str, Tensor], **tens
 
 def write_atomic(path: Path, writer: Callable[[IO[bytes]], Any]) -> str:
     """Write to a temporary name, flush to disk, rename; returns the sha256 of what was written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as f:
             writer(f)
             f.flush()
@@ -85,7 +86,8 @@ def write_atomic(path: Path, writer: Callable[[IO[bytes]], Any]) -> str:
         raise FldiagError(f"cannot write {path}: {error}", "free some disk space or choose another folder with --out; "
                           "what was written before is intact") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
     return digest
 
 
@@ -150,8 +152,10 @@ def read(path: str | Path) -> Checkpoint:
             raise FldiagError(f"checkpoint {path}: its manifest is not valid", "the file was edited; use the original") from None
         if version > SCHEMA:
             raise FldiagError(f"checkpoint {path} has schema {version}, this fldiag reads up to {SCHEMA}", "update fldiag")
+        held = content.get("buffers")
+        buffers = {} if held is None or (isinstance(held, dict) and not held) else _tensors(path, held)
         checkpoint = Checkpoint(path, _tensors(path, content.get("model")), manifest, content.get("received"),
-                                content.get("clients"), content.get("buffers") or {})
+                                content.get("clients"), buffers)
         _check(checkpoint)
         return checkpoint
     if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
@@ -165,6 +169,13 @@ def _check(c: Checkpoint) -> None:
     for key, kind in needed.items():
         if not isinstance(c.manifest.get(key), kind):
             raise FldiagError(f"checkpoint {c.path}: its manifest has no valid {key!r}", "the file was edited; use the original")
+    spec = c.manifest["config"]
+    sound = (all(isinstance(spec.get(k), dict) for k in ("data", "model", "partition", "clients", "method"))
+             and isinstance(c.manifest["method"].get("name"), str) and isinstance(c.manifest.get("provenance", {}), dict)
+             and c.manifest["classes"] > 0 and all(isinstance(i, int) and i > 0 for i in c.manifest["shape"])
+             and all(isinstance(i, int) for i in c.client_ids))
+    if not sound:
+        raise FldiagError(f"checkpoint {c.path}: its manifest is not valid", "the file was edited; use the original")
     if c.clients is not None and (not isinstance(c.clients, Tensor) or len(c.clients) != len(c.client_ids)):
         raise FldiagError(f"checkpoint {c.path}: {len(c.client_ids)} client ids do not fit its client weights",
                           "the file was edited; use the original")

@@ -5,7 +5,7 @@
     RUN/run.json          config, status, rounds done, every file with its sha256
     RUN/rounds/0030.pt    checkpoint of a round
     RUN/state/…           what training needs to go on: server and client state, only the newest
-    RUN/metrics.parquet   one row a number per round
+    RUN/metrics/0030.parquet  one row a number per round, up to that round; only the newest
     RUN/partition.npz     indices of every client's examples
 
 Order of writing in a round: new files, then ``run.json``, then removal of superseded state. A kill at any
@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pydantic
 import torch
 from torch import Tensor
 
+from fldiag import registry
 from fldiag.checkpoint import schema
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.config import Config
@@ -60,6 +62,10 @@ class Run:
             index = json.loads(file.read_text())
             if not isinstance(index, dict) or not isinstance(index["files"], dict) or int(index["done"]) < 0:
                 raise ValueError("not a run index")
+            kinds = {"hash": str, "status": str, "config": dict, "state": dict, "provenance": dict}
+            wrong = [key for key, kind in kinds.items() if not isinstance(index.get(key), kind)]
+            if wrong or (index["done"] and "server" not in index["state"]):
+                raise ValueError(f"{', '.join(wrong) or 'state'} is missing or of the wrong kind")
             if int(index["schema"]) > schema.SCHEMA:
                 raise FldiagError(f"run {path} has schema {index['schema']}, this fldiag reads up to {schema.SCHEMA}",
                                   "update fldiag")
@@ -81,7 +87,12 @@ class Run:
 
     @property
     def config(self) -> Config:
-        return Config.model_validate(self.index["config"])
+        try:
+            return Config.model_validate(self.index["config"])
+        except pydantic.ValidationError as error:
+            why = registry.explain(error, "config", Config).what
+            raise FldiagError(f"{self.path / 'run.json'}: its config is not valid ({why})",
+                              "the file was edited; restore it or train again") from None
 
     @property
     def rounds(self) -> list[int]:
@@ -102,7 +113,12 @@ class Run:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        return pd.read_parquet(self.path / "metrics.parquet")
+        """Raises FldiagError when the table is missing or damaged."""
+        path = self.path / str(self.index.get("metrics"))
+        try:
+            return pd.read_parquet(path)
+        except (OSError, ValueError) as error:
+            raise FldiagError(f"{path} cannot be read: {type(error).__name__}", "restore it, or train again") from None
 
     def verified(self, name: str) -> Path:
         """The path of a listed file after its sha256 was checked."""
@@ -127,7 +143,9 @@ class Run:
     def put_metrics(self, frame: pd.DataFrame) -> None:
         buffer = io.BytesIO()
         frame.to_parquet(buffer, index=False)
-        self.put("metrics.parquet", lambda f: f.write(buffer.getvalue()))
+        self.index["files"].pop(self.index.get("metrics"), None)
+        self.index["metrics"] = f"metrics/{frame['round'].max():04d}.parquet"
+        self.put(self.index["metrics"], lambda f: f.write(buffer.getvalue()))
 
     # -- state for resuming: one file for the server, one a client, named by the round that wrote it
 
@@ -146,10 +164,11 @@ class Run:
             self.index["files"].pop(f, None)
 
     def clean(self) -> None:
-        """Remove state files that the committed run.json no longer lists."""
-        for f in (self.path / "state").glob("*.pt"):
-            if f"state/{f.name}" not in self.index["files"]:
-                f.unlink(missing_ok=True)
+        """Remove state and metrics that the committed run.json no longer lists."""
+        for folder in ("state", "metrics"):
+            for f in (self.path / folder).glob("*"):
+                if f"{folder}/{f.name}" not in self.index["files"]:
+                    f.unlink(missing_ok=True)
 
     def get_state(self) -> tuple[dict[str, Any], dict[int, dict[str, Tensor]]]:
         """(server, clients) as stored last."""

@@ -47,6 +47,16 @@ def untouched_randomness(device: torch.device) -> Iterator[None]:
             torch.cuda.set_rng_state(cuda, device)
 
 
+def _code(function: Any) -> str:
+    """What a Python function computes, as far as its byte code and constants say ('' for a built-in one)."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return ""
+    inner = [repr(cell.cell_contents) for cell in function.__closure__ or ()]
+    text = f"{code.co_code.hex()} {code.co_consts} {code.co_names} {inner} {function.__defaults__}"
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
+
+
 class Problem:
     """A loss as a function of a weight vector ``w`` [P] on a fixed data slice.
 
@@ -143,6 +153,7 @@ class Problem:
     @cached_property
     def _digest(self) -> str:
         names = [re.sub(r" at 0x[0-9a-f]+", "", repr(thing)) for thing in (self.module, self.criterion)]
+        names += [_code(self.criterion), *(_code(type(m).forward) for m in self.module.modules())]
         with self.guarded():  # in pieces of fixed size: memory must not enter
             data = [digest(*self.read(i, min(i + 1024, self.n))) for i in range(0, self.n, 1024)]
         return digest(names, list(self.layout.names), self.w, self.buffers, data, str(self.dtype))
@@ -169,7 +180,7 @@ class Problem:
             self._held[i] = x, y
         return self._held[i]
 
-    def call(self, w: Tensor, x: Tensor, buffers: dict[str, Tensor] | None = None) -> Any:
+    def call(self, w: Tensor | dict[str, Tensor], x: Tensor, buffers: dict[str, Tensor] | None = None) -> Any:
         """The model's outputs on x [b, ...] with weights w [P] (and buffers; default: copies of its own)."""
         if buffers is None:
             buffers = {n: b.clone() for n, b in self.buffers.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,14 @@ def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | No
     dataset = None if _is_examples(given) else _dataset(checkpoint, root, download)
     module = _module(checkpoint, dataset)
     params, buffers = _weights(checkpoint, module, client)
+    loss: Callable[..., Tensor]
     if dataset is None:
-        examples, loss = given, F.cross_entropy
-        y = given[1] if isinstance(given, tuple) else given.y
-        if y.is_floating_point():
-            loss = half_squared_error
+        if slice != "train" or samples is not None:
+            raise FldiagError("slice and samples choose from a data set, and the examples themselves were given",
+                              "leave them out, or give the data set", usage=True)
+        examples = given
+        y = given[1] if isinstance(given, (tuple, list)) else given.batch(0, 1)[1]
+        loss = half_squared_error if torch.as_tensor(y).is_floating_point() else F.cross_entropy
     else:
         parts = _partition(checkpoint, dataset) if slice.startswith("client") else None
         examples = data.take(dataset, slice, parts, samples)
@@ -63,7 +67,7 @@ def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | No
 
 
 def _is_examples(given: Any) -> bool:
-    return isinstance(given, tuple) or (hasattr(given, "batch") and hasattr(given, "n"))
+    return isinstance(given, (tuple, list)) or (hasattr(given, "batch") and hasattr(given, "n"))
 
 
 def _dataset(c: Checkpoint, root: str | None, download: bool) -> Dataset:
@@ -105,7 +109,7 @@ def _module(c: Checkpoint, dataset: Dataset | None) -> nn.Module:
 def _shapes(c: Checkpoint) -> tuple[tuple[int, ...], int]:
     if c.manifest:
         return tuple(c.manifest["shape"]), c.manifest["classes"]
-    x, y = c.data if isinstance(c.data, tuple) else c.data.batch(0, c.data.n)
+    x, y = map(torch.as_tensor, c.data if isinstance(c.data, (tuple, list)) else c.data.batch(0, c.data.n))
     return tuple(x.shape[1:]), int(y.shape[1]) if y.is_floating_point() else int(y.max()) + 1
 
 

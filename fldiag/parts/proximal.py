@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fldiag.errors import FldiagError
 from fldiag.method import Part
 from fldiag.params import dot
 from fldiag.step import Output, Step
+
+if TYPE_CHECKING:
+    from fldiag.config import Config
+    from fldiag.data import Dataset
+    from fldiag.models.network import Network
 
 
 def kl(tau: float) -> Callable[[Step, Output], Tensor]:
     """mean_x KL(softmax(f(x; w_g)/tau) || softmax(f(x; w)/tau)), [k]; no factor tau^2, the teacher is constant."""
 
     def term(step: Step, out: Output) -> Tensor:
-        teacher = F.log_softmax(step.reference_logits("received", step.local.w_g) / tau, dim=-1)
+        teacher = F.log_softmax(step.received_logits() / tau, dim=-1)
         student = F.log_softmax(out.logits / tau, dim=-1)
         return step.mean((teacher.exp() * (teacher - student)).sum(-1))
 
@@ -47,11 +54,16 @@ class NotTrueDistillation(Part):
     def __init__(self, mu: float, tau: float):
         self.mu, self.tau = mu, tau
 
+    def check(self, network: Network, dataset: Dataset, config: Config) -> None:
+        if dataset.regression:
+            raise FldiagError("not-true distillation needs class labels, the data set has real targets",
+                              "use another method for regression", usage=True)
+
     def loss(self, step: Step, out: Output) -> Tensor | None:
         if not self.mu:
             return None
         others = not_true(out.logits.shape[-1], step.y)
-        teacher = step.reference_logits("received", step.local.w_g).gather(-1, others)
+        teacher = step.received_logits().gather(-1, others)
         log_t = F.log_softmax(teacher / self.tau, dim=-1)
         log_s = F.log_softmax(out.logits.gather(-1, others) / self.tau, dim=-1)
         return self.mu * self.tau**2 * step.mean((log_t.exp() * (log_t - log_s)).sum(-1))

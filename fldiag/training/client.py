@@ -13,7 +13,7 @@ from fldiag.data import Dataset
 from fldiag.method import Method
 from fldiag.seeding import torch_rng
 from fldiag.step import Local, Output, Step, per_example_loss
-from fldiag.training.optim import OPTIMIZERS
+from fldiag.training.optim import OPTIMIZERS, SGD, Adam
 from fldiag.training.schedule import Batches
 
 
@@ -43,7 +43,7 @@ def train(local: Local, method: Method, feed: Feed) -> Trained:
                 total = total + term
         return total
 
-    optimizer = OPTIMIZERS[local.train.optimizer](local.train, local.lr, local.w)
+    optimizer: SGD | Adam = OPTIMIZERS[local.train.optimizer](local.train, local.lr, local.w)
     seen = torch.zeros(len(local.ids), dtype=torch.float64, device=local.w.device)
     for part in method:
         part.begin(local)

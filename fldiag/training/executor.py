@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -42,8 +43,9 @@ class Processes:
         try:
             yield from self.pool.map(_work, units)
         except BrokenProcessPool:
-            raise FldiagError("a worker process died (often: out of memory)",
-                              "use fewer workers or executor 'serial'; the run is kept, go on with --resume") from None
+            raise FldiagError("a worker process died (out of memory or shared memory, or a script without "
+                              "if __name__ == '__main__')", "use fewer workers or executor 'serial'; the run is kept, "
+                              "go on with --resume") from None
 
     def close(self) -> None:
         self.pool.shutdown(cancel_futures=True)
@@ -54,6 +56,7 @@ _worker: Callable[[Any], Any] | None = None
 
 def _start(build: Build, arguments: dict[str, Any], method: str, threads: int) -> None:
     global _worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
     torch.set_num_threads(threads)
     _worker = getattr(build(**arguments), method)
 
@@ -71,4 +74,4 @@ def parse(name: str) -> tuple[str, int]:
         raise unknown("executor", kind, ("serial", "processes"))
     if count and (not count.isdigit() or int(count) < 1):
         raise FldiagError(f"executor {name!r}: the number of workers is not valid", "write for example processes:4", usage=True)
-    return kind, int(count or multiprocessing.cpu_count())
+    return kind, int(count or max(1, multiprocessing.cpu_count() // torch.get_num_threads()))

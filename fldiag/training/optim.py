@@ -55,4 +55,4 @@ def prepare(train: Train, w: Tensor, g: Tensor) -> Tensor:
     return g.add_(w, alpha=train.weight_decay) if train.weight_decay else g
 
 
-OPTIMIZERS = {"sgd": SGD, "adam": Adam}
+OPTIMIZERS: dict[str, type[SGD] | type[Adam]] = {"sgd": SGD, "adam": Adam}

@@ -48,12 +48,17 @@ class Federation:
         self.clients: dict[int, dict[str, Tensor]] = {}  # only clients that have trained: the others hold _client0
         self.changed: set[int] = set()
 
+    def sent(self) -> Tensor:
+        """The vector the clients receive, [P]: w_g, unless a part sends another point."""
+        w = self.w
+        for part in self.setup.method:
+            w = part.send(w, self.state)
+        return w
+
     def train(self, ids: list[int], execute: Callable[[list[Any]], Any]) -> Trained:
         """Local training of these clients from the current state; nothing of it is kept here."""
         setup, method = self.setup, self.setup.method
-        start = self.w
-        for part in method:
-            start = part.send(start, self.state)
+        start = self.sent()
         states = {i: self.clients.get(i, self._client0) for i in ids} if self._client0 else {}
         sent = {name: self.state[name] for name in method.sent}
         return merge(list(execute(setup.units(self.t, ids, start, self.buffers, sent, states))), ids)
@@ -134,6 +139,7 @@ def train(config: Config, *, out: str | Path | None = None, executor: str = "ser
             raise FldiagError(f"{path} was trained with another config", difference(run.index["config"], config), usage=True)
         if run.status in ("finished", "diverged"):
             return run
+        same_data(run, setup)
         if run.done:
             federation.restore(run)
         rows = _rows_until(run)
@@ -158,20 +164,37 @@ def train(config: Config, *, out: str | Path | None = None, executor: str = "ser
     return run
 
 
+def same_data(run: Run, setup: Setup) -> None:
+    """Raises FldiagError when data or partition are not those that the run began with."""
+    if run.index["provenance"].get("data") != setup.dataset.fingerprint():
+        raise FldiagError(f"the data set {setup.dataset.name!r} is not the one {run.path} was trained on so far",
+                          "put the original data back, or train anew with another --out")
+    stored = partition.load_parts(run.verified("partition.npz"))
+    if len(stored) != len(setup.parts) or not all(map(np.array_equal, stored, setup.parts)):
+        raise FldiagError(f"the partition is not the one {run.path} was trained with so far",
+                          "use the same partition, or train anew with another --out")
+
+
 def _loop(config: Config, run: Run, federation: Federation, rows: list[dict[str, Any]], pool: executors.Executor,
           emit: Event) -> None:
     common = {"run": run.path.name, "method": config.method.name, "seed": config.seed}
     run.index["status"] = "running"
     while federation.t < config.rounds:
-        began, received, t = time.perf_counter(), federation.w, federation.t + 1
+        before = federation.w, federation.buffers
+        began, received, t = time.perf_counter(), federation.sent(), federation.t + 1
         stored = t % config.checkpoint.every == 0 or t == config.rounds
         recorded = federation.train(ids, pool.map) if stored and (ids := unsampled(federation)) else None
         seen, trained = federation.round(pool.map)
         if not federation.finite:
             rows.append({"round": t, "moment": "aggregated", "scope": "global", "metric": "diverged", "value": 1.0})
             run.index["status"] = "diverged"
+            if t > 1 and t - 1 not in run.rounds:  # the last finite state is worth keeping
+                federation.t, federation.w, federation.buffers = t - 1, *before
+                _store(run, federation, [replace(trained, ids=[])], received)
+                run.index["done"] = t - 1
             run.put_metrics(table(rows, **common))
             run.commit()
+            run.clean()
             return
         scores = evaluate(federation.setup.network, federation.w, federation.buffers, federation.setup.dataset)
         rows += round_rows(t, scores, seen, trained, federation)
@@ -234,7 +257,7 @@ def _store(run: Run, federation: Federation, cohorts: list[Trained], received: T
 
 def _rows_until(run: Run) -> list[dict[str, Any]]:
     """Metric rows of the rounds that are safely stored."""
-    if not (run.path / "metrics.parquet").is_file():
+    if not run.done:
         return []
     frame = run.metrics
     kept = frame[frame["round"] <= run.done].drop(columns=["run", "method", "seed"]).astype(object)

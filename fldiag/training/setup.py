@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from fldiag.errors import FldiagError
 from fldiag.method import Method
 from fldiag.models.network import Network, forward_macs
 from fldiag.results import provenance as origin
+from fldiag.seeding import seed_for
 from fldiag.step import Local
 from fldiag.training import client
 from fldiag.training.client import Feed, Trained
@@ -59,7 +61,7 @@ class Setup:
             code=True)
         self.precision = config.train.precision
         self.dtype = torch.float64 if self.precision == "fp64" else torch.float32
-        self.module = self.module.to(self.device, self.dtype)
+        self.module = copy.deepcopy(self.module).to(self.device, self.dtype)
         self.network = Network(self.module, precision=self.precision)
         self.method: Method = registry.method.get(config.method.name).build(**config.method.options)
         self.method.check(self.network, self.dataset, config)
@@ -120,7 +122,15 @@ class Setup:
             torch.tensor([len(b) for b in unit.batches], device=self.device),
             {n: s.to(self.device) for n, s in unit.state.items()}, {n: s.to(self.device) for n, s in unit.sent.items()},
             {n: b.to(self.device).expand(k, *b.shape).clone() for n, b in unit.buffers.items()}, feed.x, feed.offset)
-        return client.train(local, self.method, feed)
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(seed_for(config.seed, "model", unit.t, unit.ids[0]))  # dropout; such models are not stacked
+            try:
+                return client.train(local, self.method, feed)
+            except ValueError as error:
+                if "more than 1 value per channel" not in str(error):
+                    raise
+                raise FldiagError(f"client {unit.ids[0]} has a minibatch of one example, which batch-norm cannot train on",
+                                  "choose train.batch_size so that no client's last minibatch has one example") from None
 
 
 def provenance(setup: Setup) -> dict[str, Any]:

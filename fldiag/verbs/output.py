@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,11 @@ def checkpoints(paths: list[Path], model: str | None, data: str | None) -> list[
     """Every path as a checkpoint (a run folder: its last)."""
     found = []
     for path in paths:
-        loaded = api.load(path, model=model, data=data)
-        found.append(loaded.checkpoint() if isinstance(loaded, Run) else loaded)
+        if path.is_dir():
+            found.append(replace(Run.open(path).checkpoint(), model=model, data=data))
+        else:
+            loaded = api.load(path, model=model, data=data)
+            found.append(loaded.checkpoint() if isinstance(loaded, Run) else loaded)
     return found
 
 
@@ -58,7 +62,7 @@ def problems(found: list[Checkpoint], where: dict[str, Any]) -> list[Problem]:
 def user_code() -> Iterator[None]:
     """The current folder is importable while a user's ``pkg.mod:name`` is looked up, as with ``python -m``."""
     here = os.getcwd()
-    sys.path.insert(0, here)
+    sys.path.append(here)  # last, so that nothing installed is shadowed
     try:
         yield
     finally:

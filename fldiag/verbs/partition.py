@@ -9,6 +9,7 @@ from fldiag import data
 from fldiag.checkpoint.store import Run
 from fldiag.console import Console
 from fldiag.data import partition as partitions
+from fldiag.errors import FldiagError
 from fldiag.plotting import partition as picture
 from fldiag.plotting import style
 from fldiag.verbs import output
@@ -18,8 +19,10 @@ def partition(console: Console, source: str, overrides: list[str], out: Path | N
     if (Path(source) / "run.json").is_file():
         run = Run.open(source)
         config, folder, name = run.config, run.path / "diagnostics", "partition"
-        with output.user_code():
-            dataset = data.load(config.data.name, config.data.root, download)
+        if ":" in config.data.name and not config.data.name.startswith("npz:"):
+            raise FldiagError(f"{run.path} names the data {config.data.name!r}, user code that is never run because a file "
+                              "says so", "give the TOML file of the run instead of its folder")
+        dataset = data.load(config.data.name, config.data.root, download)
         parts = partitions.load_parts(run.verified("partition.npz"))
     else:
         config, folder = configs.load(source, overrides), output.FALLBACK

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 from fldiag.checkpoint import schema
 from fldiag.console import Console
@@ -16,7 +17,7 @@ from fldiag.verbs import output
 
 
 def plane(console: Console, rho: float, beta: float, a: tuple[float, ...] | None, out: Path | None) -> None:
-    options = {"rho": rho, "beta": beta, **({"a": a} if a else {})}
+    options: dict[str, Any] = {"rho": rho, "beta": beta, **({"a": a} if a else {})}
     geometry = toy.geometry(**options)
     frame = toy.run(**options)
     path = output.prepare(out or output.FALLBACK) / f"toy-plane-rho{rho:g}-beta{beta:g}"

@@ -27,6 +27,8 @@ def train(console: Console, source: str, overrides: list[str], out: Path | None,
     path = out or rounds.run_path(config)
     if dry_run:
         return forecast(console, config, path, download, device)
+    if config.train.precision == "bf16" and device == "cpu" and not has_bf16():
+        console.note("this processor has no bf16 instructions: bf16 is emulated and much slower than fp32")
     with console.progress(config.method.name) as progress:
         clock: list[float] = []
 
@@ -98,6 +100,12 @@ def forecast(console: Console, config: Config, path: Path, download: bool, devic
     if disk > free:
         console.note("that does not fit on the disk: raise checkpoint.every or set checkpoint.clients = 'none'")
     console.done(path)
+
+
+def has_bf16() -> bool:
+    """Whether the processor multiplies bf16 natively (unknown to older PyTorch: then assumed)."""
+    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return not known or bool(known.get("avx512_bf16") or known.get("amx_bf16") or known.get("architecture") != "x86_64")
 
 
 def duration(seconds: float) -> str:

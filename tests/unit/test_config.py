@@ -32,12 +32,12 @@ def test_unknown_names_suggest_the_nearest(tree, words):
 
 
 def test_an_unknown_data_set_suggests_the_nearest():
-    with pytest.raises(FldiagError, match="unknown dataset 'digit'; did you mean 'digits'?"):
+    with pytest.raises(FldiagError, match=r"unknown data set 'digit'; did you mean 'digits'\?"):
         load_data("digit")
 
 
 def test_an_unknown_preset_suggests_the_nearest():
-    with pytest.raises(FldiagError, match="unknown preset 'digit'; did you mean 'digits'?"):
+    with pytest.raises(FldiagError, match=r"unknown preset 'digit'; did you mean 'digits'\?"):
         load("digit")
     with pytest.raises(FldiagError, match=r"config file 'mine\.toml' is not there"):
         load("mine.toml")
@@ -125,7 +125,8 @@ def test_a_config_survives_toml(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('name = "mine"\nrounds = 7\n[method]\nname = "fedprox"\nmu = 0.25\n[model]\nname = "mlp"\nhidden = [4]\n')
     made = load(file)
-    assert (made.name, made.rounds, made.method.options, made.model.options) == ("mine", 7, {"mu": 0.25}, {"hidden": (4,), "bias": True})
+    assert (made.name, made.rounds, made.method.options) == ("mine", 7, {"mu": 0.25})
+    assert made.model.options == {"hidden": (4,), "bias": True}
     assert load(str(file), ["rounds=9", "method.name=fedavg"]).rounds == 9
     assert made == build({"name": "mine", "rounds": 7, "method": {"name": "fedprox", "mu": 0.25},
                           "model": {"name": "mlp", "hidden": [4]}})

@@ -48,7 +48,8 @@ def test_results_come_in_order_and_with_the_same_number_of_threads():
         pool.close()
 
 
-@pytest.mark.parametrize(("name", "parsed"), [("serial", "serial"), ("processes:3", ("processes", 3)), ("processes", "processes")])
+@pytest.mark.parametrize(("name", "parsed"), [
+    ("serial", "serial"), ("processes:3", ("processes", 3)), ("processes", "processes")])
 def test_names(name, parsed):
     kind, workers = executor.parse(name)
     assert (kind, workers) == parsed if isinstance(parsed, tuple) else kind == parsed

@@ -167,6 +167,19 @@ def test_the_optimum_of_heterogeneous_quadratics_is_reached_where_fedavg_stalls(
     assert distances[method] <= 1e-8
 
 
+def test_a_client_that_takes_no_step_has_no_news():
+    """Otherwise its variate would lose the server's, though it met no gradient."""
+    data, parts = classification(UNEQUAL)
+    steps = [{k: [list(range(len(parts[k])))] * n for k, n in enumerate(plan)} for plan in ([2, 2, 2], [0, 2, 2])]
+    made = federation(config("scaffold"), (data, parts), schedule=Given([[0, 1, 2]] * 2, steps))
+    play(made)
+    before = {k: s["c_k"].clone() for k, s in made.clients.items()}
+    [(seen, _)] = play(made)
+    assert torch.equal(made.clients[0]["c_k"], before[0])
+    assert not seen.uploads["delta_c"][0].any()
+    assert not torch.equal(made.clients[1]["c_k"], before[1])
+
+
 @pytest.mark.parametrize("method", ["scaffold", "feddyn"])
 def test_memories_follow_the_client_not_its_place(method):
     """The same clients, sampled in different company, keep what is theirs."""

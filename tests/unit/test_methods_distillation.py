@@ -15,7 +15,7 @@ UNEQUAL = (20, 13, 7)
 def term(part, student, teacher, y, weight=None):
     """The part's loss [k] for given logits [k, B, C]."""
     step = types.SimpleNamespace(
-        y=y, local=types.SimpleNamespace(w_g=None), reference_logits=lambda *_: teacher,
+        y=y, local=types.SimpleNamespace(w_g=None), received_logits=lambda: teacher,
         mean=lambda v: v.mean(1) if weight is None else (v * weight).sum(1))
     return part.loss(step, types.SimpleNamespace(logits=student))
 

@@ -47,8 +47,8 @@ def test_a_stack_of_rows_is_each_row_alone_and_the_module_itself(build, shape):
     stacked = net.bind(w)(x)
     for k in range(4):
         assert far(net.bind(w[k: k + 1])(x[k: k + 1])[0], stacked[k]) <= 1e-12
-        assert far(torch.func.functional_call(module, {n: v[0] for n, v in net.layout.views(w[k: k + 1]).items()}, (x[k],)).detach(),
-                   stacked[k]) <= 1e-12
+        views = {n: v[0] for n, v in net.layout.views(w[k: k + 1]).items()}
+        assert far(torch.func.functional_call(module, views, (x[k],)), stacked[k]) <= 1e-12
 
 
 @pytest.mark.parametrize(("build", "shape"), CHAINS, ids=lambda v: getattr(v, "__name__", ""))
@@ -203,7 +203,8 @@ def test_batch_norm_trains_looped_with_every_clients_own_statistics_averaged():
 
 
 def test_batch_norm_without_statistics_keeps_the_batches_of_a_stack_apart():
-    module = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.BatchNorm1d(5, track_running_stats=False), nn.ReLU(), nn.Linear(5, 3))
+    norm = nn.BatchNorm1d(5, track_running_stats=False)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), norm, nn.ReLU(), nn.Linear(5, 3))
     made = federation(config("fedsol", {"part": "full"}), classification(), module=module)
     assert made.setup.network.batch_dependent
     assert not made.setup.network.stackable
@@ -232,6 +233,18 @@ class Between(nn.Module):
         return self.classifier(5 * self.features(x).square())
 
 
+class Flattened(nn.Module):
+    """The classifier does not even take the features' shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 2, 3))
+        self.classifier = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.classifier(self.features(x).flatten(1))
+
+
 class TiedHead(Own):
     def __init__(self):
         super().__init__()
@@ -239,9 +252,10 @@ class TiedHead(Own):
         self.classifier.weight, self.classifier.bias = self.first.weight, self.first.bias
 
 
+@pytest.mark.parametrize("build", [Between, Flattened])
 @pytest.mark.parametrize("method", ["fedavg", "fedsol"])
-def test_a_module_that_does_more_than_features_and_head_is_run_whole(method):
-    data, module = classification(), Between().double()
+def test_a_module_that_does_more_than_features_and_head_is_run_whole(method, build):
+    data, module = classification(), build().double()
     made = federation(config(method), data, module=copy.deepcopy(module))
     assert not made.setup.network.has_split
     x = data[0].train_x[None].double()

@@ -46,11 +46,14 @@ def test_two_functions_cannot_have_one_name():
     def build():
         """A thing."""
 
+    def other():
+        """Another."""
+
+    other.__module__ = "elsewhere"
     mine("x")(build)
     mine("x")(build)  # the same module read twice is the same entry
-    build.__module__ = "elsewhere"
     with pytest.raises(FldiagError, match="thing 'x' is registered twice"):
-        mine("x")(build)
+        mine("x")(other)
 
 
 def test_names_are_sorted_and_described():
@@ -127,6 +130,7 @@ def test_a_method_and_a_model_of_an_installed_package(tmp_path):
         my_net = mymethods:my_net
         """))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(package)]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", USE, str(tmp_path)], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", USE, str(tmp_path)], env=environment, cwd=tmp_path,
+                          capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "method 'mine': unknown key 'bye'; did you mean 'by'?" in done.stdout

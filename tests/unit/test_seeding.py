@@ -12,8 +12,8 @@ from fldiag.training.schedule import Seeded
 
 def test_a_seed_is_fixed_by_its_purpose_and_indices():
     first = seed_for(1, "batches", 2, 3)
-    others = {seed_for(1, "batches", 2, 4), seed_for(1, "batches", 3, 2), seed_for(1, "batches", 23), seed_for(2, "batches", 2, 3),
-              seed_for(1, "clients", 2, 3), seed_for(12, "batches", 3), seed_for(1, "batches", 2)}
+    others = {seed_for(1, "batches", 2, 4), seed_for(1, "batches", 3, 2), seed_for(1, "batches", 23),
+              seed_for(2, "batches", 2, 3), seed_for(1, "clients", 2, 3), seed_for(12, "batches", 3), seed_for(1, "batches", 2)}
     assert first == seed_for(1, "batches", 2, 3)
     assert first not in others
     assert len(others) == 7
@@ -56,6 +56,12 @@ def test_an_epoch_is_a_permutation_with_a_short_last_batch():
     epochs = [np.concatenate(batches[i: i + 3]) for i in (0, 3, 6)]
     assert all(np.array_equal(np.sort(e), np.arange(11)) for e in epochs)
     assert not np.array_equal(epochs[0], epochs[1])
+
+
+def test_clients_and_rounds_have_orders_of_their_own():
+    schedule = Seeded(0, 3, 3, 1, 12)
+    orders = {tuple(schedule.batches(t, client, 12)[0]) for t in range(3) for client in range(3)}
+    assert len(orders) == 9
 
 
 def test_every_client_is_sampled_equally_often():
