@@ -15,7 +15,8 @@ def fedlesam_d(rho: NonNegative = 0.1, lam: NonNegative = 0.1, estimate: Literal
 
     Local step:  g_u = grad L_l(w_k + e),  e = rho (w_old,k - w_g) / ||w_old,k - w_g||, w_old,k the model this client received
                  at its last participation (e = 0 at the first)
-    and g_u = grad L_l(w_k + e) + lam (w_k - w_g + h_k); server as FedDyn.
+    Corrected:   g_u + lam (w_k - w_g + h_k)
+    Server:      as FedDyn.
     Cost:        1 P a step, uplink 1x.
     Values:      rho = 0.1 (FedTOGA); 0.5 in the authors' README.
     Paper vs code: the released code takes the last global update for every client (estimate = "server"), indexes the

@@ -16,8 +16,8 @@ def fedtoga(rho: NonNegative = 0.1, kappa: NonNegative = 1.0, beta_dual: NonNega
             delta_scale: Literal["steps", "steps_lr"] = "steps") -> Method:
     """Global sharpness awareness: the last global update bends the perturbation and the dual variable.
 
-    Local step:  q = g_l + kappa Delta (global), gt + kappa Delta (neighbour: gt the gradient of the step before, no first
-                 gradient) or g_l + gt + kappa Delta (fusion);  e = rho q / (||q|| + 1e-7)
+    Local step:  by mode, q = g_l + kappa Delta (global), gt + kappa Delta (neighbour: gt the gradient of the step
+                 before, no first gradient) or g_l + gt + kappa Delta (fusion);  e = rho q / (||q|| + 1e-7)
                  g_u = grad L_l(w_k + e) + lam (w_k - w_g + h_k) + beta_dual Delta
     Server:      w_g as FedDyn;  Delta := -mean_S (w_k - w_g) / K_k (steps), also divided by lr (steps_lr)
     Cost:        2 P a step (neighbour: 1 P), uplink 1x, downlink 2x.

@@ -23,7 +23,8 @@ def project(g: Tensor, onto: Tensor) -> Tensor:
 class ProximalProjection(Part):
     """g_u = g_l - (<g_l, g_p> / ||g_p||^2) g_p when <g_l, g_p> < 0, else g_l (FedSOL, Lee et al. 2024, Eq. 3).
 
-    Unchanged where g_p is rounding noise (the first step of a round). ``loss_p`` None: L_p = ||w - w_g||^2 / 2, whose gradient is w - w_g.
+    Unchanged where g_p is rounding noise (the first step of a round).
+    ``loss_p`` None: L_p = ||w - w_g||^2 / 2, whose gradient is w - w_g.
     """
 
     def __init__(self, loss_p: Callable[[Step, Output], Tensor] | None):
