@@ -13,7 +13,7 @@ def fedgamma(rho: NonNegative = 0.1, server_lr: Positive = 1.0) -> Method:
 
     Local step:  g_u = grad L_l(w_k + e) - c_k + c,  e = rho g_l / (||g_l|| + 1e-7)
     Client:      as SCAFFOLD
-    Server:      as SCAFFOLD
+    Server:      as SCAFFOLD (server_lr scales its step)
     Cost:        2 P a step, uplink 2x, downlink 2x.
     Values:      rho = 0.1 (FedTOGA, ResNet-18), 0.01.
     """

@@ -19,7 +19,8 @@ def fedtoga(rho: NonNegative = 0.1, kappa: NonNegative = 1.0, beta_dual: NonNega
     Local step:  by mode, q = g_l + kappa Delta (global), gt + kappa Delta (neighbour: gt the gradient of the step
                  before, no first gradient) or g_l + gt + kappa Delta (fusion);  e = rho q / (||q|| + 1e-7)
                  g_u = grad L_l(w_k + e) + lam (w_k - w_g + h_k) + beta_dual Delta
-    Server:      w_g as FedDyn;  Delta := -mean_S (w_k - w_g) / K_k (steps), also divided by lr (steps_lr)
+    Server:      w_g as FedDyn;  Delta := -mean_S (w_k - w_g) / K_k (delta_scale = steps),
+                 also divided by lr (steps_lr)
     Cost:        2 P a step (neighbour: 1 P), uplink 1x, downlink 2x.
     Values:      kappa = 1 {1, 2, 4}, beta_dual = 0.9 {0.8, 0.85, 0.9}, lam = 0.1 {0.01, 0.1, 0.2}, rho = 0.1.
     Ablation:    kappa = beta_dual = 0 is FedSpeed, and rho = 0 then FedDyn.
