@@ -1,7 +1,7 @@
 """Weights are rows: a model is one vector ``w`` of length P, a cohort of K clients is ``[K, P]``.
 
 ``Layout`` knows where each named tensor lies in the vector, which tensors form a layer (one module) and
-which part is the head (the last registered child that has parameters; M 2).
+which part is the head (the last registered child that has parameters).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pandas as pd
 
 from fldiag.errors import FldiagError
 
-#: Every result table has at least these columns, in this order (design section 3).
+#: Every result table has at least these columns, in this order.
 COLUMNS: dict[str, str] = {
     "run": "string", "method": "string", "seed": "Int64", "round": "Int64",
     "moment": "string",  # received | trained | aggregated
