@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
 from fldiag.errors import FldiagError
@@ -50,7 +51,7 @@ def draw(table: pd.DataFrame, geometry: Mapping[str, Any], *, width: float | Non
     side = min((width - 0.55) / len(methods) - 0.15, 3.0)
     tall = side * float(np.clip((high - low)[1] / (high - low)[0], 0.5, 1.4))
     with style.paper():
-        fig = style.figure(width, tall + 1.0, layout="constrained")
+        fig = style.figure(width, tall + 1.2, layout=ConstrainedLayoutEngine(h_pad=0.1))
         axes = fig.subplots(1, len(methods), sharex=True, sharey=True, squeeze=False)[0]
         for ax, method in zip(axes, methods, strict=True):
             _contours(ax, goal, curvatures, low, high)
