@@ -178,7 +178,7 @@ class Config(Section):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def replace(self, **overrides: Any) -> Config:
-        """A copy with dotted keys (``"method.rho"`` as ``method__rho`` or through a dict) replaced."""
+        """A validated copy with keys replaced; ``method__rho=2.0`` stands for ``method.rho``. Raises FldiagError."""
         return build(self.model_dump(), {k.replace("__", "."): v for k, v in overrides.items()})
 
 

@@ -34,7 +34,7 @@ def demo(console: Console, out: Path | None, device: str, seed: int) -> None:
                      "test_loss": float(scores[run.done, "loss"])})
     console.say(f"digits, 20 clients (LDA 0.1), 10 sampled a round, {runs[0].done} rounds, seed {seed}:")
     console.table(rows, COLUMNS)
-    console.say(f"interactive: {path.with_suffix('.html')}")
+    console.say(f"interactive: {output.beside(path, '.html')}")
     console.done(*written)
 
 
