@@ -43,6 +43,10 @@ class Data(Section):
     name: str = "digits"
     root: str | None = Field(None, description="folder that holds the data; default $FLDIAG_DATA")
     augment: bool = Field(True, description="training augmentation of the data set, if it declares any")
+    variant: str | None = Field(None, description="whose normalisation and augmentation, where papers differ")
+    public: str | None = Field(None, description="unlabelled data for distillation on the server: a data set, or holdout:N "
+                               "(N training examples that no client gets)")
+    public_size: Count | None = Field(None, description="use so many public examples (default: all)")
 
 
 class Partition(Section):
@@ -85,6 +89,8 @@ PARTITION_OPTIONS: dict[str, dict[str, Any]] = {
 class Clients(Section):
     total: Count = 20
     per_round: Count = 10
+    sampling: Literal["fixed", "independent"] = Field(
+        "fixed", description="per_round clients a round, or each client joins with probability per_round / total")
 
     @model_validator(mode="after")
     def _fits(self) -> Clients:
@@ -111,14 +117,19 @@ class Train(Section):
     nesterov: bool = False
     weight_decay: NonNegative = 1e-5
     clip: Positive | None = Field(None, description="largest norm of the (corrected) gradient")
-    aggregate: Literal["n", "uniform"] = "n"
+    clip_before_quadratic: bool = Field(False, description="the gradient of a quadratic penalty joins after clipping")
+    drop_last: bool = Field(False, description="leave out an epoch's last minibatch when it is short")
+    keep_momentum: bool = Field(False, description="a client's momentum survives from round to round")
+    aggregate: Literal["n", "uniform", "batches"] = Field(
+        "n", description="clients' weights: by examples, equal, or by the number of full minibatches")
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
     stack: Literal["auto", "on", "off"] = Field("auto", description="train several clients as one stack")
 
     @model_validator(mode="after")
-    def _nesterov(self) -> Train:
-        if self.nesterov and not self.momentum:
-            raise ValueError("nesterov needs momentum > 0")
+    def _momentum(self) -> Train:
+        for key in ("nesterov", "keep_momentum"):
+            if getattr(self, key) and not (self.momentum and self.optimizer == "sgd"):
+                raise ValueError(f"{key} needs momentum; set train.momentum > 0 with train.optimizer = 'sgd'")
         return self
 
 
@@ -162,6 +173,8 @@ class Config(Section):
                 continue
             options = kind.get(str(name)).validate({k: v for k, v in given.items() if k != "name"})
             values[section] = {"name": name, **options}
+            if section == "method":
+                _shape_model(values)
         return values
 
     @model_validator(mode="after")
@@ -182,6 +195,24 @@ class Config(Section):
         return build(self.model_dump(), {k.replace("__", "."): v for k, v in overrides.items()})
 
 
+def _shape_model(values: dict[str, Any]) -> None:
+    """Hand options of a method that live in the model (stochastic depth) to the model, where a checkpoint finds them."""
+    method = values["method"]
+    shared = registry.method.get(method["name"]).meta["model"]
+    model = values.get("model", {})
+    if not shared or not isinstance(model, Mapping | BaseModel):
+        return
+    model = dict(model.model_dump() if isinstance(model, BaseModel) else model)
+    name = model.setdefault("name", "small_cnn")
+    if ":" not in name:
+        for key in shared:
+            if key not in registry.model.get(name).options.model_fields:
+                able = [n for n in registry.model.names() if key in registry.model.get(n).options.model_fields]
+                raise FldiagError(f"method {method['name']!r} needs a model with the option {key!r}, and {name!r} has none",
+                                  f"set model.name to one of {', '.join(able)}", usage=True)
+    values["model"] = {**model, **{key: method[key] for key in shared}}
+
+
 def build(tree: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Config:
     """A validated config from nested tables and dotted overrides.
 
@@ -194,6 +225,9 @@ def build(tree: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -
         new = overrides.get(f"{section}.{key}")
         old = tree.get(section)
         if new is not None and isinstance(old, dict) and old.get(key) != new:
+            if section == "method" and isinstance(model := tree.get("model"), dict) and str(old.get(key)) in registry.method:
+                for option in registry.method.get(str(old.get(key))).meta["model"]:
+                    model.pop(option, None)
             tree[section] = {k: v for k, v in old.items() if section == "partition" and k == "seed"}
     for dotted, value in overrides.items():
         section, _, key = dotted.partition(".")

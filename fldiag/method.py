@@ -15,7 +15,8 @@ slot                    what a part may do there
 ``finish``              client: update its state, return what is uploaded besides w_k
 ``weigh``               server: change the aggregation weights p
 ``server``              server: w (the weighted mean at first) -> w' (in the order of the parts)
-``refine``              server: work on the new model with data (distillation)
+``refine``              server: work on the new model with public data (distillation)
+``personalise``         after the last round: how a client makes a model of its own
 ======================  ==========================================================================
 
 Rows: during local training every vector is [k, P] for the k clients still training in a stack; reduce over
@@ -42,6 +43,32 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Personal:
+    """How a client makes its own model of the final one, and predicts with it.
+
+    Fine-tuning trains ``method`` (None: plain cross entropy) for e epochs, for each e of ``epochs`` (0: as it is).
+    ``start``: from the global model, or from the client's state of that name. ``neighbours``: see ``Neighbours``.
+    """
+
+    epochs: tuple[int, ...]
+    method: Method | None = None
+    lr: str = "decayed"  # that of the last round, or "initial"
+    start: str | None = None
+    neighbours: Neighbours | None = None
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """p = weight p_knn + (1 - weight) p_model over a store of the client's training features (kNN-Per)."""
+
+    weight: float
+    k: int
+    capacity: int
+    scale: float
+    logits: bool = False  # mix with the model's raw logits, as the released code does
+
+
+@dataclass(frozen=True)
 class Perturbation:
     """e [k, n] on the entries ``start:stop`` of the weights (n = stop - start), zero elsewhere."""
 
@@ -57,6 +84,10 @@ class Part:
     sent: tuple[str, ...] = ()
     #: names of what ``finish`` uploads besides w_k
     uploaded: tuple[str, ...] = ()
+    #: the part reads ``out.maps`` (staged models)
+    maps: bool = False
+    #: no client sends or receives anything
+    isolated: bool = False
 
     def check(self, network: Network, dataset: Dataset, config: Config) -> None:
         """Refuse (FldiagError) what the part cannot work with, before training starts."""
@@ -97,6 +128,8 @@ class Part:
     def refine(self, round: Round, w: Tensor) -> Tensor:
         return w
 
+    def personalise(self) -> Personal | None: ...
+
 
 @dataclass
 class Round:
@@ -114,6 +147,12 @@ class Round:
     uploads: dict[str, Tensor]
     state: dict[str, Tensor]
     effective: Tensor  # [m, 1] steps as the base optimiser weighs them
+    network: Network
+    seed: int
+    public: Tensor | None = None  # [M, ...] unlabelled inputs on the server
+    buffers: dict[str, Tensor] = field(default_factory=dict)  # batch-norm statistics of the clients, [m, ...]
+    mean_buffers: dict[str, Tensor] = field(default_factory=dict)  # of the new model; ``refine`` may change them
+    sent: dict[str, Tensor] = field(default_factory=dict)  # what the clients had received besides w_g
     p: Tensor = field(default_factory=lambda: torch.empty(0))
 
     @property
@@ -167,12 +206,21 @@ class Method:
     def uploaded(self) -> tuple[str, ...]:
         return tuple(name for part in self.parts for name in part.uploaded)
 
+    @property
+    def isolated(self) -> bool:
+        return any(part.isolated for part in self.parts)
 
-def method(name: str, *, source: str, neutral: dict[str, Any] | None = None,
-           equals: str | None = None) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
+    @property
+    def personal(self) -> Personal | None:
+        return next((found for part in self.parts if (found := part.personalise()) is not None), None)
+
+
+def method(name: str, *, source: str, neutral: dict[str, Any] | None = None, equals: str | None = None,
+           model: tuple[str, ...] = ()) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
     """Register a method: the decorated function's signature is its hyper-parameter schema.
 
     ``neutral`` are hyper-parameters at which the method equals the simpler method ``equals``; the
-    conformance tests hold every registered method to it. ``source`` is the paper and equation.
+    conformance tests hold every registered method to it. ``source`` is the paper and equation. ``model`` names
+    hyper-parameters that are options of the model: they are set there too.
     """
-    return registry.method(name, source=source, neutral=neutral or {}, equals=equals)
+    return registry.method(name, source=source, neutral=neutral or {}, equals=equals, model=model)

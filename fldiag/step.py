@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +38,9 @@ class Local:
     buffers: dict[str, Tensor] = field(default_factory=dict)  # name -> [K, ...]; only K = 1 if there are any
     x: Tensor | None = None  # all examples of the cohort one after another, when training inputs are fixed
     offset: Tensor | None = None  # [K] where each client's examples start in ``x``
-    memo: dict[str, Tensor] = field(default_factory=dict)  # what parts keep within the round
+    public: Tensor | None = None  # [M, ...] unlabelled inputs that every client and the server hold
+    trained: tuple[int, int] | None = None  # entries of the weights that are trained (None: all)
+    memo: dict[str, Any] = field(default_factory=dict)  # what parts keep within the round
 
     def rng(self, purpose: str) -> list[torch.Generator]:
         """One generator a client for a part's own randomness: it never shifts the data order."""
@@ -82,18 +85,26 @@ class Output:
     leaf: Tensor  # [k, P]: differentiate with respect to this
     features: Tensor | None  # [k, B, ...] what the head sees
     logits: Tensor  # [k, B, C]
+    bound: Bound  # the network with these weights
+    maps: list[Tensor] | None = None  # [B, C, H, W] of each stage before its ReLU, when a part reads them (k = 1)
 
 
 class Step:
-    """One local step of the k clients that still train. ``weight`` [k, B] sums to 1 a row (None: uniform)."""
+    """One local step of the k clients that still train. ``weight`` [k, B] sums to 1 a row (None: uniform).
+
+    ``targets``: labels and their shares of the loss, [(y, share)]; one label with share 1 unless a part mixes.
+    ``decay``: added to the weight decay of this step. ``maps``: whether outputs carry the maps of the stages.
+    """
 
     def __init__(self, local: Local, losses: Callable[[Step, Output], Tensor], x: Tensor, y: Tensor,
-                 weight: Tensor | None, index: Tensor):
-        self.local, self.x, self.y, self.weight, self.index = local, x, y, weight, index
+                 weight: Tensor | None, index: Tensor, maps: bool = False):
+        self.local, self.x, self.y, self.weight, self.index, self.maps = local, x, y, weight, index, maps
         self.k = x.shape[0]
+        self.targets: list[tuple[Tensor, Tensor | float]] = [(y, 1.0)]
+        self.decay = 0.0
         self._losses = losses
         self._given = x  # a part may replace the inputs: then nothing cached fits
-        self._here: tuple[Tensor, Bound, Tensor | None] | None = None
+        self._here: tuple[Tensor, Bound, Tensor | None, list[Tensor] | None] | None = None
         self._gradient: tuple[Tensor, Tensor] | None = None
         self._passed = False
 
@@ -108,6 +119,33 @@ class Step:
     def mean(self, values: Tensor) -> Tensor:
         """Mean over the minibatch: [k, B] -> [k]."""
         return values.mean(1) if self.weight is None else (values * self.weight).sum(1)
+
+    def label_loss(self, logits: Tensor) -> Tensor:
+        """The loss of each example against its targets, [k, B]."""
+        (y, share), *others = self.targets
+        loss = share * per_example_loss(logits, y) if others else per_example_loss(logits, y)
+        for y, share in others:
+            loss = loss + share * per_example_loss(logits, y)
+        return loss
+
+    def on(self, x: Tensor, y: Tensor, weight: Tensor | None, index: Tensor) -> Step:
+        """A step of the same clients on other inputs; it leaves batch-norm statistics alone."""
+        other = Step(self.local, self._losses, x, y, weight, index, self.maps)
+        other._given, other._passed = self._given, True
+        return other
+
+    def pull(self, g: Tensor, centre: Tensor, strength: float) -> Tensor:
+        """g + strength (w - centre), in place: the gradient of strength/2 ||w - centre||^2.
+
+        With ``train.clip_before_quadratic`` the part that is proportional to w joins after clipping, with the
+        weight decay, as it does in code that writes the penalty that way.
+        """
+        if not strength:
+            return g
+        if self.local.train.clip_before_quadratic:
+            self.decay += strength
+            return g.sub_(centre, alpha=strength)
+        return g.add_(self.w - centre, alpha=strength)
 
     def received_logits(self) -> Tensor:
         """Logits [k, B, C] of the received model on this minibatch, in eval mode."""
@@ -135,13 +173,12 @@ class Step:
             if self._here is None:
                 leaf = self.w.detach().requires_grad_()
                 bound = self._bind(leaf)
-                self._here = (leaf, bound, bound.features(self.x) if net.has_split else None)
-            leaf, bound, features = self._here
+                self._here = (leaf, bound, *self._features(bound))
+            leaf, bound, features, maps = self._here
             if features is None:
-                return Output(leaf, None, bound(self.x))
-            if e is None:
-                return Output(leaf, features, bound.head(features))
-            return Output(leaf, features, bound.head(features, leaf[:, total - head:] + e.value))
+                return Output(leaf, None, bound(self.x), bound)
+            own = None if e is None else leaf[:, total - head:] + e.value
+            return Output(leaf, features, bound.head(features, own), bound, maps)
         if e.stop - e.start == total:
             leaf = (self.w + e.value).requires_grad_()
         else:
@@ -149,10 +186,18 @@ class Step:
             leaf[:, e.start:e.stop] += e.value
             leaf.requires_grad_()
         bound = self._bind(leaf)
-        if not net.has_split:
-            return Output(leaf, None, bound(self.x))
-        features = bound.features(self.x)
-        return Output(leaf, features, bound.head(features))
+        features, maps = self._features(bound)
+        if features is None:
+            return Output(leaf, None, bound(self.x), bound)
+        return Output(leaf, features, bound.head(features), bound, maps)
+
+    def _features(self, bound: Bound) -> tuple[Tensor | None, list[Tensor] | None]:
+        if not bound.net.has_split:
+            return None, None
+        if not (self.maps and bound.net.staged):
+            return bound.features(self.x), None
+        maps = bound.call("stages", self.x[0])
+        return bound.call("pooled", maps).unsqueeze(0), maps
 
     def gradient(self, term: Callable[[Step, Output], Tensor], e: Perturbation | None = None) -> tuple[Tensor, Tensor]:
         """Values [k] of ``term`` at w + e and its gradient [k, P]."""
@@ -173,10 +218,10 @@ class Step:
             values, g = self.gradient(term)
             return values, g[:, net.size - net.layout.head_size:]
         self.forward()
-        leaf, bound, features = self._here  # type: ignore[misc]
+        leaf, bound, features, maps = self._here  # type: ignore[misc]
         head = leaf[:, net.size - net.layout.head_size:].detach().requires_grad_()
         z = features.detach()  # type: ignore[union-attr]
-        values = term(self, Output(leaf, z, bound.head(z, head)))
+        values = term(self, Output(leaf, z, bound.head(z, head), bound, maps))
         (g,) = torch.autograd.grad(values.sum(), head)
         return values.detach(), g
 

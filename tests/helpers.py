@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typing
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from fldiag import config as configs
 from fldiag import registry
 from fldiag.data import Dataset
+from fldiag.errors import FldiagError
 from fldiag.method import Method, Part
 from fldiag.training.rounds import Federation
 from fldiag.training.schedule import Given
@@ -23,10 +24,10 @@ FULL_BATCH = 10_000
 
 
 def config(method="fedavg", options=None, *, total=3, per_round=None, rounds=2, seed=0, model="mlp", model_options=None,
-           data="iris", checkpoint=None, **train):
+           data="iris", public=None, checkpoint=None, **train):
     """A config for small runs: Iris-sized MLP, fp64, looped, momentum and weight decay on unless overridden."""
     tree = {
-        "rounds": rounds, "seed": seed, "data": {"name": data}, "partition": {"kind": "iid"},
+        "rounds": rounds, "seed": seed, "data": {"name": data, "public": public}, "partition": {"kind": "iid"},
         "clients": {"total": total, "per_round": per_round or total},
         "model": {"name": model, **(model_options if model_options is not None else {"hidden": (7, 5)})},
         "method": {"name": method, **(options or {})},
@@ -49,6 +50,42 @@ def images(sizes=(11, 9, 6), shape=(1, 8, 8), classes=4, seed=0):
     data, parts = classification(sizes, int(np.prod(shape)), classes, seed)
     x = data.train_x.view(-1, *shape)
     return Dataset("random images", x, data.train_y, x[:9], data.train_y[:9], classes), parts
+
+
+def tiny_images():
+    """A data set by factory (helpers:tiny_images) for runs on disk."""
+    return images((40,))[0]
+
+
+#: What a method may need beyond an MLP on vectors: public inputs, or a residual net on images.
+WORLDS = ({}, {"public": "holdout:12"}, {"model": "small_resnet", "model_options": {}, "data": "helpers:tiny_images"})
+
+
+@cache
+def _world(name):
+    refusals = []
+    for world in WORLDS:
+        try:
+            Setup(config(name, **world))
+        except FldiagError as refusal:
+            refusals.append(str(refusal))
+        else:
+            return world
+    raise AssertionError(f"{name} takes none of {WORLDS}: {refusals}")
+
+
+def needs(name):
+    """Keywords of ``config`` with which a method can train."""
+    return dict(_world(name))
+
+
+def world(name, sizes=(20, 13, 7)):
+    """(dataset, parts) to go with ``needs(name)``."""
+    return images(sizes) if "model" in needs(name) else classification(sizes)
+
+
+def stacks(name):
+    return "model" not in needs(name)
 
 
 def split(sizes):

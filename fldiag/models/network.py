@@ -93,17 +93,16 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 class _Split(nn.Module):
-    """Lets ``functional_call`` reach ``features`` and the head of a module that has both."""
+    """Lets ``functional_call`` reach the head and every method of a module (``features``, ``stages``, ...)."""
 
     def __init__(self, module: nn.Module, head: str):
         super().__init__()
         self.m, self.head = module, head
 
-    def forward(self, what: str, x: Tensor) -> Tensor:
-        if what == "features":
-            features: Callable[[Tensor], Tensor] = self.m.features  # type: ignore[assignment]
-            return features(x)
-        return getattr(self.m, self.head)(x) if what == "head" else self.m(x)
+    def forward(self, what: str, x: Any, **options: Any) -> Any:
+        if what == "all":
+            return self.m(x)
+        return getattr(self.m, self.head if what == "head" else what)(x, **options)
 
 
 class Network:
@@ -111,6 +110,7 @@ class Network:
 
     ``has_split``: the model is head(features(x)) with a known head: the last child that has parameters, of
     a chain or of a module with a ``features`` method.
+    ``staged``: the module shows the maps after each of its stages (``stages``, ``pooled``; see residual.py).
     ``batch_dependent``: some layer uses statistics of the batch even in eval mode.
     """
 
@@ -126,6 +126,7 @@ class Network:
         chain = self.chain or []
         self._cut = next((i for i, (n, _) in enumerate(chain) if head and f"{n}.".startswith(f"{head}.")), len(chain))
         self.has_split = self.layout.has_head and (self.stackable or callable(getattr(self.module, "features", None)))
+        self.staged = all(callable(getattr(self.module, name, None)) for name in ("stages", "pooled"))
         self._call = _Split(self.module, head)
         self.batch_dependent = any(
             isinstance(m, nn.modules.batchnorm._BatchNorm) and not m.track_running_stats for m in module.modules())
@@ -191,6 +192,11 @@ class Bound:
                 return self._run(slice(0, self.net._cut), x, self.views)
             return self._functional("features", x)
 
+    def call(self, name: str, x: Any, **options: Any) -> Any:
+        """Method ``name`` of the module on inputs without the leading row (a single row of weights)."""
+        with self.net.autocast(self.views[self.net.layout.names[0]].device):
+            return self._apply(name, x, self.views, **options)
+
     def head(self, z: Tensor, weights: Tensor | None = None) -> Tensor:
         """Logits from features; ``weights`` [K, H] replaces the head's own parameters."""
         views = self.views
@@ -211,15 +217,17 @@ class Bound:
             x = RULES[type(m)](m, name, views, x, self.rows)
         return x
 
-    def _functional(self, what: str, x: Tensor, views: Views | None = None) -> Tensor:
-        views = {f"m.{n}": v[0] for n, v in (views or self.views).items()}
-        buffers = {f"m.{n}": b[0] for n, b in (self.buffers or {}).items()}
+    def _apply(self, what: str, x: Any, views: Views, **options: Any) -> Any:
+        tensors = {f"m.{n}": v[0] for n, v in (*views.items(), *(self.buffers or {}).items())}
         call = self.net._call
         call.train(self.train)
+        return torch.func.functional_call(call, tensors, (what, x), options)
+
+    def _functional(self, what: str, x: Tensor, views: Views | None = None) -> Tensor:
         x = x[0]
         if x.dim() == 4:
             x = x.to(memory_format=torch.channels_last)
-        out = torch.func.functional_call(call, {**views, **buffers}, (what, x)).unsqueeze(0)
+        out = self._apply(what, x, views or self.views).unsqueeze(0)
         return out.float() if self.net.precision == "bf16" and what != "features" else out
 
 

@@ -58,7 +58,7 @@ class DynamicRegulariser(Part):
         return {"h": torch.zeros_like(w0)}
 
     def correct(self, step: Step, g: Tensor) -> Tensor:
-        return g.add_(step.w - step.local.w_g + step.state("h_k"), alpha=self.lam)
+        return step.pull(g, step.local.w_g - step.state("h_k"), self.lam)
 
     def finish(self, local: Local) -> dict[str, Tensor]:
         local.state["h_k"] = local.state["h_k"] + (local.w - local.w_g)

@@ -44,7 +44,7 @@ class Proximal(Part):
         self.mu = mu
 
     def correct(self, step: Step, g: Tensor) -> Tensor:
-        return g.add_(step.w - step.local.w_g, alpha=self.mu) if self.mu else g
+        return step.pull(g, step.local.w_g, self.mu)
 
 
 class NotTrueDistillation(Part):

@@ -12,9 +12,11 @@ from torch import Tensor
 from fldiag.data import Dataset
 from fldiag.method import Method
 from fldiag.seeding import torch_rng
-from fldiag.step import Local, Output, Step, per_example_loss
+from fldiag.step import Local, Output, Step
 from fldiag.training.optim import OPTIMIZERS, SGD, Adam
 from fldiag.training.schedule import Batches
+
+MOMENTUM = "optimizer.momentum"  # the clients' state of that name, with train.keep_momentum
 
 
 @dataclass
@@ -36,19 +38,22 @@ def train(local: Local, method: Method, feed: Feed) -> Trained:
     """Local training of a cohort. ``local`` (its ``w``, state and buffers) is changed in place."""
 
     def losses(step: Step, out: Output) -> Tensor:
-        total = step.mean(per_example_loss(out.logits, step.y))
+        total = step.mean(step.label_loss(out.logits))
         for part in method:
             term = part.loss(step, out)
             if term is not None:
                 total = total + term
         return total
 
-    optimizer: SGD | Adam = OPTIMIZERS[local.train.optimizer](local.train, local.lr, local.w)
     seen = torch.zeros(len(local.ids), dtype=torch.float64, device=local.w.device)
     for part in method:
         part.begin(local)
+    trained = slice(*(local.trained or (None,)))
+    kept = local.state[MOMENTUM][:, trained] if MOMENTUM in local.state else None
+    optimizer: SGD | Adam = OPTIMIZERS[local.train.optimizer](local.train, local.lr, local.w[:, trained], kept)
+    maps = any(part.maps for part in method)
     for x, y, weight, index in feed.steps():
-        step = Step(local, losses, x, y, weight, index)
+        step = Step(local, losses, x, y, weight, index, maps)
         for part in method:
             part.batch(step)
         e = None
@@ -57,13 +62,13 @@ def train(local: Local, method: Method, feed: Feed) -> Trained:
         loss, g = step.local_gradient(e)
         for part in method:
             g = part.correct(step, g)
-        optimizer.step(step.w, g)
+        optimizer.step(step.w[:, trained], g[:, trained], step.decay)
         seen[: step.k] += loss
-    trained = Trained(local.ids, local.w, local.buffers, local.n, local.steps,
+    result = Trained(local.ids, local.w, local.buffers, local.n, local.steps,
                       local.effective_steps(), seen / local.steps.clamp(min=1), local.state)
     for part in method:
-        trained.uploads.update(part.finish(local))
-    return trained
+        result.uploads.update(part.finish(local))
+    return result
 
 
 class Feed:

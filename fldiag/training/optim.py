@@ -12,14 +12,15 @@ from fldiag.params import norm
 class SGD:
     """v := r v + (g + wd w), v := g at first; w := w - lr v (nesterov: w - lr (g + r v)). Fresh every round."""
 
-    def __init__(self, train: Train, lr: float, w: Tensor):
+    def __init__(self, train: Train, lr: float, w: Tensor, v: Tensor | None = None):
+        """``v`` [K, P]: momentum kept from an earlier round, updated in place (zero is a fresh start)."""
         self.train, self.lr = train, lr
-        self.v = torch.empty_like(w) if train.momentum else None
-        self.first = True
+        self.v = v if v is not None else torch.empty_like(w) if train.momentum else None
+        self.first = v is None
 
-    def step(self, w: Tensor, g: Tensor) -> None:
-        """Update the rows w [k, P] in place; g [k, P] is overwritten."""
-        g = prepare(self.train, w, g)
+    def step(self, w: Tensor, g: Tensor, decay: float = 0.0) -> None:
+        """Update the rows w [k, P] in place; g [k, P] is overwritten. ``decay`` joins the weight decay."""
+        g = prepare(self.train, w, g, decay)
         if self.v is not None:
             v = self.v[: len(w)]
             if self.first:
@@ -34,12 +35,12 @@ class SGD:
 class Adam:
     """Adam with PyTorch's defaults (betas 0.9 and 0.999, eps 1e-8, weight decay added to the gradient)."""
 
-    def __init__(self, train: Train, lr: float, w: Tensor):
+    def __init__(self, train: Train, lr: float, w: Tensor, v: Tensor | None = None):
         self.train, self.lr, self.count = train, lr, 0
         self.m, self.s = torch.zeros_like(w), torch.zeros_like(w)
 
-    def step(self, w: Tensor, g: Tensor) -> None:
-        g = prepare(self.train, w, g)
+    def step(self, w: Tensor, g: Tensor, decay: float = 0.0) -> None:
+        g = prepare(self.train, w, g, decay)
         self.count += 1
         m, s = self.m[: len(w)], self.s[: len(w)]
         m.lerp_(g, 1 - 0.9)
@@ -48,11 +49,12 @@ class Adam:
         w.addcdiv_(m, scale, value=-self.lr / (1 - 0.9**self.count))
 
 
-def prepare(train: Train, w: Tensor, g: Tensor) -> Tensor:
+def prepare(train: Train, w: Tensor, g: Tensor, decay: float = 0.0) -> Tensor:
     """Clip the (corrected) gradient of each client, then add weight decay; in place."""
     if train.clip is not None:
         g.mul_((train.clip / (norm(g) + 1e-6)).clamp_(max=1.0))
-    return g.add_(w, alpha=train.weight_decay) if train.weight_decay else g
+    decay += train.weight_decay
+    return g.add_(w, alpha=decay) if decay else g
 
 
 OPTIMIZERS: dict[str, type[SGD] | type[Adam]] = {"sgd": SGD, "adam": Adam}

@@ -22,7 +22,7 @@ from fldiag.errors import FldiagError
 from fldiag.method import Round
 from fldiag.results.table import table
 from fldiag.training import executor as executors
-from fldiag.training.client import Trained
+from fldiag.training.client import MOMENTUM, Trained
 from fldiag.training.evaluate import evaluate
 from fldiag.training.server import aggregate, mean_buffers
 from fldiag.training.setup import Setup, provenance
@@ -45,6 +45,8 @@ class Federation:
         self.buffers = {n: b.clone() for n, b in setup.network.buffers.items()}
         self.state = setup.method.server_init(self.w)
         self._client0 = setup.method.client_init(self.w)
+        if setup.config.train.keep_momentum:
+            self._client0[MOMENTUM] = torch.zeros_like(self.w)
         self.clients: dict[int, dict[str, Tensor]] = {}  # only clients that have trained: the others hold _client0
         self.changed: set[int] = set()
 
@@ -60,7 +62,7 @@ class Federation:
         setup, method = self.setup, self.setup.method
         start = self.sent()
         states = {i: self.clients.get(i, self._client0) for i in ids} if self._client0 else {}
-        sent = {name: self.state[name] for name in method.sent}
+        sent = {name: self.state[name] for name in method.sent if name in self.state}
         return merge(list(execute(setup.units(self.t, ids, start, self.buffers, sent, states))), ids)
 
     def round(self, execute: Callable[[list[Any]], Any]) -> tuple[Round, Trained]:
@@ -70,12 +72,15 @@ class Federation:
         trained = self.train(ids, execute)
         lr = setup.config.train.lr * setup.config.train.lr_decay**self.t
         seen = Round(self.t, lr, self.w, ids, trained.rows, trained.n, trained.steps, setup.config.clients.total,
-                     sum(map(len, setup.parts)), trained.uploads, dict(self.state), trained.effective)
-        self.w = aggregate(seen, method, setup.config.train.aggregate)
-        self.buffers = mean_buffers(trained.buffers, seen.p)
-        for part in method:
-            self.w = part.refine(seen, self.w)
-        self.state = seen.state
+                     sum(map(len, setup.parts)), trained.uploads, dict(self.state), trained.effective, setup.network,
+                     setup.config.seed, setup.public, trained.buffers,
+                     sent={name: self.state[name] for name in method.sent if name in self.state})
+        w = aggregate(seen, method, setup.config.train)
+        seen.mean_buffers = mean_buffers(trained.buffers, seen.p)
+        with setup.seeded("server", self.t):
+            for part in method:
+                w = part.refine(seen, w)
+        self.w, self.buffers, self.state = w, seen.mean_buffers, seen.state
         for j, i in enumerate(ids):
             if trained.state:
                 self.clients[i] = {name: rows[j].clone() for name, rows in trained.state.items()}
@@ -213,8 +218,9 @@ def round_rows(t: int, scores: dict[str, float], seen: Round, trained: Trained, 
     n, item = int(scores["n"]), federation.w.element_size()
     buffers = sum(b[0].numel() * b.element_size() for b in trained.buffers.values())
     up = item * seen.w_g.numel() + buffers + sum(u[0].numel() * u.element_size() for u in seen.uploads.values())
-    sent = [federation.state[name] for name in federation.setup.method.sent]
-    down = item * seen.w_g.numel() + buffers + sum(s.numel() * s.element_size() for s in sent)
+    down = item * seen.w_g.numel() + buffers + sum(s.numel() * s.element_size() for s in seen.sent.values())
+    if federation.setup.method.isolated:
+        up = down = 0
     rows = [{"round": t, "moment": "aggregated", "scope": "global", "slice": "test", "metric": m, "value": scores[m],
              "n_examples": n, "estimator": "exact"} for m in ("accuracy", "loss") if m in scores]
     rows.append({"round": t, "moment": "trained", "scope": "global", "slice": "train", "metric": "minibatch_loss",

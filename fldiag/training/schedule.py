@@ -21,16 +21,23 @@ class Seeded:
     per_round: int
     epochs: int
     batch_size: int
+    drop_last: bool = False
+    independent: bool = False  # each client joins with probability per_round / total (drawn again when nobody does)
 
     def sampled(self, t: int) -> list[int]:
         """Ids of round t's clients. The same for every method: only the seed and the round enter."""
         rng = numpy_rng(self.seed, "clients", t)
+        while self.independent:
+            joined = np.flatnonzero(rng.random(self.total) < self.per_round / self.total)
+            if len(joined):
+                return joined.tolist()
         return sorted(rng.choice(self.total, self.per_round, replace=False).tolist())
 
     def batches(self, t: int, client: int, n: int) -> Batches:
         rng = numpy_rng(self.seed, "batches", t, client)
         orders = (rng.permutation(n) for _ in range(self.epochs))
-        return [order[i: i + self.batch_size] for order in orders for i in range(0, n, self.batch_size)]
+        end = n - n % self.batch_size if self.drop_last else n
+        return [order[i: i + self.batch_size] for order in orders for i in range(0, end, self.batch_size)]
 
 
 @dataclass(frozen=True)

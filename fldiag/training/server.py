@@ -5,18 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fldiag.config import Train
 from fldiag.method import Method, Round
 
 
-def aggregate(round: Round, method: Method, rule: str) -> Tensor:
-    """New global weights [P]: w = sum_k p_k w_k (p = n_k / sum n, or 1/m), then the server slots in order.
+def aggregate(round: Round, method: Method, train: Train) -> Tensor:
+    """New global weights [P]: w = sum_k p_k w_k, then the server slots in order. p_k is proportional to n_k, 1 or
+    the number of full minibatches, by ``train.aggregate``.
 
     ``round.state`` is replaced where a part updates it. Rows are summed in the order of the clients' ids and in
     float64, so the order of sampling does not show in the bits.
     """
     p = torch.full((round.m,), 1 / round.m, dtype=torch.float64)
-    if rule == "n":
-        p = round.n.double() / round.n.double().sum()
+    counts = {"n": round.n, "batches": round.n // train.batch_size}.get(train.aggregate)
+    if counts is not None and int(counts.sum()):  # when no client fills a minibatch, nobody trained: all equal
+        p = counts.double() / counts.double().sum()
     for part in method:
         p = part.weigh(round, p)
     round.p = p

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,28 +49,43 @@ class Setup:
     """Data, partition, network and method of a run."""
 
     def __init__(self, config: Config, *, device: str = "cpu", download: bool = False, dataset: data.Dataset | None = None,
-                 parts: list[np.ndarray] | None = None, module: nn.Module | None = None, schedule: Schedule | None = None):
+                 parts: list[np.ndarray] | None = None, module: nn.Module | None = None, schedule: Schedule | None = None,
+                 public: Tensor | None = None):
         self.config, self.device = config, torch.device(device)
-        self.dataset = dataset if dataset is not None else data.load(config.data.name, config.data.root, download)
-        n, total = len(self.dataset.train_y), config.clients.total
+        variant = {"variant": config.data.variant} if config.data.variant else {}
+        self.dataset = dataset if dataset is not None else data.load(config.data.name, config.data.root, download, **variant)
+        self.precision = config.train.precision
+        self.dtype = torch.float64 if self.precision == "fp64" else torch.float32
+        self.public, private = self._public(public, download)
+        n, total = len(private), config.clients.total
         if total > n:
             raise FldiagError(f"clients.total = {total} is more than the {n} training examples",
                               "lower clients.total", usage=True)
-        self.parts = parts if parts is not None else partition.make(
-            config.partition.kind, self.dataset.train_y, total, config.partition.seed, **config.partition.options)
+        self.parts = parts if parts is not None else [private[part] for part in partition.make(
+            config.partition.kind, self.dataset.train_y[private], total, config.partition.seed, **config.partition.options)]
         self.module = module if module is not None else models.build(
             config.model.name, self.dataset.shape, self.dataset.classes, config.model.options, seed=config.seed,
             code=True)
-        self.precision = config.train.precision
-        self.dtype = torch.float64 if self.precision == "fp64" else torch.float32
         self.module = copy.deepcopy(self.module).to(self.device, self.dtype)
         self.network = Network(self.module, precision=self.precision)
         self.method: Method = registry.method.get(config.method.name).build(**config.method.options)
         self.method.check(self.network, self.dataset, config)
         self.schedule = schedule or Seeded(config.seed, total, config.clients.per_round, config.train.epochs,
-                                           config.train.batch_size)
+                                           config.train.batch_size, config.train.drop_last,
+                                           config.clients.sampling == "independent")
         self.stack = self._stack()
         self._warm()
+
+    def _public(self, given: Tensor | None, download: bool) -> tuple[Tensor | None, np.ndarray]:
+        """Unlabelled inputs [M, ...] for distillation, and the indices of the training examples left to the clients."""
+        config, private = self.config.data, np.arange(len(self.dataset.train_y))
+        if given is not None or config.public is None:
+            return None if given is None else given.to(self.device, self.dtype), private
+        from fldiag.data import public
+
+        x, private = public.load_public(config.public, self.dataset, config.root, download, config.public_size,
+                                        self.config.partition.seed)
+        return x.to(self.device, self.dtype), private
 
     def _stack(self) -> bool:
         wish, able = self.config.train.stack, self.network.stackable
@@ -93,6 +110,13 @@ class Setup:
         if out.shape[1:] != (2, self.dataset.classes):
             raise FldiagError(f"model {self.config.model.name!r} returns {tuple(out.shape[2:])} numbers an example, the data has "
                               f"{self.dataset.classes} classes", "give the model as many outputs as there are classes")
+
+    @contextlib.contextmanager
+    def seeded(self, purpose: str, *indices: int) -> Iterator[None]:
+        """torch's own generator, seeded for layers that draw from it, and put back afterwards."""
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(seed_for(self.config.seed, purpose, *indices))
+            yield
 
     def initial(self) -> Tensor:
         """w_g of round 0, [P]."""
@@ -121,9 +145,9 @@ class Setup:
             torch.tensor([len(p) for p in parts], device=self.device),
             torch.tensor([len(b) for b in unit.batches], device=self.device),
             {n: s.to(self.device) for n, s in unit.state.items()}, {n: s.to(self.device) for n, s in unit.sent.items()},
-            {n: b.to(self.device).expand(k, *b.shape).clone() for n, b in unit.buffers.items()}, feed.x, feed.offset)
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(seed_for(config.seed, "model", unit.t, unit.ids[0]))  # dropout; such models are not stacked
+            {n: b.to(self.device).expand(k, *b.shape).clone() for n, b in unit.buffers.items()}, feed.x, feed.offset,
+            self.public)
+        with self.seeded("model", unit.t, unit.ids[0]):  # dropout; such models are not stacked
             try:
                 return client.train(local, self.method, feed)
             except ValueError as error:

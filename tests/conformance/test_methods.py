@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import classification, config, federation, final, images, label, play, variants
+from helpers import config, federation, final, images, label, needs, play, stacks, variants, world
 
 from fldiag import registry
 from fldiag.checkpoint.store import Run
@@ -13,45 +13,46 @@ from fldiag.training.setup import Setup
 
 VARIANTS = variants()
 NAMES = registry.method.names()
-#: Clients of unequal length: batches of 8 leave last batches of 4, 5 and 7, and 6, 4 and 2 steps.
-UNEQUAL = (20, 13, 7)
+#: ``world`` has clients of 20, 13 and 7 examples: batches of 8 leave last batches of 4, 5 and 7, and 6, 4 and 2 steps.
 CNN = {"model": "small_cnn", "model_options": {}}
 every_method = pytest.mark.parametrize("name", NAMES)
-every_variant = pytest.mark.parametrize(("name", "options"), VARIANTS, ids=map(label, VARIANTS))
+#: Methods on batch-norm nets train one client at a time.
+STACKED = [case for case in VARIANTS if stacks(case[0])]
+every_stacked_variant = pytest.mark.parametrize(("name", "options"), STACKED, ids=map(label, STACKED))
 
 
-def has_neutral(name):
-    return bool(registry.method.get(name).meta["equals"])
+def in_both_forms(names):
+    return pytest.mark.parametrize(("name", "stack"), [(n, s) for n in names for s in ("off", "on") if s == "off" or stacks(n)])
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if has_neutral(n)])
-@pytest.mark.parametrize("stack", ["off", "on"])
+NEUTRAL = [n for n in NAMES if registry.method.get(n).meta["equals"]]
+
+
+@in_both_forms(NEUTRAL)
 def test_the_neutral_setting_is_the_simpler_method(name, stack):
-    meta = registry.method.get(name).meta
-    data = classification(UNEQUAL)
+    meta, data, kind = registry.method.get(name).meta, world(name), needs(name)
     # the simpler method's own options keep their values where the two share them
     shared = set(registry.method.get(meta["equals"]).options.model_fields) & set(meta["neutral"])
-    simple = final(config(meta["equals"], {k: meta["neutral"][k] for k in shared}, stack=stack), data)
-    neutral = final(config(name, meta["neutral"], stack=stack), data)
+    simple = final(config(meta["equals"], {k: meta["neutral"][k] for k in shared}, stack=stack, **kind), data)
+    neutral = final(config(name, meta["neutral"], stack=stack, **kind), data)
     if stack == "off":
         assert torch.equal(neutral, simple)
     else:
         torch.testing.assert_close(neutral, simple, rtol=1e-6, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if has_neutral(n)])
+@pytest.mark.parametrize("name", NEUTRAL)
 def test_away_from_the_neutral_setting_the_method_does_something(name):
     """Otherwise the neutral test would pass for a method that does nothing at all."""
-    meta = registry.method.get(name).meta
-    data = classification(UNEQUAL)
-    assert not torch.allclose(final(config(name), data), final(config(meta["equals"]), data), rtol=1e-6)
+    meta, data, kind = registry.method.get(name).meta, world(name), needs(name)
+    assert not torch.allclose(final(config(name, **kind), data), final(config(meta["equals"], **kind), data), rtol=1e-6)
 
 
-@every_variant
+@every_stacked_variant
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp64", 1e-10), ("fp32", 1e-5)])
 def test_a_stack_trains_as_its_clients_one_by_one(name, options, precision, tolerance):
-    data = classification(UNEQUAL)
-    looped, stacked = (federation(config(name, options, precision=precision, stack=s), data) for s in ("off", "on"))
+    data, kind = world(name), needs(name)
+    looped, stacked = (federation(config(name, options, precision=precision, stack=s, **kind), data) for s in ("off", "on"))
     one, other = play(looped, 2), play(stacked, 2)
     for (a, _), (b, _) in zip(one, other, strict=True):
         assert a.steps.tolist() == b.steps.tolist() == [6, 4, 2]
@@ -63,10 +64,10 @@ def test_a_stack_trains_as_its_clients_one_by_one(name, options, precision, tole
         assert relative(stacked.state[key], looped.state[key]) <= 10 * tolerance
 
 
-@every_method
+@pytest.mark.parametrize("name", [n for n in NAMES if stacks(n)])
 def test_a_stack_of_convolutional_nets_trains_as_its_clients_one_by_one(name):
     data = images()
-    looped, stacked = (final(config(name, stack=s, **CNN), data) for s in ("off", "on"))
+    looped, stacked = (final(config(name, stack=s, **{**needs(name), **CNN}), data) for s in ("off", "on"))
     assert relative(stacked, looped) <= 1e-10
 
 
@@ -76,8 +77,8 @@ def relative(a, b):
 
 @every_method
 def test_the_order_of_the_sampled_clients_does_not_show(name):
-    data, parts = classification((10, 9, 8, 7))
-    chosen = config(name, total=4, per_round=3, rounds=2)
+    data, parts = world(name, (11, 10, 8, 7))
+    chosen = config(name, total=4, per_round=3, rounds=2, **needs(name))
     seeded = Seeded(0, 4, 3, 2, 8)
     ids = [seeded.sampled(t) for t in range(2)]
     positions = [{i: [b.tolist() for b in seeded.batches(t, i, len(parts[i]))] for i in range(4)} for t in range(2)]
@@ -88,19 +89,18 @@ def test_the_order_of_the_sampled_clients_does_not_show(name):
 
 @every_method
 def test_the_global_random_state_is_untouched_and_without_influence(name):
-    data = classification(UNEQUAL)
+    data, kind = world(name), needs(name)
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
-    first = final(config(name), data)
+    first = final(config(name, **kind), data)
     assert torch.equal(before, torch.random.get_rng_state())
     torch.manual_seed(2)
-    assert torch.equal(first, final(config(name), data))
+    assert torch.equal(first, final(config(name, **kind), data))
 
 
-@every_method
-@pytest.mark.parametrize("stack", ["off", "on"])
+@in_both_forms(NAMES)
 def test_interrupted_and_resumed_is_bitwise_a_run_that_was_not(name, stack, tmp_path):
-    chosen = config(name, rounds=4, total=5, per_round=2, stack=stack)
+    chosen = config(name, rounds=4, total=5, per_round=2, stack=stack, **needs(name))
     whole = rounds.train(chosen, out=tmp_path / "whole")
 
     def stop(event):
@@ -123,7 +123,7 @@ def test_interrupted_and_resumed_is_bitwise_a_run_that_was_not(name, stack, tmp_
 
 @every_method
 def test_the_state_survives_the_checkpoint(name, tmp_path):
-    chosen = config(name, rounds=2, total=5, per_round=2)
+    chosen = config(name, rounds=2, total=5, per_round=2, **needs(name))
     run = rounds.train(chosen, out=tmp_path)
     memory, restored = rounds.Federation(Setup(chosen)), rounds.Federation(Setup(chosen))
     play(memory, 2)
@@ -133,7 +133,9 @@ def test_the_state_survives_the_checkpoint(name, tmp_path):
     assert same(restored.state, memory.state)
     assert restored.clients.keys() == memory.clients.keys()
     assert all(same(restored.clients[i], memory.clients[i]) for i in memory.clients)
-    assert torch.equal(torch.cat([v.flatten() for v in run.checkpoint().state.values()]), memory.w)
+    stored = run.checkpoint().state
+    assert torch.equal(torch.cat([stored[n].flatten() for n in memory.setup.network.layout.names]), memory.w)
+    assert same(restored.buffers, memory.buffers)
 
 
 def same(a, b):
@@ -143,15 +145,18 @@ def same(a, b):
 @every_method
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
 def test_the_uplink_is_counted_in_vectors(name, precision, tmp_path):
-    run = rounds.train(config(name, rounds=1, precision=precision), out=tmp_path)
-    method = registry.method.get(name).build()
-    size = sum(v.numel() for v in run.checkpoint().state.values())
-    frame = run.metrics.set_index("metric")
+    chosen = config(name, rounds=1, precision=precision, **needs(name))
+    frame = rounds.train(chosen, out=tmp_path).metrics.set_index("metric")
+    made = Setup(chosen)
+    method, size = made.method, made.network.size
+    buffers = sum(b.nbytes for b in made.network.buffers.values())
     item = {"fp32": 4, "fp64": 8}[precision]
     scalars = [name for name in method.uploaded if name == "a_k"]  # one number a client, everything else is a vector
-    vectors = 1 + len(method.uploaded) - len(scalars)
-    assert frame.loc["uplink", "value"] == (vectors * size + len(scalars)) * item
-    assert frame.loc["downlink", "value"] == (1 + len(method.sent)) * size * item
+    up = 1 + len(method.uploaded) - len(scalars)
+    down = 1 + len(set(method.sent) & set(method.server_init(made.initial())))  # in round 0
+    talks = not method.isolated
+    assert frame.loc["uplink", "value"] == talks * ((up * size + len(scalars)) * item + buffers)
+    assert frame.loc["downlink", "value"] == talks * (down * size * item + buffers)
 
 
 class Worker:
@@ -171,7 +176,7 @@ def pool():
 
 @every_method
 def test_worker_processes_give_the_bits_of_this_process(name, pool):
-    chosen = config(name, rounds=2, total=4)
+    chosen = config(name, rounds=2, total=4, **needs(name))
     here, there = rounds.Federation(Setup(chosen)), rounds.Federation(Setup(chosen))
     for _ in range(2):
         play(here)
@@ -184,7 +189,7 @@ def test_worker_processes_give_the_bits_of_this_process(name, pool):
 @every_method
 def test_a_client_without_a_step_changes_nothing_of_itself(name):
     """E = 0: every client returns what it received, and the average of equal vectors is that vector."""
-    made = federation(config(name, epochs=0), classification(UNEQUAL))
+    made = federation(config(name, epochs=0, **needs(name)), world(name))
     before = made.w.clone()
     [(seen, _)] = play(made)
     assert torch.equal(seen.rows, before.expand(3, -1))

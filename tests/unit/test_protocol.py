@@ -1,0 +1,166 @@
+"""The round protocols of the papers as config keys: sampling, short minibatches, weights, momentum, clipping."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import PLAIN, classification, config, federation, final, play, quadratics, setup, trace
+
+from fldiag.config import build
+from fldiag.errors import FldiagError
+from fldiag.method import Method
+from fldiag.training.schedule import Seeded
+
+
+def test_independent_clients_join_with_the_given_probability():
+    schedule = Seeded(3, 50, 5, 1, 8, independent=True)
+    joined = [schedule.sampled(t) for t in range(2000)]
+    sizes = np.array([len(ids) for ids in joined])
+    assert all(len(set(ids)) == len(ids) > 0 and ids == sorted(ids) for ids in joined)
+    # Binomial(50, 0.1) without its 0: mean 5 / (1 - 0.9^50) = 5.026, deviation 2.1 -> standard error 0.05
+    assert sizes.mean() == pytest.approx(5.026, abs=0.2)
+    assert sizes.std() == pytest.approx(2.1, abs=0.2)
+    counts = np.bincount(np.concatenate(joined), minlength=50) / 2000
+    assert counts.min() > 0.07
+    assert counts.max() < 0.13
+    assert joined == [schedule.sampled(t) for t in range(2000)]
+
+
+def test_nobody_joining_is_drawn_again():
+    lonely = Seeded(0, 4, 1, 1, 8, independent=True)
+    assert all(lonely.sampled(t) for t in range(200))
+
+
+def test_independent_sampling_is_a_config_key():
+    made = setup(build({"clients": {"total": 3, "per_round": 1, "sampling": "independent"}, "partition": {"kind": "iid"},
+                        "data": {"name": "iris"}, "model": {"name": "mlp"}}), classification())
+    assert made.schedule.independent
+    assert {len(made.schedule.sampled(t)) for t in range(30)} >= {1, 2}
+
+
+def test_a_short_last_minibatch_is_left_out_when_asked():
+    kept = Seeded(0, 3, 3, 2, 8, drop_last=True).batches(0, 0, 20)
+    assert [len(b) for b in kept] == [8, 8, 8, 8]
+    every = Seeded(0, 3, 3, 2, 8).batches(0, 0, 20)
+    assert [len(b) for b in every] == [8, 8, 4, 8, 8, 4]
+    assert all(np.array_equal(a, b) for a, b in zip(kept, [every[i] for i in (0, 1, 3, 4)], strict=True))
+
+
+@pytest.mark.parametrize("stack", ["off", "on"])
+def test_weights_by_full_minibatches(stack):
+    """20, 13 and 7 examples in batches of 8: 2, 1 and no full minibatch; the third client then has no say."""
+    made = federation(config(drop_last=True, aggregate="batches", stack=stack), classification())
+    [(seen, _)] = play(made)
+    assert seen.steps.tolist() == [4, 2, 0]
+    assert seen.p.tolist() == pytest.approx([2 / 3, 1 / 3, 0])
+    torch.testing.assert_close(made.w, (2 * seen.rows[0] + seen.rows[1]) / 3)
+
+
+def test_when_nobody_fills_a_minibatch_the_model_stays():
+    made = federation(config(drop_last=True, aggregate="batches", batch_size=32), classification())
+    before = made.w.clone()
+    play(made)
+    torch.testing.assert_close(made.w, before, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("stack", ["off", "on"])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_kept_momentum_goes_on_where_it_was(stack, nesterov):
+    """One client, always sampled: rounds with kept momentum are one long run of torch's SGD."""
+    q = quadratics((12,))
+    chosen = q.config(keep_momentum=True, momentum=0.9, nesterov=nesterov, rounds=3, epochs=4, lr=0.05, stack=stack)
+    w = torch.nn.Parameter(federation(chosen, q.data).w.clone())
+    sgd = torch.optim.SGD([w], lr=0.05, momentum=0.9, nesterov=nesterov)
+    for _ in range(12):
+        w.grad = q.gradient(0, w.detach())
+        sgd.step()
+    torch.testing.assert_close(final(chosen, q.data), w.detach(), rtol=1e-12, atol=1e-13)
+    fresh = final(q.config(momentum=0.9, nesterov=nesterov, rounds=3, epochs=4, lr=0.05, stack=stack), q.data)
+    assert not torch.allclose(fresh, w.detach(), rtol=1e-3)
+
+
+def test_a_client_that_waits_keeps_its_momentum():
+    q = quadratics((12, 12, 12))
+    made = federation(q.config(keep_momentum=True, momentum=0.9, per_round=1, rounds=6, epochs=2), q.data)
+    kept = {}
+    for seen, _ in play(made, 6):
+        [i] = seen.ids
+        now = {k: v["optimizer.momentum"].clone() for k, v in made.clients.items()}
+        assert all(torch.equal(now[k], kept[k]) for k in kept if k != i)
+        kept = now
+    assert len(kept) > 1
+
+
+def test_momentum_has_to_be_there_to_be_kept():
+    for wrong in ({"momentum": 0.0}, {"optimizer": "adam"}):
+        with pytest.raises(FldiagError, match="keep_momentum needs momentum"):
+            config(keep_momentum=True, **wrong)
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_clipping_before_the_quadratic_penalty(clip):
+    """With it, min(1, clip / ||g - lam w_g||) acts on the gradient and the linear part; lam w joins afterwards."""
+    q, lam, lr = quadratics((12,)), 0.3, 0.05
+    settings = {**PLAIN, "epochs": 5, "lr": lr, "clip": clip}
+    made = federation(q.config("fedprox", {"mu": lam}, clip_before_quadratic=True, **settings), q.data)
+    w_g = made.w.clone()
+    [(seen, _)] = play(made)
+    w, clipped = w_g.clone(), 0
+    for _ in range(5):
+        g = q.gradient(0, w) - lam * w_g
+        scale = 1.0 if clip is None else min(1.0, clip / (float(g.norm()) + 1e-6))
+        clipped += scale < 1
+        w = w - lr * (scale * g + lam * w)
+    torch.testing.assert_close(seen.rows[0], w, rtol=1e-12, atol=1e-13)
+    plain = final(q.config("fedprox", {"mu": lam}, rounds=1, **settings), q.data)
+    if clip is None:
+        torch.testing.assert_close(plain, made.w, rtol=1e-12, atol=1e-13)
+    else:
+        assert clipped
+        assert not torch.allclose(plain, made.w, rtol=1e-4)
+
+
+def test_mixed_targets_share_the_loss():
+    """The gradient of targets [(y, a), (y', b)] is a times that of y plus b times that of y'."""
+    from fldiag.method import Part
+
+    class Targets(Part):
+        def __init__(self, *shares):
+            self.shares = shares
+
+        def batch(self, step):
+            step.targets = [(step.y if i == 0 else (step.y + i) % 3, s) for i, s in enumerate(self.shares)]
+
+    def gradient(*shares):
+        made = federation(config(epochs=1, batch_size=64), classification())
+        made.setup.method = Method(Targets(*shares))
+        spy = trace(made)
+        play(made)
+        return spy.g[0]
+
+    one, other = gradient(1.0), gradient(0.0, 1.0)
+    torch.testing.assert_close(gradient(0.3, 0.7), 0.3 * one + 0.7 * other, rtol=1e-10, atol=1e-12)
+    assert not torch.allclose(one, other)
+
+
+def test_a_step_on_other_inputs_has_their_gradient_at_the_same_weights():
+    from fldiag.method import Part
+    from fldiag.step import Output, Step
+
+    found = []
+
+    class Elsewhere(Part):
+        def correct(self, step, g):
+            def term(step: Step, out: Output):
+                return step.mean(step.label_loss(out.logits))
+
+            again = step.on(step.x, step.y, step.weight, step.index)
+            half = step.on(step.x[:, :1], step.y[:, :1], None, step.index[:, :1])
+            found.append((g.clone(), again.gradient(term)[1], half.gradient(term)[1]))
+            return g
+
+    made = federation(config(epochs=1, batch_size=64, stack="on"), classification())
+    made.setup.method = Method(Elsewhere())
+    play(made)
+    for g, again, half in found:
+        torch.testing.assert_close(again, g, rtol=1e-12, atol=1e-14)
+        assert not torch.allclose(half, g, rtol=1e-2)
