@@ -194,6 +194,8 @@ class Bound:
 
     def call(self, name: str, x: Any, **options: Any) -> Any:
         """Method ``name`` of the module on inputs without the leading row (a single row of weights)."""
+        if isinstance(x, Tensor) and x.dim() == 4:
+            x = x.to(memory_format=torch.channels_last)
         with self.net.autocast(self.views[self.net.layout.names[0]].device):
             return self._apply(name, x, self.views, **options)
 

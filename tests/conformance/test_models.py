@@ -19,9 +19,27 @@ COUNTS = [
     ("fedavg_mnist", (3, 28, 28), 10, {}, 1_664_970), ("fedavg_mnist", (3, 28, 28), 9, {}, 1_664_457),
     ("fedavg_mnist", (3, 28, 28), 8, {}, 1_663_944),
     ("mlp", (2,), 3, {}, 4_547), ("mlp", (8,), 3, {"hidden": (6, 5)}, 107), ("mlp", (4,), 1, {"hidden": (), "bias": False}, 4),
-    ("small_cnn", (1, 8, 8), 10, {}, 46_594)]
-#: Multiply-adds of one forward pass for one example.
-COSTS = [("fedavg_cifar", (3, 32, 32), 17_667_072), ("fedavg_mnist", (3, 28, 28), 13_527_552)]
+    ("small_cnn", (1, 8, 8), 10, {}, 46_594), ("mlp_iris", (2,), 3, {}, 4_547),
+    ("lenet", (3, 32, 32), 10, {}, 797_962), ("lenet", (3, 32, 32), 100, {}, 815_332),
+    ("vgg11", (3, 32, 32), 10, {}, 9_750_922), ("vgg11", (3, 28, 28), 9, {}, 9_750_409),
+    ("sl_vit", (3, 32, 32), 10, {}, 6_176_275), ("sl_vit", (3, 32, 32), 9, {}, 6_176_082),
+    ("sl_vit", (3, 28, 28), 9, {}, 6_132_432),
+    ("resnet18_cifar", (3, 32, 32), 10, {}, 11_173_962),
+    ("resnet18_gn", (3, 32, 32), 10, {}, 11_181_642), ("resnet18_gn", (3, 32, 32), 100, {}, 11_227_812),
+    ("resnet8_p3", (3, 32, 32), 10, {}, 4_903_242),
+    ("resnet18_p3", (3, 32, 32), 100, {}, 11_220_132), ("resnet18_p3", (3, 32, 32), 10, {}, 11_173_962),
+    ("resnet56", (3, 32, 32), 100, {}, 614_452), ("resnet56", (3, 32, 32), 10, {}, 591_322),
+    ("resnet56", (3, 32, 32), 100, {"projection": True}, 746_036), ("resnet56", (3, 32, 32), 100, {"keep_last": 0.9}, 614_452),
+    ("resnet18_imagenet", (3, 64, 64), 200, {}, 11_279_112), ("small_resnet", (1, 8, 8), 10, {}, 77_754)]
+#: (name, shape, classes) -> multiply-adds of one forward pass for one example.
+COSTS = [
+    ("fedavg_cifar", (3, 32, 32), 10, 17_667_072), ("fedavg_mnist", (3, 28, 28), 10, 13_527_552),
+    ("lenet", (3, 32, 32), 10, 28 * 28 * 64 * 75 + 10 * 10 * 64 * 1600 + 1600 * 384 + 384 * 192 + 192 * 10),
+    ("vgg11", (3, 28, 28), 10, 9 * (32**2 * 3 * 64 + 16**2 * 64 * 128 + 8**2 * 384 * 256 + 4**2 * 768 * 512 + 2**2 * 1024 * 512)
+     + 2 * 512**2 + 5120),
+    ("resnet56", (3, 32, 32), 100, 87_237_632),
+    # 1,814,073,344 with ImageNet's 1000 classes
+    ("resnet18_imagenet", (3, 224, 224), 200, 1_814_073_344 - 800 * 512)]
 every_model = pytest.mark.parametrize("name", registry.model.names())
 
 
@@ -39,11 +57,14 @@ def test_number_of_parameters(name, shape, classes, options, count):
     assert Layout.of(models.build(name, shape, classes, options)).size == count
 
 
-@pytest.mark.parametrize(("name", "shape", "count"), COSTS)
-def test_multiply_adds(name, shape, count):
+@pytest.mark.parametrize(("name", "shape", "classes", "count"), COSTS)
+def test_multiply_adds(name, shape, classes, count):
     from fldiag.models.network import forward_macs
+    from fldiag.models.slimmable import multiply_adds
 
-    assert forward_macs(models.build(name, shape, 10), shape) == count
+    module = models.build(name, shape, classes)
+    assert forward_macs(module, shape) == count
+    assert multiply_adds(module.eval(), torch.zeros(1, *shape)) == count
 
 
 @every_model
@@ -116,7 +137,9 @@ def test_described_with_its_size(name):
 
 
 @pytest.mark.parametrize(("name", "shape"), [("fedavg_cifar", (3, 28, 28)), ("fedavg_mnist", (1, 28, 28)), ("small_cnn", (6,)),
-                                             ("small_cnn", (1, 3, 8))])
+                                             ("small_cnn", (1, 3, 8)), ("lenet", (3, 15, 32)), ("vgg11", (3, 33, 33)),
+                                             ("sl_vit", (3, 32, 28)), ("sl_vit", (1, 30, 30)), ("sl_vit", (4,)),
+                                             ("resnet56", (3, 7, 32)), ("small_resnet", (64,))])
 def test_data_of_another_shape_are_refused_with_a_way_out(name, shape):
     with pytest.raises(FldiagError, match=f"model '{name}' takes") as caught:
         models.build(name, shape, 10)
