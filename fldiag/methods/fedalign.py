@@ -1,0 +1,29 @@
+"""FedAlign."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fldiag.config import NonNegative
+from fldiag.method import Method, method
+from fldiag.parts.alignment import Clip, LipschitzAlignment
+
+
+@method("fedalign", source="Mendieta et al., CVPR 2022 (local learning matters)", neutral={"mu": 0.0, "clip": 0.0},
+        equals="fedavg")
+def fedalign(mu: NonNegative = 0.45, omega_s: Annotated[float, Field(gt=0, le=1)] = 0.25,
+             lip_scale: Literal["ce", "raw"] = "ce", clip: NonNegative = 10.0) -> Method:
+    """Distillation of the last stage's Lipschitz constant into a slim copy of that stage.
+
+    Objective:   CE + mu L_Lip (lip_scale = raw), or CE + mu (CE / L_Lip) L_Lip with the bracket constant (ce)
+    L_Lip:       mean_x (K_S - K_F)^2; K = spectral norm of X = pool(a) b^T / HW, from what enters the last stage (a,
+                 averaged to the positions of b) to what leaves it (b), by 10 power iterations from the vector of ones
+    K_F, K_S:    of the last stage (constant) and of its first fraction omega_s of channels (shared weights, statistics
+                 of the batch); the gradient reaches the last stage only
+    Gradient:    clipped to the norm clip (0: not), before weight decay
+    Server:      as FedAvg; the full network is evaluated.
+    Cost:        1.02 P a step, uplink 1x. Needs a residual network.
+    Values:      mu = 0.45, omega_s = 0.25, clip = 10.
+    Paper vs code: the paper writes raw, the released code does ce; the clipping is in the code only.
+    """
+    return Method(LipschitzAlignment(mu, omega_s, lip_scale), Clip(clip))

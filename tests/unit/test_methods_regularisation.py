@@ -1,0 +1,286 @@
+"""Mixup, FedRCL and stochastic depth against their definitions, written out example by example."""
+
+import math
+import types
+
+import numpy as np
+import pytest
+import torch
+from helpers import classification, config, federation, final, images, play, quadratics
+from torch import nn
+from torch.nn import functional as F
+
+from fldiag import FldiagError, models
+from fldiag.models.network import Network
+from fldiag.params import flatten
+from fldiag.parts.augmentation import MixedExamples
+from fldiag.parts.contrast import ModelContrast
+from fldiag.parts.relaxation import RelaxedContrast
+from fldiag.seeding import numpy_rng
+from fldiag.step import Local, Step
+from fldiag.training.setup import Setup
+
+UNEQUAL = (20, 13, 7)
+RESNET = {"model": "small_resnet", "model_options": {}}
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def step_of(module, x, y, weight=None, maps=False, ids=(0,)):
+    """A local step of clients ``ids`` at the module's weights, on x [k, B, ...] and y [k, B]."""
+    net = Network(module.double(), precision="fp64")
+    k = len(ids)
+    w = flatten(module).detach()
+    counts = torch.ones(k, dtype=torch.long)
+    local = Local(net, config().train, 5, 3, 0.1, list(ids), w, w.expand(k, -1).clone(), counts, counts, {}, {},
+                  {n: b[None].clone() for n, b in net.buffers.items()})
+    return Step(local, lambda s, out: s.mean(s.label_loss(out.logits)), x, y, weight, torch.zeros_like(y), maps)
+
+
+# --- Mixup
+
+
+def mlp(features=6, classes=3):
+    return models.build("mlp", (features,), classes, {"hidden": (5,)}, seed=2)
+
+
+def naive_mixup(module, x, y, n, generator, g):
+    """Loss of one client's minibatch, of which the first n examples are real, example by example."""
+    a, pi = generator.beta(g, g), generator.permutation(n)
+    total = 0.0
+    for i in range(n):
+        j = int(pi[i])
+        logits = module((a * x[i] + (1 - a) * x[j])[None])
+        total = total + a * F.cross_entropy(logits, y[i: i + 1]) + (1 - a) * F.cross_entropy(logits, y[j: j + 1])
+    return total / n
+
+
+def test_the_mixed_loss_is_its_definition_for_every_client_of_a_stack_and_padding_stays_out():
+    module, part = mlp().double(), MixedExamples(0.7)
+    x, y = normal(2, 6, 6), torch.tensor([[0, 1, 2, 0, 1, 2], [2, 2, 0, 1, 0, 0]])
+    x[1, 4:] = 1e6  # client 9 has four examples, the rest is padding
+    weight = torch.tensor([[1 / 6] * 6, [1 / 4] * 4 + [0.0] * 2], dtype=torch.float64)
+    step = step_of(module, x, y, weight, ids=(4, 9))
+    part.begin(step.local)
+    generators = [numpy_rng(5, "mixup", 3, i) for i in (4, 9)]
+    for _ in range(2):  # every minibatch draws anew
+        now = step_of(module, x, y, weight, ids=(4, 9))
+        now.local.memo = step.local.memo
+        part.batch(now)
+        values, g = now.local_gradient()
+        assert float(now.x[1, :4].abs().max()) < 10
+        for k, n in enumerate((6, 4)):
+            module.zero_grad()
+            loss = naive_mixup(module, x[k], y[k], n, generators[k], 0.7)
+            loss.backward()
+            assert float(values[k]) == pytest.approx(loss.item(), rel=1e-12)
+            torch.testing.assert_close(g[k], torch.cat([p.grad.flatten() for p in module.parameters()]), rtol=1e-10, atol=1e-13)
+
+
+def test_the_share_has_the_moments_of_its_distribution():
+    part, module = MixedExamples(0.1), mlp()
+    first = step_of(module, normal(1, 2, 6), torch.tensor([[0, 1]]))
+    part.begin(first.local)
+    shares = []
+    for _ in range(1500):
+        first.x, first.y = normal(1, 2, 6), torch.tensor([[0, 1]])
+        part.batch(first)
+        shares.append(float(first.targets[0][1]))
+        assert shares[-1] + float(first.targets[1][1]) == pytest.approx(1)
+    assert np.mean(shares) == pytest.approx(0.5, abs=0.05)
+    assert np.var(shares) == pytest.approx(1 / (4 * 1.2), abs=0.02)  # Beta(g, g): 1 / (4 (2 g + 1))
+
+
+@pytest.mark.parametrize("stack", ["off", "on"])
+def test_T_MIX_1_no_mixing_is_fedavg_and_draws_nothing(stack):
+    data = classification(UNEQUAL)
+    assert torch.equal(final(config("mixup", {"g": 0.0}, stack=stack), data), final(config(stack=stack), data))
+    step = step_of(mlp(), normal(1, 2, 6), torch.tensor([[0, 1]]))
+    part, x = MixedExamples(0.0), step.x
+    part.begin(step.local)
+    part.batch(step)
+    assert step.x is x
+    assert not step.local.memo
+
+
+def test_minibatches_of_one_example_have_nothing_to_mix():
+    data = classification((5, 4, 3))
+    mixed, plain = (final(config(name, batch_size=1), data) for name in ("mixup", "fedavg"))
+    torch.testing.assert_close(mixed, plain, rtol=1e-9, atol=1e-12)
+    assert not torch.allclose(final(config("mixup"), data), final(config(), data), rtol=1e-3)
+
+
+def test_the_order_of_the_data_does_not_depend_on_mixing():
+    seen = []
+    for method in ("fedavg", "mixup"):
+        made = federation(config(method, rounds=1, per_round=1), classification(UNEQUAL))
+        part = types.SimpleNamespace(**{slot: lambda *_: None for slot in ("begin", "loss", "perturb")},
+                                     maps=False, batch=lambda s: seen.append(s.index.clone()), correct=lambda s, g: g,
+                                     finish=lambda local: {}, weigh=lambda r, p: p, server=lambda r, w: w, refine=lambda r, w: w)
+        made.setup.method.parts = (*made.setup.method.parts, part)
+        made.setup.train(made.setup.units(0, [0], made.w, {}, {}, {})[0])
+    half = len(seen) // 2
+    assert half == 6
+    assert all(torch.equal(a, b) for a, b in zip(seen[:half], seen[half:], strict=True))
+
+
+# --- FedRCL
+
+
+def naive_rcl(z, y, attract, penalty, tau, threshold):
+    """Mean over the anchors of one level's loss, from z [B, d]."""
+    total = torch.zeros((), dtype=z.dtype)
+    for i in range(len(z)):
+        def s(j, i=i):
+            return torch.dot(z[i], z[j]) / (z[i].norm() * z[j].norm()) if i != j else torch.ones((), dtype=z.dtype)
+
+        same = [s(j) for j in range(len(z)) if y[j] == y[i] and j != i]
+        others = sorted((s(j) for j in range(len(z)) if y[j] != y[i]), key=torch.Tensor.item)[-2:]
+        positive = min([*same, s(i)], key=torch.Tensor.item)
+        e = torch.exp(positive / tau)
+        total = total - attract * torch.log(e / (e + sum(torch.exp(o / tau) for o in others)))
+        close = min(same, key=torch.Tensor.item, default=torch.tensor(-1.0, dtype=z.dtype))
+        negative = close if close.item() >= threshold else torch.tensor(-1.0, dtype=z.dtype)
+        e = math.exp(1 / tau)
+        total = total - penalty * torch.log(e / (e + torch.exp(negative / tau)))
+    return total / len(z)
+
+
+LABELS = torch.tensor([[0, 0, 1, 1, 2, 0, 0], [1, 1, 1, 0, 0, 0, 1]])  # class 2: a single example; row 1: four examples
+REAL = torch.tensor([[1 / 7] * 7, [1 / 4] * 4 + [0.0] * 3], dtype=torch.float64)
+
+
+def relaxed(part, z, y, weight=None, maps=None):
+    """The part's loss [k] for representations z [k, B, d]."""
+    step = types.SimpleNamespace(y=y, weight=weight, mean=lambda v: v.mean(1) if weight is None else (v * weight).sum(1))
+    return part.loss(step, types.SimpleNamespace(features=z, maps=maps, leaf=z))
+
+
+@pytest.mark.parametrize("options", [(1.0, 1.0, 0.05, 0.7), (1.0, 0.0, 0.5, 0.7), (0.0, 2.0, 0.5, -0.2), (0.3, 1.0, 0.2, 0.1)])
+def test_the_relaxed_contrast_is_its_definition_and_padding_stays_out(options):
+    z = (normal(2, 7, 4) + 0.8).requires_grad_()  # similar enough that the threshold parts them
+    ours = relaxed(RelaxedContrast(*options), z, LABELS, REAL)
+    theirs = torch.stack([naive_rcl(z[0], LABELS[0], *options), naive_rcl(z[1, :4], LABELS[1, :4], *options)])
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-14)
+    weights = torch.tensor([1.0, 0.7], dtype=torch.float64)
+    gradients = [torch.autograd.grad((v * weights).sum(), z)[0] for v in (ours, theirs)]
+    torch.testing.assert_close(*gradients, rtol=1e-8, atol=1e-13)
+    assert float(gradients[0].abs().max()) > 1e-4
+    assert not gradients[0][1, 4:].any()
+
+
+def test_the_levels_of_a_residual_net_are_its_maps_before_relu():
+    x, y = normal(1, 6, 1, 8, 8), torch.tensor([[0, 0, 1, 1, 2, 0]])
+    module = models.build("small_resnet", (1, 8, 8), 4, seed=1)
+    step = step_of(module, x, y, maps=True)
+    ours = RelaxedContrast(1.0, 1.0, 0.05, 0.7).loss(step, step.forward())
+    maps = module.train().stages(x[0])
+    assert len(maps) == 4
+    before, after = (sum(naive_rcl(m.mean((2, 3)), y[0], 1.0, 1.0, 0.05, 0.7) for m in levels) / 4
+                     for levels in (maps, [F.relu(m) for m in maps]))
+    torch.testing.assert_close(ours, before[None], rtol=1e-8, atol=1e-12)
+    assert not torch.allclose(before, after, rtol=1e-2)
+
+
+def test_T_RCL_1_no_weights_are_fedavg():
+    for data, model in ((classification(UNEQUAL), {}), (images(UNEQUAL), RESNET)):
+        none = final(config("fedrcl", {"attract": 0.0, "penalty": 0.0}, rounds=1, **model), data)
+        assert torch.equal(none, final(config(rounds=1, **model), data))
+        assert not torch.allclose(final(config("fedrcl", rounds=1, **model), data), none, rtol=1e-3)
+
+
+@pytest.mark.parametrize("tau", [0.05, 1.0])
+def test_T_RCL_2_an_unreachable_threshold_leaves_a_constant(tau):
+    z = normal(2, 7, 4).requires_grad_()
+    loss = relaxed(RelaxedContrast(0.0, 1.0, tau, 1.1), z, LABELS)
+    torch.testing.assert_close(loss, torch.full_like(loss, math.log1p(math.exp(-2 / tau))))
+    assert not torch.autograd.grad(loss.sum(), z)[0].any()
+
+
+def test_T_RCL_3_a_batch_of_one_class_has_no_negatives():
+    z = normal(2, 7, 4).requires_grad_()
+    loss = relaxed(RelaxedContrast(1.0, 0.0, 0.05, 0.7), z, torch.ones(2, 7, dtype=torch.long))
+    assert not loss.any()
+    assert not torch.autograd.grad(loss.sum(), z)[0].any()
+
+
+def test_one_example_is_no_contrast():
+    z = normal(1, 1, 4).requires_grad_()
+    loss = relaxed(RelaxedContrast(1.0, 1.0, 0.05, 0.7), z, torch.zeros(1, 1, dtype=torch.long))
+    assert loss.item() == pytest.approx(0, abs=1e-15)
+    assert torch.autograd.grad(loss.sum(), z)[0].isfinite().all()
+
+
+def test_a_dead_representation_is_similar_to_itself_only():
+    z = torch.cat([torch.zeros(1, 1, 4, dtype=torch.float64), normal(1, 2, 4)], 1).requires_grad_()
+    part = RelaxedContrast(1.0, 0.0, 0.5, 0.7)
+    assert float(part.term(z, torch.tensor([[0, 1, 1]]), torch.ones(1, 3, dtype=torch.bool))[0, 0].detach()) == pytest.approx(
+        math.log(1 + 2 * math.exp(-1 / 0.5)))
+    assert torch.autograd.grad(relaxed(part, z, torch.tensor([[0, 1, 1]])).sum(), z)[0].isfinite().all()
+
+
+class Bare(nn.Module):
+    """No features() to contrast, or (dropout) none that the head sees."""
+
+    def __init__(self, shown=False):
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+        if shown:
+            self.features = lambda x: torch.relu(self.body(x))
+
+    def forward(self, x):
+        return self.head(F.dropout(torch.relu(self.body(x)), 0.5, self.training))
+
+
+def test_fedrcl_refuses_what_it_cannot_contrast():
+    with pytest.raises(FldiagError, match="FedRCL contrasts classes"):
+        final(quadratics().config("fedrcl"), quadratics().data)
+    data, parts = classification(UNEQUAL)
+    with pytest.raises(FldiagError, match="features before the head"):
+        Setup(config("fedrcl"), dataset=data, parts=parts, module=Bare())
+    with pytest.raises(FldiagError, match="features before the head"):
+        play(federation(config("fedrcl"), (data, parts), module=Bare(shown=True)))
+
+
+# --- Stochastic depth
+
+
+def test_T_SD_1_keeping_every_block_is_fedavg():
+    data = images(UNEQUAL)
+    plain, kept, dropped = (final(config(name, options, rounds=1, **RESNET), data) for name, options in (
+        ("fedavg", {}), ("stochdepth", {"keep_last": 1.0}), ("stochdepth", {"keep_last": 0.3})))
+    assert torch.equal(kept, plain)
+    assert not torch.allclose(dropped, plain, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("rule", "keep"), [("code", [1.0, 0.8, 0.6]), ("paper", [1 - 0.4 / 3, 1 - 0.8 / 3, 0.6])])
+def test_the_options_reach_the_model(rule, keep):
+    chosen = config("stochdepth", {"keep_last": 0.6, "keep_rule": rule}, **RESNET)
+    assert chosen.model.options == {"keep_last": 0.6, "keep_rule": rule}
+    data, parts = images(UNEQUAL)
+    module = Setup(chosen, dataset=data, parts=parts).network.module
+    assert [m.keep for m in module.modules() if hasattr(m, "keep")] == pytest.approx(keep)
+
+
+def test_stochastic_depth_asks_for_a_model_that_has_blocks():
+    with pytest.raises(FldiagError, match=r"needs a model with the option 'keep_last', and 'mlp' has none; .*small_resnet"):
+        config("stochdepth")
+
+
+# --- MOON's projection head
+
+
+def test_moon_contrasts_the_projected_vector_of_a_model_that_has_one():
+    module = models.build("resnet56", (1, 8, 8), 4, {"projection": True}, seed=1)
+    x, y = normal(1, 4, 1, 8, 8), torch.tensor([[0, 1, 2, 3]])
+    step = step_of(module, x, y)
+    first, _, second = module.projection
+    pooled = F.relu(module.train().stages(x[0])[-1]).mean((2, 3))
+    out = step.forward()
+    torch.testing.assert_close(out.features[0], second(F.relu(first(pooled))), rtol=1e-8, atol=1e-10)
+    step.local.state |= {"w_prev": step.w.clone(), **{f"prev.{n}": b.clone() for n, b in step.local.received_buffers.items()}}
+    assert ModelContrast(1.0, 0.5).loss(step, out).item() == pytest.approx(math.log(2), rel=1e-10)
+    step.local.state["w_prev"] = step.w + 0.01 * normal(*step.w.shape)
+    assert ModelContrast(1.0, 0.5).loss(step, out).item() != pytest.approx(math.log(2), rel=1e-3)
