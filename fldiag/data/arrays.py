@@ -15,10 +15,11 @@ from fldiag.errors import FldiagError
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
-def read_npz(path: str | os.PathLike[str]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def read_npz(path: str | os.PathLike[str], *, join_val: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Training inputs and labels, test inputs and labels of an npz file with the four ``KEYS``.
 
-    Images are N,H,W or N,H,W,C and come back as [n, C, H, W]; features [n, d]; labels int64 [n].
+    Images are N,H,W or N,H,W,C and come back as [n, C, H, W]; features [n, d]; labels int64 [n]. With
+    ``join_val`` the file's val_images and val_labels, if it has them, follow the training examples.
 
     Raises FldiagError for a missing or damaged file, missing keys, arrays of Python objects (they would have
     to be unpickled) and arrays that do not fit together.
@@ -34,6 +35,8 @@ def read_npz(path: str | os.PathLike[str]) -> tuple[Tensor, Tensor, Tensor, Tens
                 raise FldiagError(f"{path} lacks {', '.join(missing)} (it has {there})",
                                   f"save the arrays {', '.join(KEYS)} with np.savez")
             arrays = {key: _member(file, key, path) for key in KEYS}
+            if join_val and {"val_images", "val_labels"} & set(file.files):
+                _join_val(arrays, file, path)
     except FileNotFoundError:
         raise FldiagError(f"no file {path}", "check the path after npz:") from None
     except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
@@ -116,6 +119,20 @@ def _member(file: Any, key: str, path: Any) -> np.ndarray:
     if array.ndim == 0:
         raise FldiagError(f"{path}: {key} is a single number", "save an array with one entry per example")
     return array
+
+
+def _join_val(arrays: dict[str, np.ndarray], file: Any, path: Any) -> None:
+    if len(arrays["train_images"]) != len(arrays["train_labels"]):
+        return  # reported by the caller, with the file's own counts
+    for key in ("images", "labels"):
+        if f"val_{key}" not in file.files:
+            raise FldiagError(f"{path} lacks val_{key}, the other half of the validation split",
+                              "save val_images and val_labels, or neither")
+        train, val = arrays[f"train_{key}"], _member(file, f"val_{key}", path)
+        if train.shape[1:] != val.shape[1:] or train.dtype != val.dtype:
+            raise FldiagError(f"{path}: train_{key} are {train.dtype} {list(train.shape)} and val_{key} "
+                              f"{val.dtype} {list(val.shape)}", "store both splits alike")
+        arrays[f"train_{key}"] = np.concatenate([train, val])
 
 
 def _channels_first(array: np.ndarray, where: str) -> Tensor:

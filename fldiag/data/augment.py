@@ -4,6 +4,10 @@
 ``crop{p}``        pad p black pixels on every side, cut the old size at a random place
 ``reflectcrop{p}`` the same with p mirrored pixels (the border itself is not repeated)
 ``hflip``          mirror left-right, for half of the images
+``resizedcrop{s}`` a random part of 8 to 100 % of the area, 3/4 to 4/3 as wide as high, resized to s x s
+                   (bilinear with antialiasing: torchvision's RandomResizedCrop; Szegedy et al., 2015)
+``jitter{v}``      brightness, contrast and saturation in random order, each times a factor uniform in
+                   1-v..1+v (torchvision's ColorJitter without hue), on pixels before normalisation
 ``cutout{s}``      a square of side s turns zero, its centre uniform over the image, clipped at the
                    border (DeVries and Taylor, 2017)
 ``normalise``      where the normalisation happens
@@ -17,6 +21,7 @@ torchvision's RandomCrop(32, padding=4), RandomHorizontalFlip, ToTensor, Normali
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,17 +33,23 @@ from torch import Generator, Tensor
 
 from fldiag.errors import FldiagError
 
-_NAME = re.compile(r"(reflectcrop|crop|cutout)([1-9]\d*)(?:@([\d.]+))?|(hflip)(?:@([\d.]+))?|(normalise)")
-_KNOWN = "crop4, reflectcrop4, cutout16 (any size), hflip, normalise, and @0.5 after a name for a probability"
+_NAME = re.compile(r"(?:(?P<sized>reflectcrop|crop|cutout)(?P<size>[1-9]\d*)|(?P<flip>hflip)|"
+                   r"jitter(?P<strength>0?\.\d+|1))(?:@(?P<q>[\d.]+))?"
+                   r"|(?P<whole>normalise)|resizedcrop(?P<side>[1-9]\d*)")
+_KNOWN = ("crop4, reflectcrop4, cutout16, resizedcrop224 (any size), jitter0.4, hflip, normalise, and @0.5 after "
+          "a name for a probability (not of resizedcrop)")
+#: What RandomResizedCrop draws from: share of the area, and width over height.
+AREA, ASPECT, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10
 
 
 @dataclass(frozen=True)
 class Step:
-    """One augmentation: its kind, its size in pixels, and the probability that an image gets it."""
+    """One augmentation: its kind, its size in pixels, the probability that an image gets it, its strength."""
 
     kind: str
     size: int = 0
     probability: float = 1.0
+    strength: float = 0.0
 
 
 @lru_cache
@@ -47,24 +58,24 @@ def parse(name: str) -> Step:
     match = _NAME.fullmatch(name)
     if match is None:
         raise FldiagError(f"unknown augmentation {name!r}", f"use {_KNOWN}", usage=True)
-    sized, size, sized_q, flip, flip_q, _ = match.groups()
-    kind = sized or flip or "normalise"
-    default = 0.5 if flip else 1.0
+    found = match.groupdict()
+    kind = (found["sized"] or found["flip"] or found["whole"]
+            or ("jitter" if found["strength"] else "resizedcrop"))
     try:
-        probability = float(sized_q or flip_q or default)
+        probability = float(found["q"] or (0.5 if kind == "hflip" else 1.0))
     except ValueError:
         probability = -1.0
     if not 0 <= probability <= 1:
         raise FldiagError(f"augmentation {name!r} has no valid probability",
                           "write a number from 0 to 1 after @", usage=True)
-    return Step(kind, int(size or 0), probability)
+    return Step(kind, int(found["size"] or found["side"] or 0), probability, float(found["strength"] or 0))
 
 
 @lru_cache
 def plan(names: tuple[str, ...]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
     """The steps before and after normalisation.
 
-    Raises FldiagError for an unknown name, or ``normalise`` written twice.
+    Raises FldiagError for an unknown name, ``normalise`` written twice, or jitter after normalisation.
     """
     steps = [parse(name) for name in names]
     kinds = [step.kind for step in steps]
@@ -73,13 +84,19 @@ def plan(names: tuple[str, ...]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
                           "write normalise once, or leave it out", usage=True)
     if "normalise" in kinds:
         cut = kinds.index("normalise")
-        return tuple(steps[:cut]), tuple(steps[cut + 1:])
-    cut = kinds.index("cutout") if "cutout" in kinds else len(kinds)
-    return tuple(steps[:cut]), tuple(steps[cut:])
+        before, after = tuple(steps[:cut]), tuple(steps[cut + 1:])
+    else:
+        cut = kinds.index("cutout") if "cutout" in kinds else len(kinds)
+        before, after = tuple(steps[:cut]), tuple(steps[cut:])
+    if any(step.kind == "jitter" for step in after):
+        raise FldiagError(f"augmentation {list(names)} changes colours after normalisation, and colour needs "
+                          "pixels", "write jitter before normalise and cutout", usage=True)
+    return before, after
 
 
 def apply(x: Tensor, steps: Iterable[Step], generator: Generator) -> Tensor:
-    """The batch [n, C, H, W] of any dtype with the steps applied; the shape stays, ``x`` is not changed.
+    """The batch [n, C, H, W] of any dtype with the steps applied; ``x`` is not changed, and its shape only by
+    ``resizedcrop``.
 
     Random numbers are drawn on the generator's device, so a CPU generator gives the same images whatever
     device the batch is on.
@@ -115,6 +132,83 @@ def cutout(x: Tensor, centres: Tensor, side: int) -> Tensor:
         position = torch.arange(length, device=x.device) - (centre[:, None] - side // 2)
         inside.append((position >= 0) & (position < side))
     return x.masked_fill((inside[0][:, :, None] & inside[1][:, None, :])[:, None], 0)
+
+
+def windows(n: int, height: int, width: int, generator: Generator) -> Tensor:
+    """Parts of an image [n, 4] (top, left, height, width) as RandomResizedCrop draws them: up to ten tries,
+    then the largest central part of an allowed shape."""
+    def uniform(low: float, high: float, *shape: int) -> Tensor:
+        return low + (high - low) * torch.rand(shape, dtype=torch.float64, generator=generator,
+                                               device=generator.device)
+
+    area = uniform(*AREA, n, TRIES) * (height * width)
+    aspect = uniform(math.log(ASPECT[0]), math.log(ASPECT[1]), n, TRIES).exp()
+    high, wide = (area / aspect).sqrt().round(), (area * aspect).sqrt().round()
+    fits = (high >= 1) & (wide >= 1) & (high <= height) & (wide <= width)
+    first = fits.to(torch.uint8).argmax(1, keepdim=True)  # the first of the largest
+    high, wide = (v.gather(1, first)[:, 0].long() for v in (high, wide))
+    corner = uniform(0, 1, 2, n)
+    top, left = (corner[0] * (height - high + 1)).long(), (corner[1] * (width - wide + 1)).long()
+    drawn = torch.stack([top, left, high, wide], 1)
+    ratio = min(max(width / height, ASPECT[0]), ASPECT[1])
+    rest_h, rest_w = min(height, round(width / ratio)), min(width, round(height * ratio))
+    fallback = torch.tensor([(height - rest_h) // 2, (width - rest_w) // 2, rest_h, rest_w], device=drawn.device)
+    return torch.where(fits.any(1)[:, None], drawn, fallback)
+
+
+def resize(x: Tensor, parts: Tensor, side: int) -> Tensor:
+    """The ``parts`` [n, 4] (top, left, height, width) of the images [n, C, H, W] as [n, C, side, side].
+
+    Bilinear with antialiasing, as Pillow and torchvision do; uint8 comes back rounded.
+    """
+    out = _resize_rows(x, parts[:, 0], parts[:, 2], side).transpose(2, 3)
+    out = _resize_rows(out, parts[:, 1], parts[:, 3], side).transpose(2, 3).contiguous()
+    return out.round_().clamp_(0, 255).to(torch.uint8) if x.dtype == torch.uint8 else out
+
+
+def jitter(x: Tensor, factors: Tensor, order: Tensor) -> Tensor:
+    """Colours of pixels in [0, 1], float [n, C, H, W], changed by ``factors`` [n, 3] of brightness (0), contrast
+    (1) and saturation (2), applied to each image in its ``order`` [n, 3] and clipped after each."""
+    x = x.clone()
+    for turn in range(3):
+        for which in range(3):
+            at = (order[:, turn] == which).nonzero()[:, 0]
+            if len(at):
+                part, factor = x[at], factors[at, which].to(x.dtype).view(-1, 1, 1, 1)
+                x[at] = (part * factor + _blended(part, which) * (1 - factor)).clamp_(0, 1)
+    return x
+
+
+def _blended(x: Tensor, which: int) -> Tensor | float:
+    """What factor 0 leaves: black, the mean gray of each image, or the gray image."""
+    if which == 0:
+        return 0.0
+    gray = x if x.shape[1] == 1 else (x * x.new_tensor([0.2989, 0.587, 0.114]).view(3, 1, 1)).sum(1, keepdim=True)
+    return gray.mean((1, 2, 3), keepdim=True) if which == 1 else gray
+
+
+def _resize_rows(x: Tensor, start: Tensor, length: Tensor, side: int) -> Tensor:
+    """Rows start..start+length-1 of each image [n, C, H, W] made ``side`` rows by the triangle filter, float32.
+
+    Each output row is a sum of the few rows its filter covers; whole rows are copied, so wide images are cheap.
+    """
+    n, channels, height, width = x.shape
+    scale = length.double()[:, None] / side
+    reach = scale.clamp(min=1)
+    centre = (torch.arange(side, device=x.device).double() + 0.5) * scale
+    first = (centre - reach + 0.5).floor()
+    weights, index = [], []
+    for tap in range(math.ceil(2 * float(reach.max())) + 1):
+        at = first + tap
+        weights.append((1 - ((at + 0.5 - centre) / reach).abs()).clamp(min=0) * ((at >= 0) & (at < length[:, None])))
+        index.append((at.long() + start[:, None]).clamp(0, height - 1))
+    total = torch.stack(weights).sum(0)
+    rows, base = x.reshape(-1, width), torch.arange(n * channels, device=x.device).view(n, channels, 1) * height
+    out = torch.zeros((n, channels, side, width), device=x.device)
+    for weight, at in zip(weights, index, strict=True):
+        row = rows.index_select(0, (base + at[:, None]).flatten()).view(out.shape).to(torch.float32)
+        out.addcmul_(row, (weight / total).float()[:, None, :, None])
+    return out
 
 
 def _reflect(x: Tensor, padding: int) -> Tensor:
@@ -155,4 +249,24 @@ def _cutout(x: Tensor, step: Step, generator: Generator) -> Tensor:
     return cutout(x, centres, step.size)
 
 
-_STEPS = {"crop": _crop, "reflectcrop": _crop, "hflip": _hflip, "cutout": _cutout}
+def _resizedcrop(x: Tensor, step: Step, generator: Generator) -> Tensor:
+    return resize(x, windows(len(x), x.shape[2], x.shape[3], generator).to(x.device), step.size)
+
+
+def _jitter(x: Tensor, step: Step, generator: Generator) -> Tensor:
+    if x.shape[1] not in (1, 3):
+        raise FldiagError(f"jitter{step.strength:g} changes colours, and the images have {x.shape[1]} channels",
+                          "use it for gray or RGB images", usage=True)
+    n, device = len(x), generator.device
+    factors = 1 + step.strength * (2 * torch.rand((n, 3), generator=generator, device=device) - 1)
+    order = torch.rand((n, 3), generator=generator, device=device).argsort(1).to(x.device)
+    factors = factors.to(x.device)
+    if step.probability < 1:
+        factors = torch.where(_coin(x, step.probability, generator)[:, None], factors, 1.0)
+    if x.dtype != torch.uint8:
+        return jitter(x, factors, order)
+    return jitter(x.float() / 255, factors, order).mul_(255).round_().to(torch.uint8)
+
+
+_STEPS = {"crop": _crop, "reflectcrop": _crop, "hflip": _hflip, "cutout": _cutout, "resizedcrop": _resizedcrop,
+          "jitter": _jitter}

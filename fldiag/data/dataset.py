@@ -22,7 +22,8 @@ class Dataset:
     ``mean``, ``std``: one number a channel (a feature, for [n, d]) for pixels in [0, 1]; empty: uint8 is
     divided by 255 and nothing else. ``augment``: names from ``fldiag.data.augment``, applied to training
     batches only when a generator is given. ``repeat``: channels are repeated this often for the model, so
-    that gray images fit a network for colour.
+    that gray images fit a network for colour. ``side``: the model sees side x side pixels of larger stored
+    images: the central square, or what a ``resizedcrop`` among the augmentations makes of the whole.
 
     Raises FldiagError where these do not fit together.
     """
@@ -37,6 +38,7 @@ class Dataset:
     std: tuple[float, ...] = ()
     augment: tuple[str, ...] = ()
     repeat: int = 1
+    side: int | None = None
 
     def __post_init__(self) -> None:
         for field in ("mean", "std"):
@@ -61,12 +63,20 @@ class Dataset:
                               "leave them out")
         if self.repeat < 1:
             raise self._error(f"repeat = {self.repeat}", "use 1, or 3 for gray images and a colour model")
-        augment.plan(self.augment)
+        if self.side is not None and not (self.train_x.ndim == 4 and 1 <= self.side <= min(self.train_x.shape[2:])):
+            raise self._error(f"side = {self.side} for inputs {_spell(self.train_x)}",
+                              "use images of at least that height and width")
+        sizes = {step.size for part in augment.plan(self.augment) for step in part if step.kind == "resizedcrop"}
+        if sizes and sizes != set(self.shape[1:]):
+            raise self._error(f"resizedcrop{max(sizes)} for a model that sees {list(self.shape[1:])} pixels",
+                              "set side to the size of the crop")
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one model input, such as (3, 28, 28) or (4,)."""
         first, *rest = self.train_x.shape[1:]
+        if self.side is not None:
+            rest = [self.side, self.side]
         return (first * self.repeat, *rest)
 
     @property
@@ -75,7 +85,7 @@ class Dataset:
 
     def normalise(self, raw: Tensor) -> Tensor:
         """A stored batch [n, ...] as float32 model inputs [n, *shape]: the transform of evaluation."""
-        return self._repeat(self._standardise(raw))
+        return self._repeat(self._standardise(self._centre(raw)))
 
     def batch(self, index: Tensor, generator: Generator | None = None) -> Tensor:
         """Model inputs [len(index), *shape] of the training examples ``index`` (int64 [n]).
@@ -87,6 +97,8 @@ class Dataset:
         if generator is None or not self.augment:
             return self.normalise(raw)
         before, after = augment.plan(self.augment)
+        if not any(step.kind == "resizedcrop" for step in before + after):
+            raw = self._centre(raw)
         x = self._standardise(augment.apply(raw, before, generator))
         return self._repeat(augment.apply(x, after, generator))
 
@@ -107,11 +119,19 @@ class Dataset:
 
     @cached_property
     def _fingerprint(self) -> str:
-        digest = hashlib.sha256(repr((self.classes, self.mean, self.std, self.repeat)).encode())
+        shown = (self.classes, self.mean, self.std, self.repeat, *([] if self.side is None else [self.side]))
+        digest = hashlib.sha256(repr(shown).encode())
         for array in (self.train_x, self.train_y, self.test_x, self.test_y):
             digest.update(f"{tuple(array.shape)} {array.dtype}".encode())
             digest.update(array.detach().cpu().contiguous().numpy().data)
         return digest.hexdigest()[:16]
+
+    def _centre(self, raw: Tensor) -> Tensor:
+        if self.side is None:
+            return raw
+        # Rounded halves, as torchvision's CenterCrop.
+        top, left = (round((length - self.side) / 2) for length in raw.shape[2:])
+        return raw[:, :, top:top + self.side, left:left + self.side]
 
     def _standardise(self, raw: Tensor) -> Tensor:
         # Divisions rather than one multiply-add, so that the bits equal torchvision's ToTensor and Normalize.

@@ -13,6 +13,7 @@ from torch import Tensor
 from fldiag import registry
 from fldiag.data.arrays import inputs, labels, read_npz
 from fldiag.data.dataset import Dataset
+from fldiag.data.looks import choose, sentence
 from fldiag.errors import FldiagError
 
 Arrays = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -20,62 +21,49 @@ Arrays = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class ImageSet:
-    """What a named set must look like, how it is normalised and augmented, and its class in torchvision."""
+    """What a named set must look like, its class in torchvision, and its source in words."""
 
     name: str
     torchvision: str
     shape: tuple[int, int, int]
     classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    augment: tuple[str, ...]
-    repeat: int = 1
+    summary: str
+    source: str
+    url: str
 
 
-MNIST = ImageSet("mnist", "MNIST", (1, 28, 28), 10, (0.1307,), (0.3081,),
-                 ("crop4", "hflip", "cutout16"), repeat=3)
-CIFAR10 = ImageSet("cifar10", "CIFAR10", (3, 32, 32), 10, (0.49139968, 0.48215827, 0.44653124),
-                   (0.24703233, 0.24348505, 0.26158768), ("crop4", "hflip", "cutout16"))
-CIFAR100 = ImageSet("cifar100", "CIFAR100", (3, 32, 32), 100, (0.5071, 0.4865, 0.4409),
-                    (0.2673, 0.2564, 0.2762), ("crop4", "hflip"))
-SVHN = ImageSet("svhn", "SVHN", (3, 32, 32), 10, (0.4376821, 0.4437697, 0.47280442),
-                (0.19803012, 0.20101562, 0.19703614), ("crop4", "hflip"))
+SETS = (
+    ImageSet("mnist", "MNIST", (1, 28, 28), 10,
+             "MNIST digits, 28x28 gray (shown as 3 channels), 10 classes, 60,000 train / 10,000 test.",
+             "Y. LeCun, C. Cortes and C. Burges.", "yann.lecun.com/exdb/mnist"),
+    ImageSet("cifar10", "CIFAR10", (3, 32, 32), 10,
+             "CIFAR-10 photographs, 32x32 colour, 10 classes, 50,000 train / 10,000 test.",
+             "A. Krizhevsky, 2009.", "www.cs.toronto.edu/~kriz/cifar.html"),
+    ImageSet("cifar100", "CIFAR100", (3, 32, 32), 100,
+             "CIFAR-100 photographs, 32x32 colour, 100 classes, 50,000 train / 10,000 test.",
+             "A. Krizhevsky, 2009.", "www.cs.toronto.edu/~kriz/cifar.html"),
+    ImageSet("svhn", "SVHN", (3, 32, 32), 10,
+             "Street view house numbers, 32x32 colour, 10 classes, 73,257 train / 26,032 test.",
+             "Y. Netzer et al., 2011.", "ufldl.stanford.edu/housenumbers"),
+)
 
 
-@registry.dataset("mnist")
-def mnist(root: str | None = None, download: bool = False) -> Dataset:
-    """MNIST digits, 28x28 gray (shown as 3 channels), 10 classes, 60,000 train / 10,000 test.
-
-    Y. LeCun, C. Cortes and C. Burges. Normalisation and augmentation of the FedSOL experiments.
-    """
-    return find(MNIST, root, download)
+def register(name: str, build: Any, summary: str, text: str) -> None:
+    """Registers ``build(root, download, variant)`` under ``name`` with a description that lists the variants."""
+    build.__doc__ = f"{summary}\n\n{text} {sentence(name)}"
+    build.__name__ = name
+    registry.dataset(name)(build)
 
 
-@registry.dataset("cifar10")
-def cifar10(root: str | None = None, download: bool = False) -> Dataset:
-    """CIFAR-10 photographs, 32x32 colour, 10 classes, 50,000 train / 10,000 test.
+def _builder(spec: ImageSet) -> Any:
+    def build(root: str | None = None, download: bool = False, variant: str | None = None) -> Dataset:
+        return find(spec, root, download, variant)
 
-    A. Krizhevsky, 2009. Normalisation and augmentation of the FedSOL experiments.
-    """
-    return find(CIFAR10, root, download)
+    return build
 
 
-@registry.dataset("cifar100")
-def cifar100(root: str | None = None, download: bool = False) -> Dataset:
-    """CIFAR-100 photographs, 32x32 colour, 100 classes, 50,000 train / 10,000 test.
-
-    A. Krizhevsky, 2009. Normalisation and augmentation of the FedAlign experiments.
-    """
-    return find(CIFAR100, root, download)
-
-
-@registry.dataset("svhn")
-def svhn(root: str | None = None, download: bool = False) -> Dataset:
-    """Street view house numbers, 32x32 colour, 10 classes, 73,257 train / 26,032 test.
-
-    Y. Netzer et al., 2011. Normalisation and augmentation of the FedSOL experiments.
-    """
-    return find(SVHN, root, download)
+for _spec in SETS:
+    register(_spec.name, _builder(_spec), _spec.summary, _spec.source)
 
 
 def folder(root: str | os.PathLike[str] | None) -> Path | None:
@@ -84,29 +72,55 @@ def folder(root: str | os.PathLike[str] | None) -> Path | None:
     return Path(chosen).expanduser() if chosen else None
 
 
-def find(spec: ImageSet, root: str | os.PathLike[str] | None, download: bool) -> Dataset:
-    """The data set ``spec`` from ``<root>/<name>.npz``, torchvision's layout under root, or a download.
-
-    Raises FldiagError that lists every place looked at and how to get the data, or says what is wrong with a
-    file that is there.
-    """
+def need_folder(name: str, root: str | os.PathLike[str] | None, holds: str) -> Path:
+    """The data folder. Raises FldiagError, telling what it should hold, where none is set."""
     at = folder(root)
     if at is None:
-        raise FldiagError(f"data set {spec.name!r} needs a data folder, and none is set",
-                          f"set FLDIAG_DATA (or data.root) to a folder that holds {spec.name}.npz or "
-                          f"torchvision's {spec.torchvision} files, or to an empty one and pass --download",
-                          usage=True)
+        raise FldiagError(f"data set {name!r} needs a data folder, and none is set",
+                          f"set FLDIAG_DATA (or data.root) to a folder that holds {holds}", usage=True)
+    return at
+
+
+def find(spec: ImageSet, root: str | os.PathLike[str] | None, download: bool,
+         variant: str | None = None) -> Dataset:
+    """The data set ``spec`` from ``<root>/<name>.npz``, torchvision's layout under root, or a download.
+
+    Raises FldiagError for an unknown variant, and one that lists every place looked at and how to get the
+    data, or says what is wrong with a file that is there.
+    """
+    choose(spec.name, variant)
+    at = need_folder(spec.name, root, f"{spec.name}.npz or torchvision's {spec.torchvision} files, "
+                     "or to an empty one and pass --download")
     npz = at / f"{spec.name}.npz"
     if npz.exists():
-        return _build(spec, read_npz(npz), str(npz))
+        return build(spec.name, spec.shape, spec.classes, read_npz(npz), str(npz), variant)
     arrays, why = _torchvision(spec, at, download)
     if arrays is None:
         tried = " and its download failed" if download else ""
         raise FldiagError(f"data set {spec.name!r} was not found{tried}: looked for {npz} and for "
                           f"torchvision's {spec.torchvision} files under {at} ({why})",
                           f"put {spec.name}.npz there (uint8 arrays train_images, train_labels, test_images, "
-                          "test_labels), set FLDIAG_DATA to the folder that has it, or pass --download")
-    return _build(spec, arrays, f"torchvision's {spec.torchvision} under {at}")
+                          "test_labels), set FLDIAG_DATA to the folder that has it, or pass --download "
+                          f"(the official files are at {spec.url})")
+    return build(spec.name, spec.shape, spec.classes, arrays, f"torchvision's {spec.torchvision} under {at}",
+                 variant)
+
+
+def build(name: str, shape: tuple[int, ...], classes: int, arrays: Arrays, where: str,
+          variant: str | None) -> Dataset:
+    """The arrays as data set ``name``. Raises FldiagError where they are not uint8 of that shape and labels."""
+    for split, x, y in (("train", *arrays[:2]), ("test", *arrays[2:])):
+        found = (str(x.dtype).removeprefix("torch."), tuple(x.shape[1:]))
+        if found != ("uint8", shape):
+            raise FldiagError(f"{where}: {split} images are {found[0]} {found[1]} (channels first), and "
+                              f"{name} has uint8 {shape}",
+                              "store the original pixels, or load the file as npz:PATH")
+        if int(y.max()) >= classes:
+            raise FldiagError(f"{where}: {split} labels go up to {int(y.max())}, and {name} has "
+                              f"{classes} classes", "store labels from 0, or load the file as npz:PATH")
+    _, look = choose(name, variant)
+    return Dataset(name, *arrays, classes=classes, mean=look.mean, std=look.std, augment=look.augment,
+                   repeat=look.repeat, side=look.side)
 
 
 def _torchvision(spec: ImageSet, at: Path, download: bool) -> tuple[Arrays | None, str]:
@@ -132,17 +146,3 @@ def _torchvision(spec: ImageSet, at: Path, download: bool) -> tuple[Arrays | Non
         target = source.labels if spec.torchvision == "SVHN" else source.targets
         out += [inputs(images, spec.name), labels(target, spec.name)]
     return (out[0], out[1], out[2], out[3]), ""
-
-
-def _build(spec: ImageSet, arrays: Arrays, where: str) -> Dataset:
-    for split, x, y in (("train", *arrays[:2]), ("test", *arrays[2:])):
-        found = (str(x.dtype).removeprefix("torch."), tuple(x.shape[1:]))
-        if found != ("uint8", spec.shape):
-            raise FldiagError(f"{where}: {split} images are {found[0]} {found[1]} (channels first), and "
-                              f"{spec.name} has uint8 {spec.shape}",
-                              "store the original pixels, or load the file as npz:PATH")
-        if int(y.max()) >= spec.classes:
-            raise FldiagError(f"{where}: {split} labels go up to {int(y.max())}, and {spec.name} has "
-                              f"{spec.classes} classes", "store labels from 0, or load the file as npz:PATH")
-    return Dataset(spec.name, *arrays, classes=spec.classes, mean=spec.mean, std=spec.std,
-                   augment=spec.augment, repeat=spec.repeat)

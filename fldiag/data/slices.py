@@ -17,7 +17,7 @@ from fldiag.errors import FldiagError, nearest
 from fldiag.seeding import numpy_rng
 
 _CLIENT = re.compile(r"client:(\d+)(?:/(\w*))?")
-_SPECS = ("train", "test", "client:7", "client:7/test")
+_SPECS = ("train", "test", "client:7", "client:7/test", "client:7/own")
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,8 @@ class Slice:
 def take(dataset: Dataset, spec: str, partition: Sequence[np.ndarray] | None = None,
          samples: int | None = None) -> Slice:
     """The slice ``spec`` of a data set: ``train``, ``test``, ``client:7`` (the training examples of client 7,
-    in full ``client:7/train``) or ``client:7/test`` (``personal_test`` of that client), in data set order.
+    in full ``client:7/train``), ``client:7/test`` (``personal_test`` of that client) or ``client:7/own`` (all
+    test examples of the classes the client has), in data set order.
 
     ``samples`` keeps so many, or all when there are fewer: evenly spaced through the examples sorted by
     class, so that each class keeps its share within one example and the choice involves no chance.
@@ -84,12 +85,19 @@ def personal_test(train_labels: Any, test_labels: Any, client: int, examples: in
     return np.sort(np.concatenate(chosen)).astype(np.int64)
 
 
+def own_classes(train_labels: Any, test_labels: Any, client: int) -> np.ndarray:
+    """All test examples of the classes in a client's ``train_labels`` [n_k] (the personal test of FedProj), sorted
+    indices into the test split; nothing is drawn, so ``client`` does not matter."""
+    mine, pool = (np.asarray(v.cpu() if isinstance(v, Tensor) else v) for v in (train_labels, test_labels))
+    return np.flatnonzero(np.isin(pool, mine))
+
+
 def _select(dataset: Dataset, spec: str, partition: Sequence[np.ndarray] | None) -> tuple[str, str, Any]:
     """The slice's full name, its split, and its indices there (None: all)."""
     if spec in ("train", "test"):
         return spec, spec, None
     match = _CLIENT.fullmatch(spec) if isinstance(spec, str) else None
-    if match is None or match[2] not in (None, "train", "test"):
+    if match is None or match[2] not in (None, "train", "test", "own"):
         raise FldiagError(f"unknown slice {spec!r}", nearest(str(spec), _SPECS), usage=True)
     client, split = int(match[1]), match[2] or "train"
     name = f"client:{client}/{split}"
@@ -111,4 +119,5 @@ def _select(dataset: Dataset, spec: str, partition: Sequence[np.ndarray] | None)
     if dataset.regression:
         raise FldiagError(f"slice {name}: data set {dataset.name!r} has no classes to mix",
                           f"use client:{client}/train or test", usage=True)
-    return name, split, personal_test(dataset.train_y[torch.from_numpy(index)], dataset.test_y, client)
+    mine = dataset.train_y[torch.from_numpy(index)]
+    return name, split, (personal_test if split == "test" else own_classes)(mine, dataset.test_y, client)

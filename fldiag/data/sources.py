@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,10 +16,12 @@ from fldiag import registry
 from fldiag.data.arrays import inputs, labels, moments, read_npz
 from fldiag.data.dataset import Dataset
 from fldiag.data.images import folder
+from fldiag.data.looks import no_variants
 from fldiag.errors import FldiagError, nearest
 
 
-def load(name: str, root: str | os.PathLike[str] | None = None, download: bool = False) -> Dataset:
+def load(name: str, root: str | os.PathLike[str] | None = None, download: bool = False,
+         variant: str | None = None, progress: Callable[[int, int, str], None] | None = None) -> Dataset:
     """The data set called ``name``:
 
     - a registered one (``digits``, ``iris``, ``mnist``, ``cifar10``, ...; ``registry.dataset.names()``);
@@ -31,10 +34,21 @@ def load(name: str, root: str | os.PathLike[str] | None = None, download: bool =
       (train_x, train_y, test_x, test_y) as tensors or arrays, inputs [n, C, H, W] or [n, d] as ``Dataset``
       has them; normalised only if a Dataset with mean and std is returned.
 
-    Raises FldiagError when the name is unknown, the data are not there, or they do not fit together.
+    ``variant``: one of the ways in which papers normalise, augment and split a registered set
+    (``fldiag.data.looks``); ``name@variant`` says the same. ``progress(done, total, text)`` is told about
+    pictures that are decoded for the first time.
+
+    Raises FldiagError when the name or the variant is unknown, the data are not there, or they do not fit together.
     """
     if not isinstance(name, str) or not name:
         raise FldiagError(f"data set name {name!r}", "give a name, npz:PATH or pkg.mod:factory", usage=True)
+    base, at_sign, suffix = name.rpartition("@")
+    if at_sign and base in registry.dataset:
+        if variant not in (None, suffix):
+            raise FldiagError(f"data set {name!r} and variant {variant!r}", "name one variant", usage=True)
+        name, variant = base, suffix
+    if variant is not None and (":" in name or name not in registry.dataset):
+        raise no_variants(name, variant)
     if name.startswith("npz:"):
         return _npz(name, name.removeprefix("npz:"))
     if ":" in name:
@@ -48,7 +62,13 @@ def load(name: str, root: str | os.PathLike[str] | None = None, download: bool =
         raise FldiagError(f"unknown data set {name!r}{looked}",
                           f"{nearest(name, registry.dataset.names())}; or npz:PATH, or pkg.mod:factory",
                           usage=True)
-    return _dataset(registry.dataset.get(name).build(root=root, download=download), f"data set {name!r}")
+    build = registry.dataset.get(name).build
+    takes = inspect.signature(build).parameters
+    if variant is not None and "variant" not in takes:
+        raise no_variants(name, variant)
+    asked = {"variant": variant, "progress": progress}
+    more = {key: value for key, value in asked.items() if value is not None and key in takes}
+    return _dataset(build(root=root, download=download, **more), f"data set {name!r}")
 
 
 def _npz(name: str, path: str) -> Dataset:

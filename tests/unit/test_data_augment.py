@@ -1,5 +1,7 @@
 """Augmentation against plain slicing, one image at a time."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -134,7 +136,118 @@ def test_the_batch_equals_torchvisions_transforms_with_the_same_draws(images):
         assert torch.equal(out[i], finish(cut.permute(1, 2, 0).numpy()))
 
 
+@pytest.mark.parametrize("part", [(0, 0, 20, 24), (3, 5, 9, 8), (0, 23, 20, 1), (7, 2, 13, 22), (19, 0, 1, 24)])
+@pytest.mark.parametrize("side", [4, 11, 30])
+def test_resize_of_a_part_equals_torchvisions(part, side):
+    x = torch.rand(3, 3, 20, 24, generator=torch.Generator().manual_seed(0)) * 255
+    parts = torch.tensor([part, (0, 0, 20, 24), part])  # each image has its own
+    out = augment.resize(x, parts, side)
+    for image, shown, (top, left, height, width) in zip(x, out, parts.tolist(), strict=True):
+        expected = transforms.functional.resized_crop(image, top, left, height, width, [side, side], antialias=True)
+        assert torch.allclose(shown, expected, atol=2e-3)
+    pixels = augment.resize(x.to(torch.uint8), parts, side)
+    assert pixels.dtype == torch.uint8
+    assert (pixels.float() - augment.resize(x.to(torch.uint8).float(), parts, side)).abs().max() <= 0.5 + 1e-3
+
+
+@pytest.mark.parametrize("height, width", [(40, 40), (30, 60)])
+def test_windows_follow_torchvisions_distribution(height, width):
+    parts = augment.windows(4000, height, width, torch_rng(0, "test")).double()
+    top, left, high, wide = parts.T
+    assert (top >= 0).all() and (left >= 0).all() and (top + high <= height).all() and (left + wide <= width).all()
+    torch.manual_seed(0)
+    image = torch.empty(1, height, width)
+    theirs = torch.tensor([transforms.RandomResizedCrop.get_params(image, [0.08, 1], [3 / 4, 4 / 3])
+                           for _ in range(4000)]).double()
+    for mine, other in zip(parts.T, theirs.T, strict=True):
+        spread = float(other.std()) / np.sqrt(2000)
+        assert float(mine.mean()) == pytest.approx(float(other.mean()), abs=5 * spread)
+        assert float(mine.std()) == pytest.approx(float(other.std()), rel=0.06)
+    # Every place is equally likely: the free room is used evenly on both sides.
+    room = height - high
+    assert float((top / room)[room > 5].mean()) == pytest.approx(0.5, abs=0.03)
+
+
+@pytest.mark.parametrize("height, width, part", [(100, 10, (43, 0, 13, 10)), (10, 100, (0, 43, 10, 13))])
+def test_an_image_too_long_for_any_window_gives_its_centre(monkeypatch, height, width, part):
+    monkeypatch.setattr(augment, "AREA", (0.3, 1.0))
+    found = augment.windows(50, height, width, torch_rng(0, "test"))
+    theirs = transforms.RandomResizedCrop.get_params(torch.empty(1, height, width), [0.3, 1], [3 / 4, 4 / 3])
+    assert theirs == part and (found == torch.tensor(part)).all()
+
+
+ADJUST = (transforms.functional.adjust_brightness, transforms.functional.adjust_contrast,
+          transforms.functional.adjust_saturation)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_jitter_equals_torchvisions_in_every_order(channels):
+    orders = torch.tensor(list(itertools.permutations(range(3))))
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(6, channels, 7, 5, generator=generator)
+    factors = 0.6 + 0.8 * torch.rand(6, 3, generator=generator)
+    original = x.clone()
+    out = augment.jitter(x, factors, orders)
+    for i, order in enumerate(orders.tolist()):
+        expected = x[i]
+        for which in order:
+            expected = ADJUST[which](expected, float(factors[i, which]))
+        assert torch.allclose(out[i], expected, atol=1e-5)
+    assert torch.equal(x, original)
+
+
+def test_jitter_draws_each_factor_and_each_order_evenly():
+    seen = []
+
+    def record(x, factors, order):
+        seen.append((factors, order))
+        return x
+
+    x = torch.zeros(6000, 3, 2, 2, dtype=torch.uint8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(augment, "jitter", record)
+        run(["jitter0.4"], x)
+        run(["jitter0.4@0.25"], x)
+    (factors, order), (some, _) = seen
+    assert factors.min() >= 0.6 and factors.max() <= 1.4
+    assert torch.allclose(factors.mean(0), torch.ones(3), atol=0.02) and torch.allclose(factors.std(0), torch.full((3,), 0.231), atol=0.01)
+    assert ((order * torch.tensor([9, 3, 1])).sum(1).bincount(minlength=27).sort().values[-6:] - 1000).abs().max() < 5 * 29
+    spared = (some == 1).all(1).double().mean()
+    assert float(spared) == pytest.approx(0.75, abs=0.03)
+
+
+def test_jitter_of_pixels_rounds_to_the_nearest(images):
+    out = run(["jitter0.4"], images)
+    floats = run(["jitter0.4"], images.float() / 255) * 255
+    assert out.dtype == torch.uint8 and (out.float() - floats).abs().max() <= 0.5 + 1e-3
+    assert (out.float() - images.float()).abs().mean() > 5
+
+
+def test_the_imagenet_recipe_is_reproducible_and_normalises_last():
+    x = torch.randint(0, 256, (20, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    data = Dataset("d", x, torch.zeros(20).long(), x, torch.zeros(20).long(), 1, mean=(0.5,) * 3, std=(0.25,) * 3,
+                   augment=("resizedcrop9", "jitter0.4", "hflip"), side=9)
+    first, again = (data.batch(torch.arange(20), torch_rng(1, "test")) for _ in range(2))
+    assert first.shape == (20, 3, 9, 9) and torch.equal(first, again)
+    twin = torch_rng(1, "test")
+    before, after = augment.plan(data.augment)
+    assert after == ()
+    pixels = augment.apply(x, before, twin).float() / 255
+    assert torch.allclose(first, (pixels - 0.5) / 0.25, atol=1e-6)
+
+
+def test_colours_after_normalisation_and_of_other_channels_are_refused():
+    with pytest.raises(FldiagError, match="write jitter before"):
+        augment.plan(("normalise", "jitter0.4"))
+    with pytest.raises(FldiagError, match="write jitter before"):
+        augment.plan(("cutout4", "jitter0.4"))
+    with pytest.raises(FldiagError, match="have 2 channels"):
+        run(["jitter0.4"], torch.zeros(2, 2, 4, 4))
+
+
 @pytest.mark.parametrize("name, message", [
+    ("resizedcrop", "resizedcrop"), ("resizedcrop9@0.5", "resizedcrop9@0.5"), ("jitter", "jitter"),
+    ("jitter1.5", "jitter1.5"), ("normalise@0.5", "normalise@0.5"),
     ("crop", "unknown augmentation 'crop'"), ("crop0", "unknown augmentation"), ("rotate9", "rotate9"),
     ("hflip4", "hflip4"), ("crop4@2", "no valid probability"), ("crop4@1.2.3", "no valid probability"),
 ])

@@ -1,7 +1,10 @@
 """A data set checks that its parts fit together, and names its content."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torchvision.transforms import functional as F
 
 from fldiag import data
 from fldiag.data import Dataset
@@ -19,6 +22,9 @@ X, Y = torch.zeros(4, 3, 2, 2, dtype=torch.uint8), torch.tensor([0, 1, 0, 1])
     ({"mean": (0.0,) * 3, "std": (1.0, 0.0, 1.0)}, "is not positive"),
     ({"augment": ("blur",)}, "unknown augmentation"),
     ({"repeat": 0}, "repeat = 0"),
+    ({"side": 3}, "side = 3 for inputs"), ({"side": 0}, "side = 0"),
+    ({"augment": ("resizedcrop1",)}, "resizedcrop1 for a model that sees .2, 2."),
+    ({"side": 1, "augment": ("resizedcrop2",)}, "resizedcrop2 for a model that sees .1, 1."),
     ({"train_x": torch.zeros(4, 2), "test_x": torch.zeros(4, 2), "augment": ("hflip",)}, "are for images"),
     ({"train_x": X[:, :, 0, 0], "test_x": X[:, :, 0, 0]}, "uint8 means pixels"),
 ])
@@ -35,8 +41,30 @@ def test_the_fingerprint_names_the_content():
     pixel = X.clone()
     pixel[0, 0, 0, 0] = 1
     changes = [{"train_x": pixel}, {"test_x": pixel}, {"train_y": Y.flip(0)}, {"test_y": Y.flip(0)},
-               {"mean": (0.1,) * 3, "std": (1.0,) * 3}, {"repeat": 2}, {"train_x": X[:2], "train_y": Y[:2]}]
-    assert len({mark, *(Dataset(**{**base, **change}).fingerprint() for change in changes)}) == 8
+               {"mean": (0.1,) * 3, "std": (1.0,) * 3}, {"repeat": 2}, {"side": 1}, {"train_x": X[:2], "train_y": Y[:2]}]
+    assert len({mark, *(Dataset(**{**base, **change}).fingerprint() for change in changes)}) == 9
+
+
+@pytest.mark.parametrize("height, width, side", [(8, 8, 6), (9, 8, 6), (10, 13, 5), (11, 6, 6)])
+def test_evaluation_shows_the_central_square(height, width, side):
+    x = torch.randint(0, 256, (5, 3, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    made = Dataset("d", x, torch.zeros(5).long(), x, torch.zeros(5).long(), 1, side=side)
+    assert made.shape == (3, side, side)
+    expected = F.center_crop(x, side).float() / 255
+    assert torch.equal(made.normalise(x), expected)
+    assert torch.equal(made.batch(torch.arange(5)), expected)
+    flipped = replace(made, augment=("hflip@1",)).batch(torch.arange(5), torch.Generator())
+    assert torch.equal(flipped, expected.flip(-1))
+
+
+def test_a_resized_crop_sees_the_whole_stored_image():
+    """The outermost pixels never reach a central square, and do reach crops of the whole."""
+    x = torch.zeros(400, 1, 12, 12, dtype=torch.uint8)
+    x[:, :, 0] = 255
+    made = Dataset("d", x, torch.zeros(400).long(), x, torch.zeros(400).long(), 1, side=6, augment=("resizedcrop6",))
+    assert not made.normalise(x).any()
+    out = made.batch(torch.arange(400), torch.Generator().manual_seed(0))
+    assert out.shape == (400, 1, 6, 6) and 20 < int(out.flatten(1).any(1).sum()) < 300
 
 
 def test_moving_keeps_everything():

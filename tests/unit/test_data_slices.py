@@ -99,7 +99,23 @@ def test_the_test_slice_of_a_client_holds_its_classes_of_the_test_split(data):
     assert take(data, "client:1/test", parts).n == 30
 
 
+def test_the_own_slice_holds_all_test_examples_of_the_clients_classes(data):
+    parts = [np.flatnonzero(data.train_y.numpy() != 1), np.array([0])]
+    piece = take(data, "client:0/own", parts)
+    assert (piece.name, piece.n) == ("client:0/own", 20)
+    assert torch.equal(piece.x_raw, data.test_x[data.test_y != 1])
+    assert take(data, "client:1/own", parts).y.tolist() == [0] * 10
+    assert take(data, "client:0/own", parts, samples=4).n == 4
+
+
+def test_own_takes_all_where_the_personal_test_takes_a_thousand():
+    y = torch.arange(3000) % 2
+    data = Dataset("many", torch.randn(4, 2), y[:4], torch.randn(3000, 2), y, 2)
+    assert [take(data, f"client:0/{kind}", [np.arange(4)]).n for kind in ("own", "test")] == [3000, 1000]
+
+
 @pytest.mark.parametrize("spec, message", [
+    ("client:2/own", "client:2/own of data set 'toy' is empty"),
     ("trian", "did you mean 'train'"), ("client:x", "unknown slice"), ("client:1/valid", "unknown slice"),
     ("client:-1", "unknown slice"), ("", "unknown slice"), (7, "unknown slice"),
     ("client:4", "has 4 clients; use client:0 to client:3"),

@@ -1,0 +1,72 @@
+"""Public data for distillation: inputs that everybody has, and no labels."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fldiag.data.arrays import spread
+from fldiag.data.dataset import Dataset
+from fldiag.data.sources import load
+from fldiag.errors import FldiagError
+from fldiag.seeding import numpy_rng
+
+_HOLDOUT = re.compile(r"holdout:(\d+)")
+
+
+def load_public(spec: str, private: Dataset, root: str | os.PathLike[str] | None = None, download: bool = False,
+                size: int | None = None, seed: int = 0) -> tuple[Tensor, np.ndarray]:
+    """Public inputs float32 [M, *private.shape], and the training examples that stay private: indices int64 [n].
+
+    ``spec`` is the name of a data set (as ``load`` takes it): its training and test inputs, in that order,
+    normalised by its own transform, as in the FedProj experiments; or ``holdout:N``: N training examples of
+    ``private`` become public, drawn by ``seed`` so that each class gives its share within one example.
+    ``size`` keeps so many of the inputs, drawn by ``seed``, or all when there are fewer.
+
+    Raises FldiagError for inputs of another shape than the private ones, the private set itself, and numbers
+    out of range.
+    """
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+        raise FldiagError(f"public data: size = {size!r}", "use a whole number of at least 1, or leave it out",
+                          usage=True)
+    if isinstance(spec, str) and spec.startswith("holdout"):
+        out = _hold_out(spec, private, seed)
+        taken, kept = (mask.nonzero()[:, 0] for mask in (out, ~out))
+        some = taken[_chosen(len(taken), size, seed)]
+        return private.normalise(private.train_x[some.to(private.train_x.device)]), kept.numpy()
+    other = load(spec, root, download)
+    if other.shape != private.shape:
+        raise FldiagError(f"public data {spec!r} has inputs of shape {other.shape}, and the private data "
+                          f"{private.name!r} {private.shape}",
+                          "use public data of that shape (npz:PATH for resized ones), or holdout:N", usage=True)
+    if other.name == private.name:
+        raise FldiagError(f"public data {spec!r} are the private data themselves, test inputs included",
+                          "use other data, or holdout:N for a part of the training split", usage=True)
+    train = len(other.train_x)
+    keep = _chosen(train + len(other.test_x), size, seed)
+    picked = [other.train_x[keep[keep < train]], other.test_x[keep[keep >= train] - train]]
+    return torch.cat([other.normalise(x) for x in picked]), np.arange(len(private.train_y))
+
+
+def _hold_out(spec: str, private: Dataset, seed: int) -> Tensor:
+    """Which training examples become public: bool [n]."""
+    match, n = _HOLDOUT.fullmatch(spec), len(private.train_y)
+    if match is None or not 1 <= int(match[1]) < n:
+        raise FldiagError(f"public data {spec!r}", f"write holdout:N with N from 1 to {n - 1}, the private "
+                          f"data {private.name!r} having {n} training examples", usage=True)
+    order = torch.from_numpy(numpy_rng(seed, "public holdout").permutation(n))
+    out = torch.zeros(n, dtype=torch.bool)
+    out[order[spread(private.train_y.cpu()[order], int(match[1]))]] = True
+    return out
+
+
+def _chosen(n: int, size: int | None, seed: int) -> Tensor:
+    """Which of n positions are kept, sorted."""
+    if size is None or size >= n:
+        return torch.arange(n)
+    return torch.from_numpy(numpy_rng(seed, "public subset").permutation(n)[:size]).sort().values
+
