@@ -23,7 +23,7 @@ Model = Annotated[str | None, typer.Option(help="Model of a plain state_dict: NA
 Data = Annotated[str | None, typer.Option(help="Its data: NAME, npz:PATH or pkg.mod:loader.")]
 Root = Annotated[str | None, typer.Option(help="Folder that holds the data (default $FLDIAG_DATA).")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch a missing public data set.")]
-Slice = Annotated[str, typer.Option("--slice", help="train, test or client:7.")]
+Slice = Annotated[str, typer.Option("--slice", help="train, test, client:7, client:7/test (its class mixture) or client:7/own (its classes).")]
 Samples = Annotated[int | None, typer.Option(help="At most this many examples, classes kept in proportion.")]
 Client = Annotated[int | None, typer.Option(help="The trained weights of this client, not the global ones.")]
 Precision = Annotated[str, typer.Option(help="fp32 or fp64.")]
@@ -110,6 +110,30 @@ def spectrum(checkpoints: Checkpoints, k: Annotated[int, typer.Option("--k", "-k
                       options={"k": k, "which": which, "tol": tol, "max_products": max_products, "seed": seed or 0},
                       where={"slice": slice_, "samples": samples, "client": client, "root": root, "download": download,
                              "device": _device(device)})
+
+
+@app.command()
+def personalise(run: Annotated[Path, typer.Argument(help="A finished run folder.")],
+                epochs: Annotated[str | None, typer.Option(help="Epochs of fine-tuning, such as 0,1,5 (the default, if the "
+                                                                "run's method has no plan of its own).")] = None,
+                lr: Annotated[str | None, typer.Option(help="decayed (lr after the last round) or initial.")] = None,
+                knn: Annotated[bool, typer.Option("--knn", help="Let the 5 nearest training examples vote with the "
+                                                                "model.")] = False,
+                clients: Annotated[str | None, typer.Option(help="Only these clients, such as 0,3,7.")] = None,
+                test: Annotated[str, typer.Option(help="Tested on test (the client's class mixture) or own (all its "
+                                                       "classes).")] = "test",
+                model: Model = None, data: Data = None, root: Root = None, download: Download = False, out: Out = None,
+                json: Json = False, device: Device = "auto", seed: Seed = None, debug: Debug = False) -> None:
+    """Each client's own model, fine-tuned from the final one: accuracy on its own class mixture, mean and std.
+
+    Example: fldiag personalise checkpoints/digits-fedavg-s0-1a2b3c4d --epochs 0,1,5
+    """
+    with errors(debug):
+        from fldiag.verbs import personalise as verb
+
+        verb.personalise(Console(json), run, out, epochs=epochs, clients=clients, knn=knn,
+                         options={"lr": lr, "test": test, "seed": seed, "device": _device(device), "root": root,
+                                  "download": download, "model": model, "data": data})
 
 
 @app.command()

@@ -36,7 +36,7 @@ from fldiag import registry
 from fldiag.errors import FldiagError
 
 if TYPE_CHECKING:
-    from fldiag.config import Config
+    from fldiag.config import Config, Train
     from fldiag.data import Dataset
     from fldiag.models.network import Network
     from fldiag.step import Local, Output, Step
@@ -44,27 +44,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Personal:
-    """How a client makes its own model of the final one, and predicts with it.
+    """How a client makes its own model of the final global one, and predicts with it.
 
-    Fine-tuning trains ``method`` (None: plain cross entropy) for e epochs, for each e of ``epochs`` (0: as it is).
-    ``start``: from the global model, or from the client's state of that name. ``neighbours``: see ``Neighbours``.
+    It trains e epochs with ``method`` (None: plain cross entropy), for each e of ``epochs`` (0: no training). The
+    parts of ``method`` may begin elsewhere than at the global model, from the client's state.
     """
 
     epochs: tuple[int, ...]
     method: Method | None = None
-    lr: str = "decayed"  # that of the last round, or "initial"
-    start: str | None = None
+    lr: str = "decayed"  # lr * lr_decay ** rounds; or "initial"
+    steps: Callable[[int, Train], int] | None = None  # local steps of an epoch over n examples (None: one pass)
     neighbours: Neighbours | None = None
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """p = weight p_knn + (1 - weight) p_model over a store of the client's training features (kNN-Per)."""
+    """Prediction from weight p_knn + (1 - weight) p_model (kNN-Per, Marfoq et al. 2022).
 
-    weight: float
-    k: int
-    capacity: int
-    scale: float
+    Of ``capacity`` training examples of the client, the ``k`` whose features phi are nearest vote with
+    exp(-||phi(x) - phi_j||^2 / (dim scale)), dim the length of phi.
+    """
+
+    weight: float = 0.5
+    k: int = 5
+    capacity: int = 500
+    scale: float = 1.0
     logits: bool = False  # mix with the model's raw logits, as the released code does
 
 
@@ -88,6 +92,8 @@ class Part:
     maps: bool = False
     #: no client sends or receives anything
     isolated: bool = False
+    #: the part needs unlabelled inputs (``round.public``, ``local.public``)
+    public: bool = False
 
     def check(self, network: Network, dataset: Dataset, config: Config) -> None:
         """Refuse (FldiagError) what the part cannot work with, before training starts."""
@@ -154,6 +160,7 @@ class Round:
     mean_buffers: dict[str, Tensor] = field(default_factory=dict)  # of the new model; ``refine`` may change them
     sent: dict[str, Tensor] = field(default_factory=dict)  # what the clients had received besides w_g
     p: Tensor = field(default_factory=lambda: torch.empty(0))
+    memo: dict[Any, Any] = field(default_factory=dict)  # what parts keep within the round
 
     @property
     def m(self) -> int:

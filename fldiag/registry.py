@@ -147,5 +147,5 @@ def listing(package: str, registry: Registry) -> None:
 
 method = Registry("method", "fldiag.methods")
 model = Registry("model", "fldiag.models", given=("shape", "classes"))
-dataset = Registry("dataset", "fldiag.data", given=("root", "download"))
+dataset = Registry("dataset", "fldiag.data", given=("root", "download", "progress"))
 diagnostic = Registry("diagnostic", "fldiag.diagnostics", given=("problem", "progress"))

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fldiag.config import Partition
+from fldiag.data import partition
 from fldiag.data.arrays import spread
 from fldiag.data.dataset import Dataset
 from fldiag.data.sources import load
@@ -50,6 +52,17 @@ def load_public(spec: str, private: Dataset, root: str | os.PathLike[str] | None
     keep = _chosen(train + len(other.test_x), size, seed)
     picked = [other.train_x[keep[keep < train]], other.test_x[keep[keep >= train] - train]]
     return torch.cat([other.normalise(x) for x in picked]), np.arange(len(private.train_y))
+
+
+def deal(dataset: Dataset, spec: Partition, clients: int, public: str | None = None) -> list[np.ndarray]:
+    """The clients' training examples: indices of each into the training split, without those that are held out as
+    ``public``. Raises FldiagError when there are more clients than examples."""
+    held = isinstance(public, str) and public.startswith("holdout")
+    private = np.flatnonzero(~_hold_out(str(public), dataset, spec.seed).numpy()) if held else np.arange(len(dataset.train_y))
+    if clients > len(private):
+        raise FldiagError(f"clients.total = {clients} is more than the {len(private)} training examples",
+                          "lower clients.total", usage=True)
+    return [private[part] for part in partition.make(spec.kind, dataset.train_y[private], clients, spec.seed, **spec.options)]
 
 
 def _hold_out(spec: str, private: Dataset, seed: int) -> Tensor:

@@ -14,6 +14,7 @@ from fldiag import data, models
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.checkpoint.store import Run
 from fldiag.data import Dataset, partition
+from fldiag.data.public import deal
 from fldiag.diagnostics.problem import Problem
 from fldiag.errors import FldiagError
 from fldiag.params import Layout
@@ -84,7 +85,9 @@ def _dataset(c: Checkpoint, root: str | None, download: bool) -> Dataset:
         raise FldiagError(f"{c.path} names the data {name!r}, user code that is never run because a file says so",
                           f"if you trust it, say so yourself: --data {name}")
     stored = spec.get("root")
-    found = data.load(name, root or (stored if isinstance(stored, str) and Path(stored).is_dir() else None), download)
+    variant = spec.get("variant")
+    found = data.load(name, root or (stored if isinstance(stored, str) and Path(stored).is_dir() else None), download,
+                      variant if isinstance(variant, str) else None)
     wanted = c.manifest.get("provenance", {}).get("data")
     if wanted and found.fingerprint() != wanted:
         raise FldiagError(f"the data set {name!r} found here is not the one {c.path} was trained on (fingerprint "
@@ -140,6 +143,6 @@ def _partition(c: Checkpoint, dataset: Dataset) -> list[Any] | None:
     from fldiag.config import Partition
 
     spec = Partition.model_validate(c.manifest["config"]["partition"])
-    return partition.make(spec.kind, dataset.train_y, c.manifest["config"]["clients"]["total"], spec.seed, **spec.options)
+    return deal(dataset, spec, c.manifest["config"]["clients"]["total"], c.manifest["config"].get("data", {}).get("public"))
 
 

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from fldiag.method import Part
+from fldiag.method import Part, Round
 from fldiag.params import dot, norm
-from fldiag.parts.perturbation import noise_floor
-from fldiag.step import Output, Step
+from fldiag.parts.distillation import refuse
+from fldiag.parts.ensemble import Ensemble, divergence
+from fldiag.parts.perturbation import needs_classes, noise_floor
+from fldiag.seeding import torch_rng
+from fldiag.step import Local, Output, Step
+
+if TYPE_CHECKING:
+    from fldiag.config import Config
+    from fldiag.data import Dataset
+    from fldiag.models.network import Network
 
 
-def project(g: Tensor, onto: Tensor) -> Tensor:
-    """g - (<g, h> / ||h||^2) h where <g, h> < 0, else g; h = ``onto``; row by row."""
+def project(g: Tensor, onto: Tensor, *, eps: float = 0.0, min_norm_sq: float = 0.0, clamp: float | None = None) -> Tensor:
+    """g - (<g, h> / (||h||^2 + eps)) h where <g, h> < 0 and ||h||^2 > min_norm_sq, else g; h = ``onto``; row by row.
+
+    ``clamp``: the coefficient of h is at most so large.
+    """
     inner, square = dot(g, onto), dot(onto, onto)
-    conflict = (inner < 0) & (square > 0)
-    return torch.where(conflict, g - inner / square.clamp(min=torch.finfo(g.dtype).tiny) * onto, g)
+    conflict = (inner < 0) & (square > min_norm_sq)
+    coefficient = inner / (square + eps).clamp(min=torch.finfo(g.dtype).tiny)
+    if clamp is not None:
+        coefficient = coefficient.clamp(min=-clamp)  # where it is used it is negative
+    return torch.where(conflict, g - coefficient * onto, g)
 
 
 class ProximalProjection(Part):
@@ -30,8 +45,79 @@ class ProximalProjection(Part):
     def __init__(self, loss_p: Callable[[Step, Output], Tensor] | None):
         self.loss_p = loss_p
 
+    def check(self, network: Network, dataset: Dataset, config: Config) -> None:
+        if self.loss_p is not None:
+            needs_classes(dataset)
+
     def correct(self, step: Step, g: Tensor) -> Tensor:
         if self.loss_p is None:
             return project(g, step.w - step.local.w_g)
         g_p = step.gradient(self.loss_p)[1]
         return torch.where(norm(g_p) >= noise_floor(g_p.dtype), project(g, g_p), g)
+
+
+class MemoryProjection(Part):
+    """g_u = g - (<g, h> / (||h||^2 + eps)) h when <g, h> < 0, else g, where h is the gradient of
+    mean_x KL(softmax(zbar/tau) || softmax(f(x; w)/tau)) over a minibatch of the memory (FedProj).
+
+    Memory: ``size`` of the public inputs (-1: all), drawn anew each round; their teacher logits zbar [size, C] of the
+    previous round are sent down. Each client projects in a round with probability ``rate``, and only in rounds
+    ``first`` to ``last`` (counted from 0), from the second on: before it there is no teacher. ``truncate``: inputs and
+    teacher logits are cut to integers, as the released code does.
+    """
+
+    sent = ("teacher",)
+
+    def __init__(self, teacher: Ensemble, tau: float, *, rate: float = 1.0, size: int = -1, batch_size: int = 128,
+                 first: int = 0, last: int | None = None, eps: float = 1e-8, min_norm_sq: float = 0.0,
+                 clamp: float | None = None, direction: str = "teacher_student", truncate: bool = False):
+        self.teacher, self.tau, self.rate, self.size, self.batch_size = teacher, tau, rate, size, batch_size
+        self.first, self.last, self.direction, self.truncate = first, last, direction, truncate
+        self.rule = {"eps": eps, "min_norm_sq": min_norm_sq, "clamp": clamp}
+        self.public = rate > 0 and size != 0
+
+    def check(self, network: Network, dataset: Dataset, config: Config) -> None:
+        refuse(network, dataset, self.batch_size if self.size < 0 else min(self.batch_size, self.size))
+
+    def memory(self, seed: int, t: int, n: int) -> Tensor:
+        """Which of the n public inputs are the memory of round t: known to both sides by the seed."""
+        return torch.randperm(n, generator=torch_rng(seed, "memory", t))[: n if self.size < 0 else self.size]
+
+    def refine(self, round: Round, w: Tensor) -> Tensor:
+        """Keep what the clients of the next round are to be sent."""
+        t, public = round.t + 1, round.public
+        round.state.pop("teacher", None)
+        if self.public and public is not None and self.first <= t and (self.last is None or t <= self.last):
+            round.state["teacher"] = self.teacher(round)[self.memory(round.seed, t, len(public)).to(public.device)]
+        return w
+
+    def begin(self, local: Local) -> None:
+        teacher = local.sent.get("teacher")
+        on = torch.tensor([torch.rand((), generator=g).item() < self.rate for g in local.rng("projection")])
+        if teacher is None or local.public is None or not on.any():
+            return
+        memory = self.memory(local.seed, local.t, len(local.public))
+        size = min(self.batch_size, len(memory))
+        streams = [endless(len(memory), size, g) for g in local.rng("memory batches")]
+        local.memo["projection"] = on.to(local.w.device).unsqueeze(1), teacher, memory, streams
+
+    def correct(self, step: Step, g: Tensor) -> Tensor:
+        if "projection" not in step.local.memo:
+            return g
+        on, teacher, memory, streams = step.local.memo["projection"]
+        where = torch.stack([next(s) for s in streams[: step.k]])
+        x, z = step.local.public[memory[where].to(g.device)], teacher[where.to(g.device)]  # type: ignore[index]
+        if self.truncate:
+            x, z = x.trunc(), z.trunc()
+
+        def forgetting(other: Step, out: Output) -> Tensor:
+            return other.mean(divergence(z, out.logits, self.tau, self.direction))
+
+        h = step.on(x, where, None, where).gradient(forgetting)[1]
+        return torch.where(on[: step.k], project(g, h, **self.rule), g)  # type: ignore[arg-type]
+
+
+def endless(n: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Minibatches of ``size`` out of n positions, epoch after epoch, each in a new order, without short last ones."""
+    while True:
+        yield from torch.randperm(n, generator=generator)[: n - n % size].split(size)

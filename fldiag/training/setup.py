@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fldiag import data, models, registry
 from fldiag.config import Config
-from fldiag.data import partition
+from fldiag.data.public import deal, load_public
 from fldiag.errors import FldiagError
 from fldiag.method import Method
 from fldiag.models.network import Network, forward_macs
@@ -52,17 +52,13 @@ class Setup:
                  parts: list[np.ndarray] | None = None, module: nn.Module | None = None, schedule: Schedule | None = None,
                  public: Tensor | None = None):
         self.config, self.device = config, torch.device(device)
-        variant = {"variant": config.data.variant} if config.data.variant else {}
-        self.dataset = dataset if dataset is not None else data.load(config.data.name, config.data.root, download, **variant)
+        self.dataset = dataset if dataset is not None else data.load(config.data.name, config.data.root, download,
+                                                                     config.data.variant)
         self.precision = config.train.precision
         self.dtype = torch.float64 if self.precision == "fp64" else torch.float32
-        self.public, private = self._public(public, download)
-        n, total = len(private), config.clients.total
-        if total > n:
-            raise FldiagError(f"clients.total = {total} is more than the {n} training examples",
-                              "lower clients.total", usage=True)
-        self.parts = parts if parts is not None else [private[part] for part in partition.make(
-            config.partition.kind, self.dataset.train_y[private], total, config.partition.seed, **config.partition.options)]
+        self.public = self._public(public, download)
+        self.parts = parts if parts is not None else deal(self.dataset, config.partition, config.clients.total,
+                                                          config.data.public)
         self.module = module if module is not None else models.build(
             config.model.name, self.dataset.shape, self.dataset.classes, config.model.options, seed=config.seed,
             code=True)
@@ -70,22 +66,22 @@ class Setup:
         self.network = Network(self.module, precision=self.precision)
         self.method: Method = registry.method.get(config.method.name).build(**config.method.options)
         self.method.check(self.network, self.dataset, config)
-        self.schedule = schedule or Seeded(config.seed, total, config.clients.per_round, config.train.epochs,
+        if self.public is None and any(part.public for part in self.method):
+            raise FldiagError(f"method {config.method.name!r} distils on unlabelled public inputs, and there are none",
+                              "give another data set with --set data.public=cifar100, or training examples that no client "
+                              "gets with --set data.public=holdout:200", usage=True)
+        self.schedule = schedule or Seeded(config.seed, config.clients.total, config.clients.per_round, config.train.epochs,
                                            config.train.batch_size, config.train.drop_last,
                                            config.clients.sampling == "independent")
         self.stack = self._stack()
         self._warm()
 
-    def _public(self, given: Tensor | None, download: bool) -> tuple[Tensor | None, np.ndarray]:
-        """Unlabelled inputs [M, ...] for distillation, and the indices of the training examples left to the clients."""
-        config, private = self.config.data, np.arange(len(self.dataset.train_y))
-        if given is not None or config.public is None:
-            return None if given is None else given.to(self.device, self.dtype), private
-        from fldiag.data import public
-
-        x, private = public.load_public(config.public, self.dataset, config.root, download, config.public_size,
-                                        self.config.partition.seed)
-        return x.to(self.device, self.dtype), private
+    def _public(self, x: Tensor | None, download: bool) -> Tensor | None:
+        """Unlabelled inputs [M, ...] for distillation, if the config names any."""
+        config = self.config.data
+        if x is None and config.public is not None:
+            x, _ = load_public(config.public, self.dataset, config.root, download, config.public_size, self.config.partition.seed)
+        return None if x is None else x.to(self.device, self.dtype)
 
     def _stack(self) -> bool:
         wish, able = self.config.train.stack, self.network.stackable
@@ -146,7 +142,7 @@ class Setup:
             torch.tensor([len(b) for b in unit.batches], device=self.device),
             {n: s.to(self.device) for n, s in unit.state.items()}, {n: s.to(self.device) for n, s in unit.sent.items()},
             {n: b.to(self.device).expand(k, *b.shape).clone() for n, b in unit.buffers.items()}, feed.x, feed.offset,
-            self.public)
+            self.public, sum(map(len, self.parts)) / len(self.parts))
         with self.seeded("model", unit.t, unit.ids[0]):  # dropout; such models are not stacked
             try:
                 return client.train(local, self.method, feed)

@@ -9,6 +9,7 @@ from fldiag import data
 from fldiag.checkpoint.store import Run
 from fldiag.console import Console
 from fldiag.data import partition as partitions
+from fldiag.data.public import deal
 from fldiag.errors import FldiagError
 from fldiag.plotting import partition as picture
 from fldiag.plotting import style
@@ -22,7 +23,7 @@ def partition(console: Console, source: str, overrides: list[str], out: Path | N
         if ":" in config.data.name and not config.data.name.startswith("npz:"):
             raise FldiagError(f"{run.path} names the data {config.data.name!r}, user code that is never run because a file "
                               "says so", "give the TOML file of the run instead of its folder")
-        dataset = data.load(config.data.name, config.data.root, download)
+        dataset = data.load(config.data.name, config.data.root, download, config.data.variant)
         parts = partitions.load_parts(run.verified("partition.npz"))
     else:
         config, folder = configs.load(source, overrides), output.FALLBACK
@@ -30,8 +31,8 @@ def partition(console: Console, source: str, overrides: list[str], out: Path | N
         name = "-".join(["partition", config.data.name.replace(":", "-").replace("/", "-"), spec.kind,
                          *(f"{k}{v}" for k, v in spec.options.items() if k != "min_size")])
         with output.user_code():
-            dataset = data.load(config.data.name, config.data.root, download)
-        parts = partitions.make(spec.kind, dataset.train_y, config.clients.total, spec.seed, **spec.options)
+            dataset = data.load(config.data.name, config.data.root, download, config.data.variant)
+        parts = deal(dataset, spec, config.clients.total, config.data.public)
     path = output.prepare(out or folder) / name
     counts = partitions.summary(parts, dataset.train_y)
     counts.to_csv(output.beside(path, ".csv"), index=False)

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from fldiag import data
-from fldiag.data.public import load_public
+from fldiag.config import Partition
+from fldiag.data.public import deal, load_public
 from fldiag.errors import FldiagError
 
 
@@ -122,3 +123,15 @@ def test_the_private_set_itself_is_refused(root):
     for spec in ("cifar100", "cifar100@fedtoga"):
         with pytest.raises(FldiagError, match="are the private data themselves"):
             load_public(spec, data.load("cifar100", root), root)
+
+
+def test_dealing_leaves_out_what_is_held_out():
+    digits = data.load("digits")
+    spec = Partition(kind="iid")
+    everything = deal(digits, spec, 7)
+    assert sorted(np.concatenate(everything)) == list(range(len(digits.train_y)))
+    parts = deal(digits, spec, 7, "holdout:100")
+    _, private = load_public("holdout:100", digits, seed=spec.seed)
+    assert np.array_equal(np.sort(np.concatenate(parts)), private)
+    with pytest.raises(FldiagError, match="more than the 1 training"):
+        deal(digits, spec, 2, f"holdout:{len(digits.train_y) - 1}")
