@@ -18,7 +18,7 @@ class SGD:
         self.v = v if v is not None else torch.empty_like(w) if train.momentum else None
         self.first = v is None
 
-    def step(self, w: Tensor, g: Tensor, decay: float = 0.0) -> None:
+    def step(self, w: Tensor, g: Tensor, decay: float | Tensor = 0.0) -> None:
         """Update the rows w [k, P] in place; g [k, P] is overwritten. ``decay`` joins the weight decay."""
         g = prepare(self.train, w, g, decay)
         if self.v is not None:
@@ -39,7 +39,7 @@ class Adam:
         self.train, self.lr, self.count = train, lr, 0
         self.m, self.s = torch.zeros_like(w), torch.zeros_like(w)
 
-    def step(self, w: Tensor, g: Tensor, decay: float = 0.0) -> None:
+    def step(self, w: Tensor, g: Tensor, decay: float | Tensor = 0.0) -> None:
         g = prepare(self.train, w, g, decay)
         self.count += 1
         m, s = self.m[: len(w)], self.s[: len(w)]
@@ -49,10 +49,12 @@ class Adam:
         w.addcdiv_(m, scale, value=-self.lr / (1 - 0.9**self.count))
 
 
-def prepare(train: Train, w: Tensor, g: Tensor, decay: float = 0.0) -> Tensor:
+def prepare(train: Train, w: Tensor, g: Tensor, decay: float | Tensor = 0.0) -> Tensor:
     """Clip the (corrected) gradient of each client, then add weight decay; in place."""
     if train.clip is not None:
         g.mul_((train.clip / (norm(g) + 1e-6)).clamp_(max=1.0))
+    if isinstance(decay, Tensor):
+        return g.add_(w * (decay + train.weight_decay))
     decay += train.weight_decay
     return g.add_(w, alpha=decay) if decay else g
 

@@ -24,6 +24,7 @@ from fldiag.results.table import table
 from fldiag.training import executor as executors
 from fldiag.training.client import MOMENTUM, Trained
 from fldiag.training.evaluate import evaluate
+from fldiag.training.personalise import METRIC, measure, planned
 from fldiag.training.server import aggregate, mean_buffers
 from fldiag.training.setup import Setup, provenance
 
@@ -137,6 +138,7 @@ def train(config: Config, *, out: str | Path | None = None, executor: str = "ser
     given = setup is not None
     setup = setup or Setup(config, device=device, download=download)
     federation = Federation(setup)
+    planned(setup)  # what cannot be personalised is refused now rather than after the last round
     emit = on_event or (lambda event: None)
     if exists:
         run = Run.open(path)
@@ -183,7 +185,7 @@ def same_data(run: Run, setup: Setup) -> None:
 def _loop(config: Config, run: Run, federation: Federation, rows: list[dict[str, Any]], pool: executors.Executor,
           emit: Event) -> None:
     common = {"run": run.path.name, "method": config.method.name, "seed": config.seed}
-    run.index["status"] = "running"
+    run.index["status"], plan = "running", planned(federation.setup)
     while federation.t < config.rounds:
         before = federation.w, federation.buffers
         began, received, t = time.perf_counter(), federation.sent(), federation.t + 1
@@ -205,12 +207,20 @@ def _loop(config: Config, run: Run, federation: Federation, rows: list[dict[str,
         rows += round_rows(t, scores, seen, trained, federation)
         if stored:
             run.index["done"] = t
-            run.index["status"] = "finished" if t == config.rounds else "running"
+            run.index["status"] = "finished" if t == config.rounds and plan is None else "running"
             _store(run, federation, [trained, *([recorded] if recorded else [])], received)
             run.put_metrics(table(rows, **common))
             run.commit()
             run.clean()
         emit({"event": "round", "round": t, "rounds": config.rounds, "seconds": time.perf_counter() - began, **scores})
+    if plan is not None:  # the last round is stored by now: a run stopped here goes on here
+        rows = [row for row in rows if not row["metric"].startswith(METRIC)]
+        rows += measure(federation.setup, plan, federation.w, federation.buffers, federation.clients, config.rounds,
+                        progress=lambda done, total, text: emit({"event": "personalise", "done": done, "total": total}))
+        run.index["status"] = "finished"
+        run.put_metrics(table(rows, **common))
+        run.commit()
+        run.clean()
 
 
 def round_rows(t: int, scores: dict[str, float], seen: Round, trained: Trained, federation: Federation) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from fldiag.console import Console
 from fldiag.errors import FldiagError
 from fldiag.training import rounds
 from fldiag.training.setup import Setup
+from fldiag.verbs import personalise as personal
 from fldiag.verbs.output import user_code
 
 ANNOUNCE = 60.0  # seconds from which a forecast is given before training
@@ -39,6 +40,8 @@ def train(console: Console, source: str, overrides: list[str], out: Path | None,
                     console.note(f"about {duration(left)} to go; Ctrl-C keeps what is done")
                 score = f"accuracy {event['accuracy']:.4f}" if "accuracy" in event else f"loss {event['loss']:.4g}"
                 progress(event["round"], event["rounds"], f"round {event['round']}, {score}")
+            elif event["event"] == "personalise":
+                progress(event["done"], event["total"], "clients' own models")
             elif event["event"] == "start" and event["round"]:
                 console.note(f"resuming after round {event['round']} of {event['rounds']}")
 
@@ -59,6 +62,7 @@ def report(console: Console, run: Any) -> None:
     row = {"run": run.path.name, "method": run.config.method.name, "rounds": int(frame["round"].max()), "status": run.status,
            **{m: float(v) for m, v in zip(last["metric"], last["value"], strict=True)}}
     console.table([row], {key: key for key in ("run", "method", "rounds", "status", "accuracy", "loss")})
+    console.table(personal.summary(frame), personal.SUMMARY)
     if run.status == "diverged":
         console.note(f"diverged: the global weights are no longer finite after round {int(frame['round'].max())}; "
                      "a smaller train.lr usually helps")

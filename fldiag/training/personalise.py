@@ -1,0 +1,260 @@
+"""After the last round: every client makes a model of its own and is tested on its own mixture of classes."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fldiag.checkpoint import schema
+from fldiag.checkpoint.store import Run
+from fldiag.data import partition, slices
+from fldiag.errors import FldiagError
+from fldiag.method import Neighbours, Personal
+from fldiag.results import provenance as origin
+from fldiag.results.table import check, table
+from fldiag.seeding import numpy_rng
+from fldiag.training.evaluate import BATCH
+from fldiag.training.finetune import tuned
+from fldiag.training.setup import Setup
+
+Progress = Callable[[int, int, str], None]
+METRIC = "personal_accuracy"
+#: Epochs of fine-tuning when neither the caller nor the method says so.
+EPOCHS = (0, 1, 5)
+#: What tests a client: test examples in the proportions of its training labels, or all of the classes it has.
+TESTS = {"test": slices.personal_test, "own": slices.own_classes}
+
+
+def personalise(run: Run | str | Path, *, epochs: Sequence[int] | None = None, lr: Literal["decayed", "initial"] | None = None,
+                neighbours: Neighbours | None = None, clients: Sequence[int] | None = None, test: str = "test",
+                seed: int | None = None, device: str = "cpu", root: str | None = None, download: bool = False,
+                model: str | None = None, data: str | None = None, setup: Setup | None = None,
+                cache: str | Path | None = None, progress: Progress | None = None) -> pd.DataFrame:
+    """Accuracy of the clients' own models, from the last checkpoint of a finished run.
+
+    Each of ``clients`` (default: all) starts from the global model (with ``local_only``: from its own), trains e epochs
+    by the run's local loop with plain cross entropy (or as the run's method says) and fresh momentum, for each e of
+    ``epochs``, and is tested on ``test`` examples of its own mixture of classes. The first epochs of a longer
+    training are those of a shorter one. ``lr``: "decayed" (lr * lr_decay ** rounds) or "initial". ``neighbours``:
+    mix the prediction with that of the nearest training examples. What is not given is the method's own plan; the
+    default is 0, 1 and 5 epochs at the decayed lr. ``seed``: of minibatches and stores (default: the run's).
+
+    Rows, with ``index`` = e: ``personal_accuracy`` of each client (binomial stderr; ``low`` and ``high``: Wilson's
+    95 % interval) and, with scope global, its mean over the clients (stderr over clients), ``personal_accuracy_std``
+    (the clients' standard deviation, divisor m), each client counting once. Clients without a test example
+    have no value and do not enter. ``cache``: a folder in which the same question finds its answer.
+
+    ``model``, ``data``: names of user code that the run was trained with, as a consent to run it. ``setup`` replaces
+    what the run's config would build. Raises FldiagError for unfinished runs, data without classes, wrong
+    epochs or clients, and neighbours without features.
+    """
+    run = run if isinstance(run, Run) else Run.open(run)
+    if run.status != "finished":
+        remedy = ("choose another run" if run.status == "diverged" else
+                  "finish it: fldiag train with the same config, --out and --resume")
+        raise FldiagError(f"run {run.path} is {run.status} after {run.done} of {run.config.rounds} rounds, and clients start "
+                          "from the final model", remedy)
+    setup = setup or _setup(run, device, root, download, model, data)
+    plan = setup.method.personal or Personal(EPOCHS)
+    plan = replace(plan, epochs=_epochs(plan.epochs if epochs is None else epochs), lr=lr or plan.lr,
+                   neighbours=neighbours or plan.neighbours)
+    check_plan(setup, plan)
+    if plan.lr not in ("decayed", "initial"):
+        raise FldiagError(f"lr = {plan.lr!r} is not one of decayed, initial", "choose one of them", usage=True)
+    if test not in TESTS:
+        raise FldiagError(f"test = {test!r} is not one of {', '.join(TESTS)}", "choose one of them", usage=True)
+    total, seed = len(setup.parts), run.config.seed if seed is None else seed
+    ids = sorted({int(i) for i in (range(total) if clients is None else clients)})
+    if not ids or not all(0 <= i < total for i in ids):
+        raise FldiagError(f"clients {ids} are not among the run's 0..{total - 1}", "name some of those", usage=True)
+    last = run.checkpoint()
+    asked = {"epochs": plan.epochs, "lr": plan.lr, "clients": ids, "test": test, "seed": seed,
+             "neighbours": None if plan.neighbours is None else vars(plan.neighbours)}
+    about = origin.provenance(dtype=setup.dtype, device=setup.device, seed=seed, checkpoint=last.sha256, stacked=setup.stack,
+                              data=setup.dataset.fingerprint(), partition=run.index["files"].get("partition.npz"))
+    key = origin.digest(run.path.name, asked, about, run.index["state"] if plan.method else None)[:16]
+    kept = None if cache is None else Path(cache) / f"personal-{key}.parquet"
+    if kept is not None and (found := _cached(kept)) is not None:
+        return found
+    w = torch.cat([last.state[name].reshape(-1) for name in setup.network.layout.names]).to(setup.device, setup.dtype)
+    buffers = {name: last.state[name].to(setup.device) for name in setup.network.buffers}
+    states = run.get_state()[1] if plan.method and plan.method.client_init(w) else {}
+    rows = measure(setup, plan, w, buffers, states, run.done, ids=ids, test=test, seed=seed, progress=progress)
+    frame = check(table(rows, run=run.path.name, method=run.config.method.name, seed=run.config.seed))
+    if kept is not None:
+        buffer = io.BytesIO()
+        frame.to_parquet(buffer, index=False)
+        schema.write_atomic(kept, lambda f: f.write(buffer.getvalue()))
+        note = json.dumps({**about, "options": asked}, indent=1).encode()
+        schema.write_atomic(kept.with_suffix(".json"), lambda f: f.write(note))
+    return frame
+
+
+def planned(setup: Setup) -> Personal | None:
+    """What the run's method does after the last round, if anything; nothing on data without classes.
+
+    Raises FldiagError for a plan that the model cannot follow."""
+    plan = setup.method.personal
+    if plan is None or setup.dataset.regression:
+        return None
+    check_plan(setup, plan)
+    return plan
+
+
+def check_plan(setup: Setup, plan: Personal) -> None:
+    """Raises FldiagError for what cannot be measured on this data and model: better before training than after."""
+    if setup.dataset.regression:
+        raise FldiagError(f"data set {setup.dataset.name!r} has real targets, and a client's own test examples are chosen by "
+                          "class", "personalise a run on data with class labels", usage=True)
+    if plan.neighbours is not None and not setup.network.has_split:
+        raise FldiagError("neighbours are found by the features that the head sees, and this model shows none",
+                          "use a model that is head(features(x)), with a method features, or leave out the neighbours",
+                          usage=True)
+
+
+def measure(setup: Setup, plan: Personal, w: Tensor, buffers: dict[str, Tensor], states: Mapping[int, dict[str, Tensor]],
+            rounds: int, *, ids: Sequence[int] | None = None, test: str = "test", seed: int | None = None,
+            progress: Progress | None = None) -> list[dict[str, Any]]:
+    """Rows of the result table after ``rounds`` rounds of training.
+
+    ``w`` [P], ``buffers``: the global model. ``states``: of the clients that have trained, where the plan's method
+    reads them.
+    """
+    ids = range(len(setup.parts)) if ids is None else ids
+    seed = setup.config.seed if seed is None else seed
+    predict = Predictor(setup, plan.neighbours, test, seed)
+    rows: list[dict[str, Any]] = []
+    for models in tuned(setup, plan, w, buffers, states, rounds, ids, seed):
+        if progress and models.e == min(plan.epochs):
+            progress(len({row["client"] for row in rows}), len(ids), "clients")
+        for j, i in enumerate(models.ids):
+            correct, n = predict(models.rows[j], {name: b[j] for name, b in models.buffers.items()}, i)
+            rows.append({"scope": "client", "client": i, "slice": f"client:{i}/{test}", "metric": METRIC, "index": models.e,
+                         **_share(correct, n)})
+    if progress:
+        progress(len(ids), len(ids), "clients")
+    rows.sort(key=lambda row: (row["index"], row["client"]))
+    rows += [row for e in sorted(plan.epochs) for row in _summary([r for r in rows if r["index"] == e], e, test)]
+    common = {"round": rounds, "moment": "trained", "estimator": "exact",
+              "prediction": "model" if plan.neighbours is None else "model and neighbours"}
+    return [{**common, **row} for row in rows]
+
+
+def _share(correct: int, n: int) -> dict[str, Any]:
+    """Accuracy with its binomial standard error and Wilson's 95 % interval."""
+    if not n:
+        return {"n_examples": 0}
+    from scipy.stats import binomtest
+
+    p, interval = correct / n, binomtest(correct, n).proportion_ci(method="wilson")
+    return {"value": p, "stderr": math.sqrt(p * (1 - p) / n), "low": interval.low, "high": interval.high, "n_examples": n}
+
+
+def _summary(rows: list[dict[str, Any]], e: int, test: str) -> list[dict[str, Any]]:
+    values = np.array([row["value"] for row in rows if row["n_examples"]])
+    if not len(values):
+        return []
+    common = {"scope": "global", "slice": f"clients/{test}", "index": e, "n_examples": sum(row["n_examples"] for row in rows)}
+    stderr = {"stderr": float(values.std(ddof=1) / math.sqrt(len(values)))} if len(values) > 1 else {}
+    return [{**common, "metric": METRIC, "value": float(values.mean()), **stderr},
+            {**common, "metric": f"{METRIC}_std", "value": float(values.std())}]
+
+
+class Predictor:
+    """Counts what a client's model gets right on its own test examples."""
+
+    def __init__(self, setup: Setup, neighbours: Neighbours | None, test: str, seed: int):
+        self.setup, self.neighbours, self.test, self.seed = setup, neighbours, test, seed
+
+    def __call__(self, w: Tensor, buffers: dict[str, Tensor], client: int) -> tuple[int, int]:
+        """(right, n) for weights [P] on the client's n test examples; a prediction that is not finite is wrong."""
+        data, part = self.setup.dataset, torch.as_tensor(self.setup.parts[client])
+        if not len(part):
+            return 0, 0
+        index = torch.from_numpy(TESTS[self.test](data.train_y[part], data.test_y, client))
+        if not len(index):
+            return 0, 0
+        scores, features = self.outputs(w, buffers, data.test_x[index])
+        if self.neighbours is not None:
+            kept = part[self.store(client, len(part))]
+            labels = data.train_y[kept].to(w.device)
+            scores = mix(scores, features, self.outputs(w, buffers, data.train_x[kept])[1], labels, self.neighbours)
+        y = data.test_y[index].to(w.device)
+        return int(((scores.argmax(-1) == y) & scores.isfinite().all(-1)).sum()), len(index)
+
+    def store(self, client: int, n: int) -> np.ndarray:
+        """Positions of the training examples in the client's store: a random subset of its capacity, sorted."""
+        capacity = min(self.neighbours.capacity, n) if self.neighbours else n
+        return np.sort(numpy_rng(self.seed, "neighbours", client).choice(n, capacity, replace=False))
+
+    def outputs(self, w: Tensor, buffers: dict[str, Tensor], raw: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [n, C] and, where neighbours are asked for, features [n, d] (else none), in eval mode."""
+        logits, features = [], [torch.empty(0, device=w.device)]
+        with torch.no_grad():
+            bound = self.setup.network.bind(w.unsqueeze(0), {k: b.unsqueeze(0).clone() for k, b in buffers.items()})
+            for chunk in raw.split(BATCH):
+                x = self.setup.dataset.normalise(chunk).to(w.device, w.dtype).unsqueeze(0)
+                if self.neighbours is None:
+                    logits.append(bound(x)[0])
+                    continue
+                z = bound.features(x)
+                logits.append(bound.head(z)[0])
+                features.append(z[0].flatten(1).to(w.dtype))
+        return torch.cat(logits), torch.cat(features[1:] or features)
+
+
+def mix(logits: Tensor, features: Tensor, store: Tensor, labels: Tensor, n: Neighbours) -> Tensor:
+    """weight p_knn + (1 - weight) p_model, [n, C], from features [n, d], stored features [m, d] and labels [m]."""
+    d2 = torch.cdist(features, store, compute_mode="donot_use_mm_for_euclid_dist").square()
+    nearest, where = d2.topk(min(n.k, len(store)), largest=False)
+    # s_j / sum s is a softmax, which does not underflow where every neighbour is far
+    votes = torch.softmax(-nearest / (features.shape[1] * n.scale), dim=-1)
+    p_knn = torch.zeros_like(logits).scatter_add_(1, labels[where], votes.to(logits.dtype))
+    model = logits if n.logits else torch.softmax(logits, dim=-1)
+    return n.weight * p_knn + (1 - n.weight) * model
+
+
+def _epochs(epochs: Sequence[int]) -> tuple[int, ...]:
+    found = tuple(epochs)
+    if not found or not all(isinstance(e, int | np.integer) and not isinstance(e, bool) and e >= 0 for e in found):
+        raise FldiagError(f"epochs = {list(found)}", "give whole numbers of at least 0, such as 0, 1 and 5", usage=True)
+    return tuple(sorted({int(e) for e in found}))
+
+
+def _setup(run: Run, device: str, root: str | None, download: bool, model: str | None, data: str | None) -> Setup:
+    config = run.config
+    for section, name, given in (("model", config.model.name, model), ("data", config.data.name, data)):
+        if ":" in name and not name.startswith("npz:") and given != name:
+            raise FldiagError(f"{run.path} names the {section} {name!r}, user code that is never run because a file says so",
+                              f"if you trust it, say so yourself: --{section} {name}")
+        if given is not None and given != name:
+            raise FldiagError(f"{run.path} was trained with {section} {name!r}, not {given!r}",
+                              f"leave out --{section}", usage=True)
+    stored = config.data.root
+    here = root or (stored if stored is not None and Path(stored).is_dir() else None)
+    setup = Setup(config.replace(data__root=here), device=device, download=download,
+                  parts=partition.load_parts(run.verified("partition.npz")))
+    if run.index["provenance"].get("data") != setup.dataset.fingerprint():
+        raise FldiagError(f"the data set {setup.dataset.name!r} found here is not the one {run.path} was trained on",
+                          "point to the same data with --root")
+    return setup
+
+
+def _cached(file: Path) -> pd.DataFrame | None:
+    if not file.is_file():
+        return None
+    try:
+        return check(pd.read_parquet(file))
+    except (OSError, ValueError, FldiagError):  # a damaged cache is no cache
+        file.unlink(missing_ok=True)
+        return None

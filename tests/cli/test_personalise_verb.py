@@ -1,0 +1,97 @@
+"""``fldiag personalise`` and the end of a personalised training, as a user types them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from fldiag.checkpoint.store import Run
+from fldiag.cli import app
+
+QUICK = ["--set", "rounds=1", "--set", "model.name=mlp", "--set", "train.epochs=1", "--device", "cpu"]
+runner = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def _inside(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments, code=0):
+    result = runner.invoke(app, [str(a) for a in arguments])
+    assert result.exit_code == code, (result.output, result.exception)
+    return result
+
+
+def complaint(*arguments, code):
+    result = run(*arguments, code=code)
+    lines = result.stderr.strip().splitlines()
+    assert lines[0].startswith("error: ") and lines[1].lstrip().startswith("→ "), result.stderr
+    return result.stderr
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "r"
+    run("train", "digits", *QUICK, "--out", folder)
+    return folder
+
+
+def test_help_has_an_example():
+    text = run("personalise", "--help").stdout
+    assert "Example: fldiag personalise" in text and all(f"--{o}" in text for o in ("epochs", "knn", "json", "seed", "debug"))
+
+
+def test_training_a_personalised_method_ends_with_mean_and_deviation():
+    answer = json.loads(run("train", "digits", *QUICK, "--set", "method.name=fedbabu", "--set", "method.tune_epochs=[0,1]",
+                            "--out", "r", "--json").stdout)
+    rows = [row for row in answer["rows"] if "std" in row]
+    assert [(row["epochs"], row["clients"]) for row in rows] == [(0, 20), (1, 20)]
+    frame = Run.open("r").metrics
+    for row in rows:
+        part = frame[(frame["index"] == row["epochs"]) & (frame["scope"] == "client")]["value"]
+        assert row["mean"] == pytest.approx(part.mean()) and row["std"] == pytest.approx(part.std(ddof=0))
+        assert (row["lowest"], row["highest"]) == (part.min(), part.max())
+    assert answer["paths"][-1].endswith("0001.pt")
+
+
+def test_a_run_of_any_method_table_picture_and_provenance(trained):
+    result = run("personalise", trained, "--epochs", "0,2")
+    png = Path(result.stdout.strip().splitlines()[-1])
+    assert png.parent == trained / "diagnostics" and png.read_bytes()[:4] == b"\x89PNG"
+    assert "personal accuracy" in result.stdout
+    frame = pd.read_csv(png.with_suffix(".csv"))
+    assert sorted(frame["index"].unique()) == [0, 2] and (frame["scope"] == "client").sum() == 40
+    about = json.loads(png.with_suffix(".json").read_text())
+    assert len(about["checkpoint"]["sha256"]) == 64 and about["options"]["epochs"] == [0, 2]
+    assert run("personalise", trained, "--epochs", "0,2").stdout == result.stdout  # the cache's answer is the same
+
+
+def test_options_change_the_answer_and_its_name(trained, tmp_path):
+    seen = {}
+    for options in ([], ["--knn"], ["--lr", "initial", "--seed", 3], ["--test", "own"], ["--clients", "0,3"]):
+        answer = json.loads(run("personalise", trained, "--epochs", 1, *options, "--out", tmp_path / "o", "--json").stdout)
+        seen[answer["paths"][-1]] = pd.read_csv(answer["paths"][1])
+    assert len(seen) == 5 and all(Path(p).parent == tmp_path / "o" for p in seen)
+    plain, knn, _, own, two = seen.values()
+    assert not plain["value"].equals(knn["value"]) and set(knn["prediction"]) == {"model and neighbours"}
+    assert own["slice"].iloc[0] == "client:0/own" and two["client"].dropna().tolist() == [0, 3]
+
+
+def test_wrong_questions(trained):
+    assert "0,1,5" in complaint("personalise", trained, "--epochs", "1,x", code=2)
+    assert "at least 0" in complaint("personalise", trained, "--epochs", "-1", code=2)
+    assert "0..19" in complaint("personalise", trained, "--clients", "20", code=2)
+    assert "initial" in complaint("personalise", trained, "--lr", "last", code=2)
+    assert "own" in complaint("personalise", trained, "--test", "train", code=2)
+    assert "not a run folder" in complaint("personalise", "nowhere", code=2)
+
+
+def test_a_run_that_is_not_finished_is_refused(trained, tmp_path):
+    shutil.copytree(trained, "half")
+    index = json.loads(Path("half/run.json").read_text())
+    Path("half/run.json").write_text(json.dumps({**index, "status": "interrupted"}))
+    assert "--resume" in complaint("personalise", "half", code=1)
