@@ -39,6 +39,7 @@ class Local:
     x: Tensor | None = None  # all examples of the cohort one after another, when training inputs are fixed
     offset: Tensor | None = None  # [K] where each client's examples start in ``x``
     public: Tensor | None = None  # [M, ...] unlabelled inputs that every client and the server hold
+    mean_size: float = 0.0  # examples a client has on average, over all N
     trained: tuple[int, int] | None = None  # entries of the weights that are trained (None: all)
     memo: dict[str, Any] = field(default_factory=dict)  # what parts keep within the round
 
@@ -101,7 +102,7 @@ class Step:
         self.local, self.x, self.y, self.weight, self.index, self.maps = local, x, y, weight, index, maps
         self.k = x.shape[0]
         self.targets: list[tuple[Tensor, Tensor | float]] = [(y, 1.0)]
-        self.decay = 0.0
+        self.decay: float | Tensor = 0.0
         self._losses = losses
         self._given = x  # a part may replace the inputs: then nothing cached fits
         self._here: tuple[Tensor, Bound, Tensor | None, list[Tensor] | None] | None = None
@@ -134,18 +135,18 @@ class Step:
         other._given, other._passed = self._given, True
         return other
 
-    def pull(self, g: Tensor, centre: Tensor, strength: float) -> Tensor:
-        """g + strength (w - centre), in place: the gradient of strength/2 ||w - centre||^2.
+    def pull(self, g: Tensor, centre: Tensor, strength: float | Tensor) -> Tensor:
+        """g + strength (w - centre), in place: the gradient of strength/2 ||w - centre||^2; strength may be [k, 1].
 
         With ``train.clip_before_quadratic`` the part that is proportional to w joins after clipping, with the
         weight decay, as it does in code that writes the penalty that way.
         """
-        if not strength:
+        if not isinstance(strength, Tensor) and not strength:
             return g
         if self.local.train.clip_before_quadratic:
-            self.decay += strength
-            return g.sub_(centre, alpha=strength)
-        return g.add_(self.w - centre, alpha=strength)
+            self.decay = self.decay + strength
+            return g.sub_(centre * strength)
+        return g.add_((self.w - centre) * strength)
 
     def received_logits(self) -> Tensor:
         """Logits [k, B, C] of the received model on this minibatch, in eval mode."""

@@ -13,6 +13,7 @@ def fedasam(rho: NonNegative = 1.0) -> Method:
     Local step:  e = rho w^2 g_l / (|| |w| g_l || + 1e-12),  g_u = grad L_l(w_k + e)
     Server:      as FedAvg.
     Cost:        2 P a step, uplink 1x.
+    Paper vs code: no constant is added to |w|, as in FedSOL's code (Kwon et al. add one).
     Values:      rho = 1.0 from {0.1, 0.5, 1, 2} (FedSOL; its config files hold 0.5).
     """
     return Method(Sharpness(rho, adaptive=True))

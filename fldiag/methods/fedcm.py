@@ -4,19 +4,21 @@ from typing import Annotated
 
 from pydantic import Field
 
+from fldiag.config import Positive
 from fldiag.method import Method, method
 from fldiag.parts.momentum import ClientMomentum, GlobalUpdate
 
 
 @method("fedcm", source="Xu et al., arXiv 2106.10874 (2021), Algorithm 1",
         neutral={"alpha_cm": 1.0}, equals="fedavg")
-def fedcm(alpha_cm: Annotated[float, Field(gt=0, le=1)] = 0.1) -> Method:
+def fedcm(alpha_cm: Annotated[float, Field(gt=0, le=1)] = 0.1, server_lr: Positive = 1.0) -> Method:
     """Client-level momentum: every local gradient is mixed with the last global update.
 
     Local step:  g_u = alpha_cm g_l + (1 - alpha_cm) Delta
-    Server:      Delta := -mean_S (w_k - w_g) / (K_k lr);  w_g as FedAvg
+    Server:      Delta := -mean_S (w_k - w_g) / (K_k lr);  w_g := w_g + server_lr sum_k p_k (w_k - w_g)
     Cost:        1 P a step, uplink 1x, downlink 2x.
     Values:      alpha_cm = 0.1 from {0.01, 0.05, 0.1}.
-    Paper vs code: the released code takes K from the first client's size; here each client's own number of steps.
+    Paper vs code: the released code takes K from the first client's size; here each client's own number of steps
+    (with momentum their weighted sum, as in FedNova).
     """
-    return Method(ClientMomentum(alpha_cm), GlobalUpdate("steps_lr"))
+    return Method(ClientMomentum(alpha_cm), GlobalUpdate("steps_lr", server_lr))

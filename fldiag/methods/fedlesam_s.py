@@ -20,6 +20,7 @@ def fedlesam_s(rho: NonNegative = 0.1, estimate: Literal["client", "server"] = "
     Cost:        1 P a step, uplink 2x, downlink 2x.
     Values:      rho = 0.1 (FedTOGA); 0.5 in the authors' README.
     Paper vs code: the released code takes the last global update for every client (estimate = "server"), indexes the
-    flat vector by tensor number and scales by a sum of absolute values; the last two are not reproduced.
+    flat vector by tensor number, scales by a sum of absolute values and multiplies c - c_k by 0.1; the last three are not
+    reproduced.
     """
     return Method(GlobalDrift(rho, estimate), ControlVariates(1.0))

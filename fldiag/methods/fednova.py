@@ -14,6 +14,7 @@ def fednova(ccvr: Literal["off", "fixed", "official"] = "off") -> Method:
     Server:      w_g := w_g + tau_eff sum_k p_k (w_k - w_g) / a_k,  tau_eff = sum_k p_k a_k
     Cost:        1 P a step, uplink 1x and a scalar.
     Paper vs code: FedSOL's configuration adds g + d - d_k with d_k = (w_g - w_k) / (lr a_k) but never updates d (ccvr =
-    "official"); "fixed" updates it.
+    "official"); "fixed" updates it by d := (1 - q) d + sum_S (n_k / n) d_k, q the sampled share of the data. FedProj's code
+    trains with Adam and keeps the formula of momentum 0.9; here a_k = K_k with Adam.
     """
     return Method(NormalisedMean(), *([] if ccvr == "off" else [MeanGradientCorrection(ccvr == "fixed")]))

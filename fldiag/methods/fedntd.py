@@ -11,7 +11,7 @@ def fedntd(mu: NonNegative = 1.0, tau: Positive = 1.0) -> Method:
 
     Objective:   CE + mu tau^2 mean_x KL(softmax(zg_{not y} / tau) || softmax(z_{not y} / tau))
     Server:      as FedAvg.
-    Cost:        1.33 P a step (one forward of the received model), uplink 1x.
+    Cost:        1.33 P a step (one forward of the received model; once a round where inputs are not augmented), uplink 1x.
     Values:      mu = 1.0, tau = 1.0 from {0.5, 1} x {1, 3} (FedSOL).
     """
     return Method(NotTrueDistillation(mu, tau))

@@ -14,6 +14,7 @@ def fedprox(mu: NonNegative = 1.0) -> Method:
     Server:      as FedAvg.
     Cost:        1 P a step, uplink 1x.
     Values:      mu = 1.0 from {0.1, 0.5, 1, 2} (FedSOL), 1e-4 (FedAlign, FedProj).
-    Paper vs code: FedProj's released FedProx compares the live weights with themselves (its term is 0).
+    Paper vs code: FedProj's released FedProx compares the live weights with themselves (its term is 0);
+    FL-Simulator adds mu w to the weight decay, after clipping (train.clip_before_quadratic).
     """
     return Method(Proximal(mu))

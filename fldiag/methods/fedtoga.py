@@ -24,7 +24,9 @@ def fedtoga(rho: NonNegative = 0.1, kappa: NonNegative = 1.0, beta_dual: NonNega
     Cost:        2 P a step (neighbour: 1 P), uplink 1x, downlink 2x.
     Values:      kappa = 1 {1, 2, 4}, beta_dual = 0.9 {0.8, 0.85, 0.9}, lam = 0.1 {0.01, 0.1, 0.2}, rho = 0.1.
     Ablation:    kappa = beta_dual = 0 is FedSpeed, and rho = 0 then FedDyn.
-    Paper vs code: public code always uses fusion with kappa = 1 and registers the corrected gradient (registered).
+    Paper vs code: public code always uses fusion with kappa = 1 and registers the gradient with its corrections,
+    after clipping (registered = "corrected": before clipping); one client passes h_k - w_g instead of Delta (not reproduced).
+    Both omit the division by lr (delta_scale). K there is that of the first client or of the average size.
     """
     before, after = ([Register()], []) if registered == "gradient" else ([], [Register()])
     return Method(GlobalPerturbation(rho, kappa, mode), *before, DynamicRegulariser(lam), DualCorrection(beta_dual), *after,

@@ -15,6 +15,7 @@ def gradient_projection(loss: Literal["l2", "kl"] = "kl", tau: Positive = 3.0) -
     Local step:  g_u = g_l - (<g_l, g_p> / ||g_p||^2) g_p if <g_l, g_p> < 0, else g_l
     L_p:         loss = kl (tau) or l2, as in FedSOL
     Server:      as FedAvg.
-    Cost:        2 P + 1/3 P (kl), 1 P (l2); uplink 1x.
+    Cost:        2.33 P a step (kl; 2 P where inputs are not augmented: the received model's logits are then taken once a
+                 round), 1 P (l2); uplink 1x.
     """
     return Method(ProximalProjection(kl(tau) if loss == "kl" else None))

@@ -13,13 +13,13 @@ from fldiag.step import Local, Step
 class GlobalUpdate(Part):
     """Server: Delta := -mean_S d_k / K_k ("steps") or -mean_S d_k / (K_k lr) ("steps_lr"), sent with w_g.
 
-    K_k is the effective number of steps: the plain one without momentum.
+    K_k is the effective number of steps: the plain one without momentum. w_g := w_g + server_lr (w - w_g).
     """
 
     sent = ("delta",)
 
-    def __init__(self, scale: str):
-        self.scale = scale
+    def __init__(self, scale: str, server_lr: float = 1.0):
+        self.scale, self.server_lr = scale, server_lr
 
     def server_init(self, w0: Tensor) -> dict[str, Tensor]:
         return {"delta": torch.zeros_like(w0)}
@@ -30,7 +30,7 @@ class GlobalUpdate(Part):
             divisor = divisor * round.lr
         moved = torch.where(divisor > 0, (round.rows - round.w_g) / divisor.clamp(min=1e-12), 0.0)
         round.state["delta"] = -round.mean(moved)
-        return w
+        return w if self.server_lr == 1 else round.w_g + self.server_lr * (w - round.w_g)
 
 
 class ClientMomentum(Part):

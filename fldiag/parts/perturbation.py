@@ -11,6 +11,7 @@ from torch import Tensor
 from fldiag.errors import FldiagError
 from fldiag.method import Part, Perturbation
 from fldiag.params import Layout, norm, per_tensor_norm
+from fldiag.parts.withheld import Withheld
 from fldiag.step import Output, Step
 
 if TYPE_CHECKING:
@@ -51,20 +52,21 @@ class ProximalPerturbation(Part):
     fixed (Lambda = 1) or adaptive, Lambda^(m)[i] = |w - w_g|[i] / ||w^(m) - w_g^(m)|| per layer m.
     No perturbation where ||g_p|| < floor: at w = w_g the gradient is rounding noise, which the
     normalisation would blow up to length rho.
+    ``loss``: a term of the output, a method's part that is withheld from the objective, or None for
+    ||w - w_g||^2 / 2.
     """
 
-    def __init__(self, loss: Callable[[Step, Output], Tensor] | None, rho: float, part: Literal["full", "body", "head"],
-                 strength: Literal["fixed", "adaptive"], lambda_norm: Literal["layer", "tensor", "dim0"],
-                 floor: float | None):
+    def __init__(self, loss: Callable[[Step, Output], Tensor] | Withheld | None, rho: float,
+                 part: Literal["full", "body", "head"], strength: Literal["fixed", "adaptive"],
+                 lambda_norm: Literal["layer", "tensor", "dim0"], floor: float | None):
         self.loss_p, self.rho, self.part, self.strength = loss, rho, part, strength
         self.lambda_norm, self.floor = lambda_norm, floor
 
     def check(self, network: Network, dataset: Dataset, config: Config) -> None:
         if self.part != "full":
             _ = network.layout.head_size  # raises when there is no head
-        if self.loss_p is not None and dataset.train_y.is_floating_point():
-            raise FldiagError("the kl proximal loss needs class labels, the data set has real targets",
-                              "set method.loss = 'l2'")
+        if callable(self.loss_p):
+            needs_classes(dataset)
 
     def bounds(self, layout: Layout) -> tuple[int, int]:
         if self.part == "full":
@@ -73,9 +75,11 @@ class ProximalPerturbation(Part):
         return (0, cut) if self.part == "body" else (cut, layout.size)
 
     def gradient(self, step: Step, start: int, stop: int) -> Tensor:
-        """g_p on the perturbed part, [k, stop - start]; ``loss_p`` None means l2, whose gradient is w - w_g."""
+        """g_p on the perturbed part, [k, stop - start]."""
         if self.loss_p is None:
             return (step.w - step.local.w_g)[:, start:stop]
+        if isinstance(self.loss_p, Withheld):
+            return self.loss_p.proximal_gradient(step)[:, start:stop]
         if self.part == "head":
             return step.head_gradient(self.loss_p)[1]
         return step.gradient(self.loss_p)[1][:, start:stop]
@@ -92,6 +96,13 @@ class ProximalPerturbation(Part):
             d = step.w[:, start:stop] - step.local.w_g[start:stop]
             e = e * strengths(d, step.local.network.layout.part(start, stop), self.lambda_norm)
         return Perturbation(e, start, stop)
+
+
+def needs_classes(dataset: Dataset) -> None:
+    """Raises FldiagError for real targets: a softmax of them has no meaning."""
+    if dataset.train_y.is_floating_point():
+        raise FldiagError("the kl proximal loss needs class labels, the data set has real targets",
+                          "set method.loss = 'l2'", usage=True)
 
 
 def noise_floor(dtype: torch.dtype) -> float:

@@ -64,7 +64,7 @@ class LookAhead(Part):
         return w_g + self.beta * state["m"] if self.beta else w_g
 
     def correct(self, step: Step, g: Tensor) -> Tensor:
-        return g.add_(step.w - step.local.w_g, alpha=2 * self.mu) if self.mu else g
+        return step.pull(g, step.local.w_g, 2 * self.mu)
 
     def server(self, round: Round, w: Tensor) -> Tensor:
         ahead = round.w_g + self.beta * round.state["m"]

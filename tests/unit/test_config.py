@@ -104,7 +104,7 @@ def test_overrides_win_and_a_new_name_drops_the_old_options():
 
 def test_every_default_is_filled_in():
     tree = build({"method": {"name": "fedsol"}}).model_dump(mode="json")
-    assert tree["method"] == {"name": "fedsol", "rho": 1.5, "loss": "kl", "tau": 3.0, "part": "head", "strength": "adaptive",
+    assert tree["method"] == {"name": "fedsol", "rho": 1.5, "loss": "kl", "tau": 3.0, "tau_moon": 0.5, "part": "auto", "strength": "adaptive",
                               "lambda_norm": "layer", "gp_floor": None, "official_eps": False}
     assert tree["partition"]["alpha"] == 0.1
     assert tree["train"]["momentum"] == 0.9
