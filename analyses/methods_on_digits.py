@@ -129,7 +129,8 @@ def text(frame: pd.DataFrame) -> str:
     head = "| method | model | accuracy % | personal % | λ1 | forgetting % | cost | uplink |\n|---|---|---|---|---|---|---|---|\n"
     return head + "\n".join(
         f"| {r['method']}{'' if not r['public'] else ' (public data)'} | {r['model']} | {cell(r, 'accuracy', 100)} | "
-        f"{cell(r, 'personal', 100)} | {cell(r, 'lambda_1', 1, 2)} | {cell(r, 'forgetting', 100)} | {r['cost']:.2f} | {r['uplink']:.2f} |"
+        f"{cell(r, 'personal', 100)} | {cell(r, 'lambda_1', 1, 2)} | {cell(r, 'forgetting', 100)} | {r['cost']:.2f} | "
+        f"{r['uplink']:.2f} |"
         for r in frame.to_dict("records")) + "\n"
 
 

@@ -24,6 +24,7 @@ def fedalign(mu: NonNegative = 0.45, omega_s: Annotated[float, Field(gt=0, le=1)
     Server:      as FedAvg; the full network is evaluated.
     Cost:        1.02 P a step, uplink 1x. Needs a residual network.
     Values:      mu = 0.45, omega_s = 0.25, clip = 10.
-    Paper vs code: the paper writes raw, the released code does ce; the clipping is in the code only.
+    Paper vs code: the paper writes raw, the released code does ce; the clipping is in the code only, and so is Nesterov
+    momentum that is never reset (train.nesterov, train.keep_momentum).
     """
     return Method(LipschitzAlignment(mu, omega_s, lip_scale), Clip(clip))

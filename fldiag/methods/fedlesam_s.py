@@ -11,7 +11,7 @@ from fldiag.parts.memory import GlobalDrift
 @method("fedlesam_s", source="Fan et al., ICML 2024, Algorithm 1",
         neutral={"rho": 0.0}, equals="scaffold")
 def fedlesam_s(rho: NonNegative = 0.1, estimate: Literal["client", "server"] = "client") -> Method:
-    """Locally estimated global perturbation: one gradient a step, at a point fixed for the round.
+    """FedLESAM with control variates: the perturbation fixed for the round, and SCAFFOLD's correction.
 
     Local step:  g_u = grad L_l(w_k + e),  e = rho (w_old,k - w_g) / ||w_old,k - w_g||, w_old,k the model this client received
                  at its last participation (e = 0 at the first)

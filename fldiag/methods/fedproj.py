@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fldiag.config import Count, NonNegative, Positive, Unit
+from fldiag.errors import FldiagError
 from fldiag.method import Method, method
 from fldiag.parts.distillation import ServerDistillation
 from fldiag.parts.ensemble import Ensemble, mean
@@ -40,8 +41,11 @@ def fedproj(epochs: Whole = 1, tau: Positive = 3.0, lr: Positive = 1e-5, batch_s
     first_round = 10 to last_round = 89 of 100, its language variant with proj_rate = 0.7; it cuts public inputs and
     teacher logits to integers (official_trunc); its reference is the live student itself, so that its gamma_wd does
     nothing: here it is a true copy. The paper's Eq. 7 has the KL the other way round (direction = "student_teacher",
-    for server and memory alike), its Algorithm 1 the reference prev_global.
+    for server and memory alike), its Algorithm 1 the reference prev_global and an unconditional projection with labels.
     """
+    if last_round is not None and last_round < first_round:
+        raise FldiagError(f"last_round = {last_round} comes before first_round = {first_round}: nothing would be projected",
+                          "choose a later method.last_round, or method.proj_rate = 0 for no projection", usage=True)
     teacher = Ensemble(mean)
     return Method(
         MemoryProjection(teacher, tau, rate=proj_rate, size=memory_size, batch_size=memory_batch, first=first_round,

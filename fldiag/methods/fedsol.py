@@ -34,8 +34,8 @@ def fedsol(rho: NonNegative = 1.5, loss: Literal["kl", "l2", "scaffold", "fednov
     Paper vs code: the released code normalises Lambda along the first axis of each tensor (lambda_norm =
     "dim0") and perturbs along rounding noise in the first step of a round (official_eps; here no
     perturbation while ||g_p|| < gp_floor, by default 1e-6 in float32 and 1e-12 in float64). The paper counts 1.33 P for the
-    head without the received model; here both passes share the body's features. The paper does not print g_p of the other
-    methods; d_k and d are a reconstruction.
+    head without the received model; here both passes share the body's features. The paper averages uniformly
+    (train.aggregate = "uniform"), the code by examples. g_p of the other methods is not printed; d_k, d are a reconstruction.
     """
     if loss == "moon" and part == "head":
         raise FldiagError("part = 'head' with loss = 'moon' perturbs nothing: the contrast does not depend on the head",

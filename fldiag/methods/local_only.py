@@ -13,6 +13,7 @@ def local_only() -> Method:
     Personal:    each client's own model, on the test examples of its own class mixture.
     Cost:        1 P a step, uplink 0.
     Values:      200 rounds of one epoch, every client in every round (clients.per_round = clients.total,
-    train.epochs = 1): then train.lr_decay, applied once a round, is the paper's decay of 0.99 an epoch.
+    train.epochs = 1): then train.lr_decay, applied once a round, is the paper's decay of 0.99 an epoch. With
+    train.keep_momentum = true it is a single training of 200 epochs; else each epoch begins with fresh momentum.
     """
     return Method(Alone())

@@ -44,7 +44,7 @@ class ModelContrast(Part):
     def loss(self, step: Step, out: Output) -> Tensor | None:
         if not self.mu:
             return None
-        if out.features is None:  # found out after ``check``: the model does more than head(features(x))
+        if out.features is None:
             raise FldiagError(*NO_FEATURES)
         local = step.local
         previous = {name: local.state[f"prev.{name}"] for name in local.buffers}

@@ -115,7 +115,7 @@ def strengths(d: Tensor, layout: Layout, rule: str = "layer") -> Tensor:
     module), per parameter tensor, or along the first axis of each tensor (what the authors' released code does);
     0 where the norm is 0."""
     if rule == "dim0":
-        views = layout.views(d).values()
+        views = [v if v.dim() > 1 else v.unsqueeze(1) for v in layout.views(d).values()]  # a scalar is one entry
         return torch.cat([_ratio(v.abs(), torch.linalg.vector_norm(v, dim=1, keepdim=True)).flatten(1) for v in views],
                          dim=-1)
     sizes = dict(zip(layout.names, layout.sizes, strict=True))

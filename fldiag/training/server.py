@@ -19,7 +19,7 @@ def aggregate(round: Round, method: Method, train: Train) -> Tensor:
     p = torch.full((round.m,), 1 / round.m, dtype=torch.float64)
     counts = {"n": round.n, "batches": round.n // train.batch_size}.get(train.aggregate)
     if counts is not None and int(counts.sum()):  # when no client fills a minibatch, nobody trained: all equal
-        p = counts.double() / counts.double().sum()
+        p = (counts.double() / counts.double().sum()).cpu()  # where it is when uniform, whatever the device
     for part in method:
         p = part.weigh(round, p)
     round.p = p

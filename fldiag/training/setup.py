@@ -64,17 +64,15 @@ class Setup:
             code=True)
         self.module = copy.deepcopy(self.module).to(self.device, self.dtype)
         self.network = Network(self.module, precision=self.precision)
+        self._warm()  # before the method looks: a split that is none is given up there
         self.method: Method = registry.method.get(config.method.name).build(**config.method.options)
         self.method.check(self.network, self.dataset, config)
-        if self.public is None and any(part.public for part in self.method):
-            raise FldiagError(f"method {config.method.name!r} distils on unlabelled public inputs, and there are none",
-                              "give another data set with --set data.public=cifar100, or training examples that no client "
-                              "gets with --set data.public=holdout:200", usage=True)
+        if any(part.public for part in self.method):
+            self._check_public()
         self.schedule = schedule or Seeded(config.seed, config.clients.total, config.clients.per_round, config.train.epochs,
                                            config.train.batch_size, config.train.drop_last,
                                            config.clients.sampling == "independent")
         self.stack = self._stack()
-        self._warm()
 
     def _public(self, x: Tensor | None, download: bool) -> Tensor | None:
         """Unlabelled inputs [M, ...] for distillation, if the config names any."""
@@ -82,6 +80,15 @@ class Setup:
         if x is None and config.public is not None:
             x, _ = load_public(config.public, self.dataset, config.root, download, config.public_size, self.config.partition.seed)
         return None if x is None else x.to(self.device, self.dtype)
+
+    def _check_public(self) -> None:
+        if self.public is None:
+            raise FldiagError(f"method {self.config.method.name!r} distils on unlabelled public inputs, and there are none",
+                              "give another data set with --set data.public=cifar100, or training examples that no client "
+                              "gets with --set data.public=holdout:200", usage=True)
+        if len(self.public) == 1 and (self.network.buffers or self.network.batch_dependent):
+            raise FldiagError("there is one public input, which batch-norm cannot train on",
+                              "give at least two: data.public=holdout:200, or a larger data.public_size", usage=True)
 
     def _stack(self) -> bool:
         wish, able = self.config.train.stack, self.network.stackable

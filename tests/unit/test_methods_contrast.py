@@ -143,4 +143,4 @@ def test_a_model_that_hides_its_features_is_refused():
 
     for module in (Hidden(), More()):
         with pytest.raises(FldiagError, match="MOON contrasts the features before the head"):
-            play(federation(config("moon", {"mu": 1.0}), DATA, module=module))
+            federation(config("moon", {"mu": 1.0}), DATA, module=module)

@@ -226,6 +226,14 @@ def test_batch_norm_cannot_learn_from_one_example(method, options):
     build(method, options)
 
 
+@pytest.mark.parametrize("method", ["feddf", "fedet", "fedproj"])
+def test_batch_norm_cannot_learn_from_one_public_input(method):
+    with pytest.raises(FldiagError, match=r"one public input.*data\.public_size"):
+        build(method, module=batch_norm_net(), public=PUBLIC[:1])
+    build(method, public=PUBLIC[:1])
+    build("fedavg", module=batch_norm_net(), public=PUBLIC[:1])
+
+
 @pytest.mark.parametrize(("method", "option", "value"), [
     ("feddf", "epochs", -1), ("feddf", "tau", 0.0), ("feddf", "lr", 0.0), ("feddf", "batch_size", 0), ("feddf", "optimizer", "lion"),
     ("fedet", "schedule", "step"), ("fedet", "weight_decay", -1.0), ("fedproj", "gamma_wd", -0.1), ("fedproj", "proj_rate", 1.1),

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from fldiag.errors import FldiagError
 from fldiag.method import Method
 from fldiag.models.network import Bound
+from fldiag.params import Layout
 from fldiag.parts import perturbation
 from fldiag.step import Local, per_example_loss
 
@@ -70,6 +71,18 @@ def test_T_SOL_4_strengths_have_unit_length_in_each_layer():
         columns = view[0].numel() // view.shape[1]
         assert far(by_axis[:, slices[name]].square().sum(1), torch.full((2,), float(columns))) <= 1e-10
     assert not perturbation.strengths(torch.zeros(1, layout.size), layout).any()
+
+
+def test_the_strength_of_a_scalar_parameter_is_one_under_every_rule():
+    """Such as the temperature of an attention: its layer and its first axis have a single entry."""
+    module = torch.nn.Linear(3, 2)
+    module.gain = torch.nn.ParameterDict({"t": torch.nn.Parameter(torch.tensor(1.0))})
+    layout = Layout.of(module)
+    d = torch.randn(2, layout.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for rule in ("layer", "tensor", "dim0"):
+        strength = perturbation.strengths(d, layout, rule)
+        assert strength.shape == d.shape
+        assert far(strength[:, layout.slices()["gain.t"]], torch.ones(2, 1)) <= 1e-12
 
 
 def test_T_SOL_5_a_perturbed_head_moves_the_gradient_of_the_body():

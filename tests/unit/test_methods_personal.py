@@ -238,8 +238,15 @@ def test_knnper_asks_for_features_and_classes():
         def forward(self, x):
             return self.b(torch.tanh(self.a(x)))
 
-    with pytest.raises(FldiagError, match="features"):
-        setup(config("knnper"), classification(UNEQUAL), module=Opaque())
+    class Other(Opaque):
+        """Its output is not head(features(x)), which only a forward shows."""
+
+        def features(self, x):
+            return self.a(x)
+
+    for module in (Opaque(), Other()):
+        with pytest.raises(FldiagError, match="features"):
+            setup(config("knnper"), classification(UNEQUAL), module=module)
     with pytest.raises(FldiagError, match="real targets"):
         setup(quadratics().config("knnper"), quadratics().data)
 

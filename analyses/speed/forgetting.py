@@ -1,0 +1,62 @@
+"""Time of ``forgetting`` on a run of 100 rounds with 10 clients each: models evaluated side by side, or one by one.
+
+    python analyses/speed/forgetting.py [--rounds 100] [--models small_cnn,mlp] [--threads 2]
+
+The runs (digits, 10 of 20 clients, client weights of every round) are trained first, in a temporary folder. Printed for
+each model: seconds for the whole table stacked, looped and by the fixed rule (``stack = auto``), in alternation, the
+median of ``--repeats``; peak memory of the weights held at a time; and that both ways give the same numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+import fldiag
+from fldiag import config
+from fldiag.diagnostics.history import History
+
+
+def timed(run: fldiag.Run, stack: str) -> tuple[float, float]:
+    """Seconds to open the run and to make the table, and the mean of its values."""
+    began = time.perf_counter()
+    frame = fldiag.diagnose(History.of(run, stack=stack), "forgetting")
+    return time.perf_counter() - began, float(frame["value"].mean())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--models", default="small_cnn,mlp")
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    print(f"torch {torch.__version__}, {args.threads} threads, {args.rounds} rounds of 10 clients, digits\n")
+    print(f"{'model':<10} {'P':>8} {'stacked s':>10} {'looped s':>10} {'auto s':>10} {'looped/stacked':>15}")
+    for name in args.models.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            overrides = [f"rounds={args.rounds}", f"model.name={name}", "train.epochs=1", "checkpoint.clients=sampled"]
+            run = fldiag.train(config.load("digits", overrides), out=Path(folder) / "run")
+            seconds: dict[str, list[float]] = {"on": [], "off": [], "auto": []}
+            means = {}
+            for _ in range(args.repeats):
+                for stack in seconds:
+                    took, means[stack] = timed(run, stack)
+                    seconds[stack].append(took)
+            on, off, auto = (statistics.median(seconds[s]) for s in ("on", "off", "auto"))
+            size = History.of(run).layout.size
+            print(f"{name:<10} {size:>8} {on:>10.1f} {off:>10.1f} {auto:>10.1f} {off / on:>15.2f}", flush=True)
+            if abs(means["on"] - means["off"]) > 1e-3:
+                print(f"           the two ways differ: {means}")
+    print(f"\npeak memory of the process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
+
+
+if __name__ == "__main__":
+    main()
