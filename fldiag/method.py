@@ -90,6 +90,8 @@ class Part:
     uploaded: tuple[str, ...] = ()
     #: the part reads ``out.maps`` (staged models)
     maps: bool = False
+    #: pieces that the part cuts each minibatch into
+    cuts: int = 1
     #: no client sends or receives anything
     isolated: bool = False
     #: the part needs unlabelled inputs (``round.public``, ``local.public``)

@@ -14,7 +14,7 @@ def stochdepth(keep_last: Annotated[float, Field(gt=0, le=1)] = 0.9, keep_rule: 
 
     Local step:  block l of L is relu(F(x) + I(x)) with probability p_l, else relu(I(x)); one draw a minibatch and block
     Depth rule:  p_l = 1 - (l-1)/(L-1) (1 - keep_last) (keep_rule = code) or 1 - l/L (1 - keep_last) (paper)
-    Evaluation:  relu(p_l F(x) + I(x))
+    Evaluation:  relu(p_l F(x) + I(x)); both values are handed to the model's options of the same name
     Server:      as FedAvg.
     Cost:        0.95 P a step at keep_last = 0.9 (the mean of p_l), uplink 1x. Needs a residual network.
     Values:      keep_last = 0.9 (FedAlign).

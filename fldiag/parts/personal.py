@@ -105,6 +105,8 @@ class Lookahead(Part):
     a single example is both.
     """
 
+    cuts = 2
+
     def __init__(self, inner_lr: float | None, beta: float, shared: bool, personal: Personal, split: int):
         self.inner_lr, self.beta, self.shared, self.split = inner_lr, beta, shared, split
         self.plan = replace(personal, method=Method(self), steps=self.steps)

@@ -73,6 +73,7 @@ class Setup:
                                            config.train.batch_size, config.train.drop_last,
                                            config.clients.sampling == "independent")
         self.stack = self._stack()
+        self._check_batches()
 
     def _public(self, x: Tensor | None, download: bool) -> Tensor | None:
         """Unlabelled inputs [M, ...] for distillation, if the config names any."""
@@ -89,6 +90,24 @@ class Setup:
         if len(self.public) == 1 and (self.network.buffers or self.network.batch_dependent):
             raise FldiagError("there is one public input, which batch-norm cannot train on",
                               "give at least two: data.public=holdout:200, or a larger data.public_size", usage=True)
+
+    def _check_batches(self) -> None:
+        """Batch-norm on a map of one position cannot train on one example: tried with the smallest minibatch there is."""
+        train, cuts = self.config.train, max((part.cuts for part in self.method), default=1)
+        last = [n % train.batch_size or min(n, train.batch_size) for n in map(len, self.parts)]
+        if train.drop_last or (not self.network.buffers and not self.network.batch_dependent) or min(last) // cuts > 1:
+            return
+        client = last.index(min(last))
+        x = self.dataset.batch(torch.zeros(1, dtype=torch.long), None).to(self.device, self.dtype)
+        buffers = {n: b.clone().unsqueeze(0) for n, b in self.network.buffers.items()}
+        try:
+            with torch.no_grad(), self.seeded("trial"):
+                self.network.bind(self.initial().unsqueeze(0), buffers, train=True)(x.unsqueeze(0))
+        except ValueError as error:
+            raise FldiagError(f"client {client} has a minibatch of {min(last)} example{'s' * (min(last) > 1)}"
+                              f"{', of which this method makes parts' if cuts > 1 else ''}, and batch-norm cannot train on one "
+                              f"example ({str(error).splitlines()[0]})", "choose train.batch_size so that no client's last "
+                              "minibatch is that small, or train.drop_last = true", usage=True) from None
 
     def _stack(self) -> bool:
         wish, able = self.config.train.stack, self.network.stackable
@@ -151,13 +170,7 @@ class Setup:
             {n: b.to(self.device).expand(k, *b.shape).clone() for n, b in unit.buffers.items()}, feed.x, feed.offset,
             self.public, sum(map(len, self.parts)) / len(self.parts))
         with self.seeded("model", unit.t, unit.ids[0]):  # dropout; such models are not stacked
-            try:
-                return client.train(local, self.method, feed)
-            except ValueError as error:
-                if "more than 1 value per channel" not in str(error):
-                    raise
-                raise FldiagError(f"client {unit.ids[0]} has a minibatch of one example, which batch-norm cannot train on",
-                                  "choose train.batch_size so that no client's last minibatch has one example") from None
+            return client.train(local, self.method, feed)
 
 
 def provenance(setup: Setup) -> dict[str, Any]:

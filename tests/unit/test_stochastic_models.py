@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from helpers import classification, config
+from helpers import classification, config, images
 from torch import nn
 
 from fldiag import FldiagError
@@ -90,11 +90,22 @@ def test_the_received_model_is_judged_with_its_received_statistics(method, monke
 
 
 def test_a_minibatch_of_one_with_batch_norm_says_what_to_change():
-    dataset, parts = classification((20, 13, 8))
-    f = Federation(Setup(config(batch_size=7), dataset=dataset, parts=parts, module=Normed()))
-    with pytest.raises(FldiagError, match="minibatch of one example") as error:
-        play(f)
+    """Before training, whether or not that client will be sampled."""
+    data = classification((20, 13, 8))
+
+    def made(sizes=data, method="fedavg", **train):
+        return Setup(config(method, batch_size=7, **train), dataset=sizes[0], parts=sizes[1], module=Normed())
+
+    with pytest.raises(FldiagError, match="client 2 has a minibatch of 1 example, and batch-norm cannot train") as error:
+        made()
     assert "train.batch_size" in str(error.value)
+    made(drop_last=True)
+    thirds = classification((20, 13, 10))  # last minibatches of 6, 6 and 3: halves of 2 and 1
+    made(thirds)
+    with pytest.raises(FldiagError, match="client 2 has a minibatch of 3 examples, of which this method makes parts"):
+        made(thirds, "perfedavg")
+    one = config(batch_size=7, model="small_resnet", model_options={})
+    Setup(one, dataset=images((20, 13, 8))[0], parts=images((20, 13, 8))[1])  # its maps have several positions
 
 
 def test_the_callers_module_is_not_touched():
