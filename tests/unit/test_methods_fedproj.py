@@ -31,7 +31,7 @@ def inner(a, b):
 # --- the rule
 
 @pytest.mark.parametrize("eps", [0.0, 1e-2])
-def test_T_PROJ_2_and_3_no_conflict_is_left_and_agreement_is_untouched(eps):
+def test_T_PROJ_2_T_PROJ_3_no_conflict_is_left_and_agreement_is_untouched(eps):
     out, before, square = project(G, H, eps=eps), inner(G, H), inner(H, H)
     conflict = before < 0
     assert 5 < int(conflict.sum()) < 35

@@ -183,7 +183,7 @@ def test_one_draw_a_block_and_minibatch(rule, draws):
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("kind", [BasicBlock, Bottleneck])
-def test_evaluation_gives_the_mean_of_the_blocks_outputs(kind, stride):
+def test_T_SD_2_evaluation_gives_the_mean_of_the_blocks_outputs(kind, stride):
     block = unsettled(kind(8, 8, stride, lambda c: nn.GroupNorm(2, c)).double()).train()
     block.keep = 0.7
     x = randn(2, 8, 5, 5)
