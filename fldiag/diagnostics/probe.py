@@ -56,6 +56,11 @@ def _runs(n: int, count: int = 32) -> list[range]:
     return [range(i * n // 4, i * n // 4 + count // 4) for i in range(4)] if n > count else [range(n)]
 
 
+def sample(problem: Problem, count: int) -> tuple[Tensor, Tensor]:
+    """Up to ``count`` examples spread over the slice."""
+    return _sample(problem, _runs(problem.n, count))
+
+
 def _sample(problem: Problem, runs: list[range]) -> tuple[Tensor, Tensor]:
     parts = [problem.read(r.start, r.stop) for r in runs]
     return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])

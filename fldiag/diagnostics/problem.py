@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from fldiag.diagnostics import inputs
-from fldiag.diagnostics.linalg.hvp import Hessian
+from fldiag.diagnostics.linalg.operator import Matrix, Operator
+from fldiag.diagnostics.operators import Form, operator
 from fldiag.diagnostics.probe import Facts, check_labels, examine
 from fldiag.errors import FldiagError
 from fldiag.params import Layout
@@ -106,6 +107,7 @@ class Problem:
         self.module.to(self.device, dtype).eval()
         self.criterion = own_loss.to(self.device, dtype) if isinstance(own_loss, nn.Module) else own_loss
         self._held: dict[int, tuple[Tensor, Tensor]] = {}
+        self._recalled: dict[Any, Any] = {}
 
     # -- what is known about the problem
 
@@ -168,7 +170,7 @@ class Problem:
         """Examples start..stop-1, fresh from the slice, on the device."""
         return inputs.convert(*self._data.batch(start, stop), self.dtype, self.device)
 
-    def _batch(self, i: int) -> tuple[Tensor, Tensor]:
+    def batch(self, i: int) -> tuple[Tensor, Tensor]:
         """Batch i, kept for the next evaluation while all batches fit a quarter of the memory."""
         if i not in self._held:
             start, stop = self.bounds[i]
@@ -201,7 +203,7 @@ class Problem:
         if channels_last:  # also the weights: with one input channel the layout of x alone decides nothing
             views = {n: v.clone(memory_format=torch.channels_last) if v.ndim == 4 else v for n, v in views.items()}
         for i in range(len(self.bounds)):
-            x, y = self._batch(i)
+            x, y = self.batch(i)
             if channels_last:
                 x = x.contiguous(memory_format=torch.channels_last)
             with self.guarded(), torch.no_grad():
@@ -243,7 +245,7 @@ class Problem:
         """The mean loss of each batch as a function of the weights, and the batch's share of the examples."""
         def term(i: int) -> Callable[[Tensor], Tensor]:
             def batch_loss(w: Tensor) -> Tensor:
-                x, y = self._batch(i)
+                x, y = self.batch(i)
                 with self.guarded():
                     return self.criterion(self.call(w, x), y).reshape(())
 
@@ -264,18 +266,21 @@ class Problem:
                 total.add_(part, alpha=share)
         return total
 
-    def hessian(self, w: Tensor | None = None, *, keep: bool = True) -> Hessian:
-        """The Hessian of the mean loss at w (default: ``.w``) as an operator ``H(v) -> Hv`` in float64.
+    def recall(self, what: Any, find: Callable[[], Any]) -> Any:
+        """What ``find`` found the first time: facts that diagnostics establish once per problem."""
+        if what not in self._recalled:
+            self._recalled[what] = find()
+        return self._recalled[what]
 
-        With ``keep``, gradient graphs stay alive between products as far as half of the memory reaches;
-        ``release()`` frees them.
+    def hessian(self, w: Tensor | None = None, *, keep: bool = True, matrix: Matrix = "hessian",
+                form: Form = "auto") -> Operator:
+        """The Hessian (or Gauss-Newton matrix, ``ggn``) of the mean loss at w (default: ``.w``) as an operator
+        ``H(v) -> Hv`` in float64. ``form``: see ``operators.operator``.
+
+        With ``keep``, what does not depend on v stays alive between products as far as half of the memory
+        reaches; ``release()`` frees it.
         """
-        facts = self.probe()
-        largest = max(stop - start for start, stop in self.bounds)
-        # a kept graph also holds its gradient and a copy of it in pieces
-        fit = self.memory // 2 // (facts.graph_bytes * largest + 2 * self.w.nbytes) if keep else 0
-        losses, shares = self._terms()
-        return Hessian(losses, shares, self._vector(w), keep=fit)
+        return operator(self, self._vector(w), matrix=matrix, form=form, keep=keep)
 
     def hvp(self, v: Tensor, w: Tensor | None = None) -> Tensor:
         """The Hessian at w (default: ``.w``) times v [P], in float64; ``hessian`` is for several."""

@@ -6,7 +6,7 @@ federated models by Lee et al. (CVPR 2024); the top eigenvalue by Mendieta et al
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -15,6 +15,8 @@ import torch
 from pydantic import Field
 
 from fldiag.diagnostics.linalg.lanczos import EigenPairs, Which, lanczos
+from fldiag.diagnostics.linalg.operator import Block, Matrix, Operator
+from fldiag.diagnostics.operators import block_index
 from fldiag.diagnostics.problem import Problem
 from fldiag.errors import FldiagError
 from fldiag.registry import diagnostic
@@ -28,16 +30,23 @@ RATIO_INDEX = 5
 
 
 def eigenpairs(problem: Problem, k: int = 5, *, which: Which = "largest", tol: float = 1e-3,
-               max_products: int = 100, check: int = 3, seed: int = 0,
-               progress: Progress | None = None) -> EigenPairs:
-    """The k leading eigenpairs of the Hessian at ``problem.w``; see ``lanczos`` for the options and fields.
+               max_products: int = 100, miss: float = 0.05, seed: int = 0, matrix: Matrix = "hessian",
+               params: str | Sequence[str] | None = None, operator: Operator | None = None,
+               strict: bool = False, progress: Progress | None = None) -> EigenPairs:
+    """The k leading eigenpairs of the Hessian (or Gauss-Newton matrix) at ``problem.w``; see ``lanczos``.
 
-    Raises FldiagError when the probe finds a culprit or a product is not finite.
+    ``params``: only the block of the tensors whose names match a pattern such as ``features.*`` or are listed;
+    the vectors have one entry per weight of the block, in order. ``operator``: reuse this one.
+
+    Raises FldiagError when the probe finds a culprit, a product is not finite or no tensor matches.
     """
-    hessian = problem.hessian()
+    whole = problem.hessian(matrix=matrix) if operator is None else operator
+    product: Operator | Block = whole if params is None else Block(whole, block_index(problem, params))
     noise = 1e-6 if problem.dtype == torch.float32 else 1e-12
-    return lanczos(hessian, problem.layout.size, k, which=which, tol=tol, max_products=max_products,
-                   check=check, noise=noise, seed=seed, device=problem.device, progress=progress)
+    # the basis is double precision; below k + 8 vectors a restart would never converge
+    limit = min(max(100, 3 * k + 20), max(k + 8, problem.memory // 2 // (8 * product.size)))
+    return lanczos(product, product.size, k, which=which, tol=tol, max_products=max_products, miss=miss, noise=noise,
+                   limit=limit, strict=strict, seed=seed, device=problem.device, progress=progress)
 
 
 def loss_row(problem: Problem) -> Row:
@@ -69,18 +78,33 @@ def eigenvalue_rows(pairs: EigenPairs) -> list[Row]:
 @diagnostic("spectrum")
 def spectrum(problem: Problem, progress: Progress | None = None, *, k: Annotated[int, Field(ge=1)] = 5,
              which: Which = "largest", tol: Annotated[float, Field(gt=0, lt=1)] = 1e-3,
-             max_products: Annotated[int, Field(ge=1)] = 100, seed: int = 0) -> pd.DataFrame:
+             max_products: Annotated[int, Field(ge=1)] | None = None, matrix: Matrix = "hessian",
+             params: str | None = None, per_layer: bool = False, seed: int = 0) -> pd.DataFrame:
     """Top-k Hessian eigenvalues with residuals, lambda_1 / lambda_5, and the loss.
 
     Rows ``loss`` (with its standard error over the examples), ``eigenvalue`` (index 1..k, each with the
     residual ||Hv - lambda v||: an eigenvalue lies that close) and ``eigenvalue_ratio``. ``tol`` is the
     relative error of every eigenvalue; ``converged`` is false where ``max_products`` Hessian-vector products
-    did not reach it. Cost: about 15 to 20 products at a minimum (30 to 40 near the initialisation), each
-    worth about 2 gradients of the slice.
+    (default: 100, or 8 k) did not reach it, or did not suffice to look for missed eigenvalues. ``matrix``:
+    hessian, or ggn (Gauss-Newton). ``params``: only the diagonal block of the tensors whose names match this
+    pattern (``features.*``), named in ``layer``. ``per_layer``: also the first eigenvalue of every layer's own
+    block (weight and bias). Cost: about 15 to 20 products at a minimum (30 to 60 near the initialisation), each
+    worth 1.2 to 2 gradients of the slice; ``per_layer`` about 10 more a layer.
 
-    Raises FldiagError when the loss is not finite or not a function of the weights alone.
+    Raises FldiagError when the loss is not finite or not a function of the weights alone, or no tensor matches.
     """
     rows = [loss_row(problem)]
-    pairs = eigenpairs(problem, k, which=which, tol=tol, max_products=max_products, seed=seed,
-                       progress=progress)
-    return table(rows + eigenvalue_rows(pairs), **problem.common)
+    budget, operator = max_products or max(100, 8 * k), problem.hessian(matrix=matrix)
+    labels = [] if not per_layer else [*problem.layout.layers]
+    pieces = [(params, params, k), *((label or "(model)", list(problem.layout.layers[label]), 1) for label in labels)]
+    for done, (label, block, count) in enumerate(pieces):
+        def tell(at: int, total: int, text: str, label: str | None = label, done: int = done) -> None:
+            if progress:
+                where = f"{label}: {text}" if done else text
+                progress(done * total + at, len(pieces) * total, where)
+
+        pairs = eigenpairs(problem, count, which=which, tol=tol, max_products=budget, seed=seed, params=block,
+                           operator=operator, progress=tell)
+        found = eigenvalue_rows(pairs)
+        rows += [{**row, "layer": label} for row in (found[:1] if done else found)]
+    return table(rows, **problem.common)

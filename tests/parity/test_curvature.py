@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fldiag.diagnostics import Problem
+from fldiag.diagnostics.diagonal import diagonal_of
 from fldiag.diagnostics.spectrum import eigenpairs
 
 
@@ -65,3 +66,25 @@ def test_pyhessian_products_eigenvalue_and_trace_samples(trained):
     # the first eigenvalue only: the engine's stopping rule leaves later ones off where they lie close
     top, _ = engine.eigenvalues(maxIter=300, tol=1e-6, top_n=1)
     assert eigenpairs(p, 1).values[0] == pytest.approx(top[0], rel=2e-3)
+
+
+def test_exact_trace_and_diagonal_within_the_scatter_of_pyhessian(trained):
+    net, (x, y) = trained
+    ours = diagonal_of(Problem(net, cross_entropy, (x, y)))
+    double = diagonal_of(Problem(net, cross_entropy, (x, y), dtype=torch.float64))
+    assert ours.estimator == "exact" and ours.trace == pytest.approx(double.trace, rel=1e-5)
+    assert torch.allclose(ours.values, double.values, rtol=1e-3, atol=1e-5 * float(double.values.max()))
+    engine = pyhessian.hessian(net, nn.CrossEntropyLoss(), data=(x, y), cuda=False)
+    torch.manual_seed(3)
+    samples = np.array(engine.trace(maxIter=60, tol=0.0))
+    assert abs(samples.mean() - ours.trace) <= 4 * samples.std() / np.sqrt(len(samples))
+
+
+def test_the_diagonal_is_that_of_unit_vectors(trained):
+    net, given = trained
+    p = Problem(net, cross_entropy, given, dtype=torch.float64)
+    values, h = diagonal_of(p).values, p.hessian(form="double backward")
+    for at in np.linspace(0, p.layout.size - 1, 12).astype(int):
+        e = torch.zeros_like(p.w)
+        e[at] = 1.0
+        assert float(values[at]) == pytest.approx(float(h(e)[at]), rel=1e-9, abs=1e-12)

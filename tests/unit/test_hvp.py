@@ -115,9 +115,9 @@ def test_memory_decides_how_many_graphs_are_kept():
     batches = (0, 4), (4, 8), (8, 11)
     p.__dict__["bounds"] = list(batches)
     p.memory = 2 * 2 * (4 * p.probe().graph_bytes + 2 * p.w.nbytes)  # half of it holds two batches of four
-    h = p.hessian()
+    h = p.hessian(form="double backward")
     h(torch.randn_like(p.w))
-    assert sorted(h._kept) == [0, 1] and not p.hessian(keep=False)._keep
+    assert sorted(h._kept) == [0, 1] and not p.hessian(keep=False, form="double backward")._keep
 
 
 def test_sums_over_batches_are_double_precision():

@@ -6,7 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fldiag.diagnostics.linalg.lanczos import lanczos
+from fldiag.diagnostics.linalg import lanczos as lanczos_module
+from fldiag.diagnostics.linalg.basis import Basis
+from fldiag.diagnostics.linalg.lanczos import krylov, lanczos
+from fldiag.diagnostics.linalg.missed import Unseen
 from fldiag.errors import FldiagError
 
 
@@ -118,17 +121,118 @@ def test_nearly_equal_pair_is_told_apart():
 
 def test_the_check_finds_a_second_copy_that_one_krylov_space_cannot_hold():
     d = outliers(head=(10.0, 10.0, 6.5, 5.0, 4.2, 3.0))
-    without = lanczos(lambda v: d * v, len(d), 3, check=0, noise=1e-12)
+    without = lanczos(lambda v: d * v, len(d), 3, miss=0, noise=1e-12)
     assert without.values == pytest.approx([10, 6.5, 5], rel=1e-3)  # what the check is for
     found = lanczos(lambda v: d * v, len(d), 3, noise=1e-12)
     assert found.values == pytest.approx([10, 10, 6.5], rel=1e-3) and found.converged.all()
     assert torch.allclose(found.vectors @ found.vectors.T, torch.eye(3).double(), atol=1e-9)
 
 
-def test_the_check_costs_three_products_when_nothing_was_missed():
+def test_copies_are_found_from_every_start():
+    d = outliers(2000, head=(10.0, 10.0, 6.5, 5.0, 4.2, 3.0))
+    for seed in range(30):
+        found = lanczos(lambda v: d * v, len(d), 5, seed=seed)
+        assert found.values == pytest.approx([10, 10, 6.5, 5, 4.2], rel=1e-3) and found.converged.all()
+        assert found.missed <= 0.05
+
+
+@pytest.mark.parametrize("which, sign", [("largest", 1), ("smallest", -1), ("magnitude", 1), ("magnitude", -1)])
+def test_copies_are_found_at_either_end(which, sign):
+    d = sign * outliers(1000, head=(10.0, 10.0, 6.5, 5.0, 4.2, 3.0))
+    for seed in range(5):
+        found = lanczos(lambda v: d * v, len(d), 3, which=which, seed=seed)
+        assert sign * found.values == pytest.approx([10, 10, 6.5], rel=1e-3)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_magnitude_looks_at_the_end_where_the_bulk_is_close(sign):
+    d = sign * torch.cat([torch.tensor([10.0, 8.0, 8.0]), torch.linspace(-0.5, 7.3, 3000)]).double()
+    for seed in range(8):
+        found = lanczos(lambda v: d * v, len(d), 3, which="magnitude", seed=seed, max_products=300)
+        assert sign * found.values == pytest.approx([10, 8, 8], rel=1e-3)
+
+
+def test_the_search_is_short_where_eigenvalues_stand_out_and_grows_with_the_certainty():
+    d = outliers(5000)
+    products = [lanczos(lambda v: d * v, len(d), 5, miss=miss).products for miss in (0, 0.3, 0.05, 1e-4)]
+    extra = np.array(products[1:]) - products[0]
+    assert 1 <= extra[0] <= extra[1] <= 5 and extra[1] < extra[2] <= 9
+
+
+def test_a_search_cut_short_is_admitted():
     d = outliers()
-    products = [lanczos(lambda v: d * v, len(d), 5, check=check).products for check in (0, 3)]
-    assert products[1] - products[0] == 3
+    enough = lanczos(lambda v: d * v, len(d), 5, miss=0)
+    assert enough.converged.all() and enough.missed == 1.0
+    cut = lanczos(lambda v: d * v, len(d), 5, max_products=enough.products + 1)
+    assert cut.values == pytest.approx(enough.values, rel=1e-3) and not cut.converged.any() and cut.missed > 0.05
+
+
+def test_the_bound_on_the_unseen_share_is_a_bound_and_nearly_reached():
+    """Plant a share of the start vector on an eigenvalue and compare with 1 / sum p_i^2 at it."""
+    rng = np.random.default_rng(0)
+    bulk, point = rng.uniform(-1, 1, 60), 1.6
+    for share in (1e-3, 1e-9):
+        values = np.append(bulk, point)
+        start = np.sqrt(np.append(np.full(60, (1 - share) / 60), share))
+        seen, q, before, beta = Unseen(point, 1), start, np.zeros(61), 0.0
+        for _ in range(12):
+            u = values * q - beta * before
+            alpha = u @ q
+            u -= alpha * q
+            before, q, beta = q, u / np.linalg.norm(u), np.linalg.norm(u)
+            seen.extend(alpha, beta)
+            assert share <= 1 / seen.total * (1 + 1e-6)
+        assert 1 / seen.total < 1.1 * share + 1e-12
+        assert seen.probability == pytest.approx(min(1, np.sqrt(2 / np.pi / seen.total)))
+
+
+@pytest.mark.parametrize("which", ["largest", "smallest", "magnitude"])
+def test_restarts_keep_residuals_and_results(which):
+    d = torch.cat([torch.linspace(5, 12, 15), torch.linspace(-1, 1, 400), torch.linspace(-9, -4, 14)]).double()
+    key = {"largest": -d, "smallest": d, "magnitude": -d.abs()}[which]
+    expected = d[key.argsort()][:12].numpy()
+    free = lanczos(lambda v: d * v, len(d), 12, which=which, tol=1e-6, max_products=400)
+    tight = lanczos(lambda v: d * v, len(d), 12, which=which, tol=1e-6, max_products=400, limit=22, noise=1e-12)
+    for found in (free, tight):
+        assert found.converged.all() and found.values == pytest.approx(expected, rel=1e-6)
+        assert found.residuals == pytest.approx(measured(torch.diag(d), found), abs=1e-8)
+    assert free.products <= tight.products <= 4 * free.products
+    assert torch.allclose(tight.vectors @ tight.vectors.T, torch.eye(12).double(), atol=1e-9)
+
+
+def test_the_limit_bounds_the_basis_also_when_the_budget_is_spent():
+    d, longest = torch.linspace(0, 1, 500, dtype=torch.float64), []
+
+    class Watched(Basis):
+        def append(self, v):
+            longest.append(self.count + 1)
+            return super().append(v)
+
+    before, lanczos_module.Basis = lanczos_module.Basis, Watched
+    try:
+        found = lanczos(lambda v: d * v, 500, 4, max_products=60, limit=16)
+    finally:
+        lanczos_module.Basis = before
+    assert found.products == 60 and max(longest) <= 17 and not found.converged.all()
+    assert found.residuals == pytest.approx(measured(torch.diag(d), found), abs=1e-8)
+
+
+def test_strict_convergence_means_accurate_vectors():
+    d = outliers()
+    loose, strict = (lanczos(lambda v: d * v, len(d), 3, tol=1e-5, strict=s) for s in (False, True))
+    assert (strict.residuals <= 1e-5 * strict.values).all() and (loose.residuals > 1e-5 * loose.values).any()
+    assert torch.allclose(strict.vectors, torch.eye(400, dtype=torch.float64)[:3], atol=1e-4)
+
+
+def test_what_lanczos_measured_splits_the_operator():
+    a = planted([7, 4, -3, 2, 1, 0.5, 0.1, -0.2])
+    known = krylov(lambda v: a @ v, 8, 3, noise=1e-12)
+    assert known.dimension == 3
+    p = torch.stack([known.project(e) for e in torch.eye(8, dtype=torch.float64)])
+    assert torch.allclose(p @ p, p, atol=1e-12) and float(p.trace()) == pytest.approx(5)
+    assert torch.allclose(known.diagonal(), (a - p @ a @ p).diagonal(), atol=1e-10)
+    everything = krylov(lambda v: a @ v, 8, 20, noise=1e-12)
+    assert everything.dimension == 8 and torch.allclose(everything.diagonal(), a.diagonal(), atol=1e-10)
 
 
 def test_a_spent_budget_is_admitted():

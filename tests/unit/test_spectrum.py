@@ -1,5 +1,7 @@
 """The spectrum diagnostic: closed forms, dense Hessians of small nets, and an honest table."""
 
+from itertools import pairwise
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,6 +10,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fldiag.diagnostics import Problem
+from fldiag.diagnostics import spectrum as module
+from fldiag.diagnostics.linalg.lanczos import lanczos
 from fldiag.diagnostics.spectrum import eigenpairs, spectrum
 from fldiag.errors import FldiagError
 from fldiag.results.table import check
@@ -132,3 +136,64 @@ def test_a_loss_that_is_infinite_beyond_the_probed_examples_is_refused():
     x[20] = 3e38  # not among the probe's 32 examples
     with pytest.raises(FldiagError, match=r"loss on slice 'data' is (nan|inf)"):
         spectrum(Problem(nn.Linear(2, 2), lambda z, y: z.square().sum(1).mean(), (x, y)))
+
+
+# -- blocks and the Gauss-Newton matrix
+
+def matrices(model, given):
+    q = Problem(model, cross_entropy, given, dtype=torch.float64)
+    x, y = q.read(0, q.n)
+    h = torch.func.hessian(lambda w: cross_entropy(q.call(w, x), y))(q.w)
+    j = torch.func.jacrev(lambda w: q.call(w, x).reshape(-1))(q.w)
+    z = q.call(q.w, x)
+    inner = torch.func.hessian(lambda z: cross_entropy(z.reshape(len(y), -1), y))(z.reshape(-1))
+    return q, h, j.T @ inner @ j
+
+
+def leading(matrix, k):
+    return torch.linalg.eigvalsh(matrix).flip(0)[:k].tolist()
+
+
+@pytest.mark.parametrize("which", ["hessian", "ggn"])
+def test_blocks_by_pattern_and_by_layer_are_those_of_the_dense_matrix(which):
+    q, h, g = matrices(*net())
+    m = h if which == "hessian" else g
+    slices = q.layout.slices()
+    frame = check(spectrum(q, k=4, tol=1e-9, matrix=which, per_layer=True))
+    found = rows(frame, "eigenvalue")
+    assert found[found.layer.isna()].value.tolist() == pytest.approx(leading(m, 4), rel=1e-8)
+    for layer, names in q.layout.layers.items():
+        index = torch.cat([torch.arange(slices[n].start, slices[n].stop) for n in names])
+        mine = found[(found.layer == layer).fillna(False)]
+        assert mine.value.tolist() == pytest.approx(leading(m[index][:, index], 1), rel=1e-8) and mine.converged.all()
+    block = slices["4.weight"]
+    frame = spectrum(q, k=3, tol=1e-9, matrix=which, params="4.w*")
+    assert rows(frame, "eigenvalue").value.tolist() == pytest.approx(leading(m[block, block], 3), rel=1e-8)
+    assert set(rows(frame, "eigenvalue").layer) == {"4.w*"}
+    pairs = eigenpairs(q, 2, tol=1e-9, matrix=which, params=["4.weight", "0.bias"])
+    assert pairs.vectors.shape == (2, q.layout.size - sum(slices[n].stop - slices[n].start for n in q.layout.names
+                                                          if n not in ("4.weight", "0.bias")))
+
+
+def test_a_pattern_that_matches_nothing_is_refused():
+    model, given = net()
+    with pytest.raises(FldiagError, match=r"params = '4\.wieght' matches no parameter; did you mean '4\.weight'"):
+        spectrum(Problem(model, cross_entropy, given), params="4.wieght")
+
+
+def test_many_eigenvalues_with_a_small_memory_restart_and_stay_right(monkeypatch):
+    limits = []
+    monkeypatch.setattr(module, "lanczos", lambda *a, limit, **o: limits.append(limit) or lanczos(*a, limit=limit, **o))
+    q, h, _ = matrices(*net())
+    q.memory = 2 * 8 * q.layout.size * 30  # thirty vectors of the basis
+    found = eigenpairs(q, 20, tol=1e-8, max_products=600, which="magnitude")
+    values = torch.linalg.eigvalsh(h)
+    expected = values[values.abs().argsort(descending=True)][:20].tolist()
+    assert limits == [30] and found.converged.all() and found.values == pytest.approx(expected, rel=1e-7)
+
+
+def test_progress_over_the_layers_ends_at_its_total():
+    model, given, seen = *net(), []
+    spectrum(Problem(model, cross_entropy, given), lambda *a: seen.append(a), k=2, per_layer=True)
+    assert all(b[0] >= a[0] for a, b in pairwise(seen)) and len({total for _, total, _ in seen}) == 1
+    assert seen[-1][2].startswith("4: ")

@@ -1,12 +1,14 @@
-"""Hessian-vector products of a loss that is a weighted sum of batch losses.
+"""Curvature products by automatic differentiation, for any network autograd can differentiate twice.
 
-H v is the derivative of the gradient in direction v, by differentiating the gradient's own graph
-(Pearlmutter 1994, in its reverse-over-reverse form), which works for any network autograd can
-differentiate twice.
+Hessian: H v is the derivative of the gradient in direction v, by differentiating the gradient's own graph
+(Pearlmutter 1994, in its reverse-over-reverse form), or by forward over reverse with the forward pass
+recorded once (``Linearized``). Gauss-Newton: J^T H_L J v (Schraudolph 2002), with J v as the derivative of
+the linear function u -> J^T u.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fldiag.diagnostics.linalg.operator import Operator
 from fldiag.errors import FldiagError
+
+#: (w) -> (outputs, loss) of a batch
+OutputsAndLoss = Callable[[Tensor], tuple[Any, Callable[[Any], Tensor]]]
 
 
 def _derivative(loss: Tensor, w: Tensor, twice: bool) -> Tensor | None:
@@ -40,63 +46,107 @@ def _refuse_dead_ends(gradient: Tensor) -> None:
         todo += [following for following, _ in node.next_functions]
 
 
-class Hessian:
+def _again(output: Tensor, at: Tensor, v: Tensor, retain: bool) -> Tensor:
+    try:
+        part, = torch.autograd.grad(output, at, v, retain_graph=retain)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise FldiagError(f"the model cannot be differentiated twice: {error}",
+                          "replace that operation by a twice differentiable one") from error
+    return part.detach()
+
+
+class Hessian(Operator):
     """The Hessian of ``sum_i weights[i] * losses[i](w)`` at ``w`` as an operator ``H(v) -> Hv``.
 
     ``losses[i]`` takes a weight vector [P] that requires a gradient and returns the scalar loss of batch i.
     The graphs of the gradients of the first ``keep`` batches stay alive from one product to the next, which
-    saves about 40 % of each product; the others are rebuilt every time. ``products`` counts the products.
+    saves about 40 % of each product; the others are rebuilt every time.
     """
+
+    form = "double backward"
 
     def __init__(self, losses: Sequence[Callable[[Tensor], Tensor]], weights: Sequence[float], w: Tensor,
                  keep: int = 0):
-        self._losses, self._weights, self._keep = list(losses), list(weights), keep
-        self._w = w.detach().clone().requires_grad_()
-        self._kept: dict[int, Tensor | None] = {}
-        self.products = 0
+        super().__init__(w.detach().clone().requires_grad_(), weights, keep)
+        self._losses = list(losses)
 
-    @property
-    def size(self) -> int:
-        return self._w.numel()
-
-    def _gradient(self, i: int) -> Tensor | None:
-        """The gradient of batch i with its graph."""
-        if i in self._kept:
-            return self._kept[i]
+    def _prepare(self, i: int) -> tuple[Tensor | None, bool]:
+        """The gradient of batch i with its graph, and whether the graph outlives a product."""
         # fused attention has no second derivative
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
             gradient = _derivative(self._losses[i](self._w), self._w, twice=True)
         if not self.products and gradient is not None:  # every batch has the same operations
             _refuse_dead_ends(gradient)
-        if i < self._keep:
-            self._kept[i] = gradient
-        return gradient
+        return gradient, i < self._keep
 
-    def __call__(self, v: Tensor) -> Tensor:
-        """H v [P] in float64; the batches are summed in float64.
+    def _product(self, prepared: tuple[Tensor | None, bool], v: Tensor) -> Tensor | None:
+        gradient, retain = prepared
+        if gradient is None or not gradient.requires_grad:  # linear in w: no curvature
+            return None
+        return _again(gradient, self._w, v, retain)
 
-        Raises FldiagError when v has another size, or when a part of the model has no second derivative.
-        """
-        if v.shape != self._w.shape:
-            raise FldiagError(f"the vector has shape {list(v.shape)}, the weights have {list(self._w.shape)}",
-                              "give a vector as long as the weights")
-        v = v.detach().to(self._w)
-        total = torch.zeros_like(self._w, dtype=torch.float64)
-        for i, weight in enumerate(self._weights):
-            gradient = self._gradient(i)
-            if gradient is None or not gradient.requires_grad:  # linear in w: no curvature
-                continue
-            try:
-                part, = torch.autograd.grad(gradient, self._w, v, retain_graph=i in self._kept)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
-                raise FldiagError(f"the model cannot be differentiated twice: {error}",
-                                  "replace that operation by a twice differentiable one") from error
-            total.add_(part.detach(), alpha=weight)
-        self.products += 1
-        return total
 
-    def release(self) -> None:
-        """Frees the kept graphs; the operator still works."""
-        self._kept.clear()
+class GaussNewton(Operator):
+    """The generalised Gauss-Newton matrix ``sum_i weights[i] J_i^T H_i J_i``: J_i the derivative of batch i's
+    outputs, H_i the Hessian of its loss in the outputs.
+
+    ``batches[i]`` takes w [P] and returns the outputs (a tensor) and the loss as a function of them.
+    """
+
+    form = "double backward"
+
+    def __init__(self, batches: Sequence[OutputsAndLoss], weights: Sequence[float], w: Tensor, keep: int = 0):
+        super().__init__(w.detach().clone().requires_grad_(), weights, keep)
+        self._batches = list(batches)
+
+    def _prepare(self, i: int) -> tuple[Tensor, ...] | None:
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+            z, loss = self._batches[i](self._w)
+            if not isinstance(z, Tensor):
+                raise FldiagError(f"the model returns a {type(z).__name__}: its Gauss-Newton matrix is not defined",
+                                  "let the model return one tensor, or use matrix = 'hessian'")
+            if not z.requires_grad:
+                return None
+            at = z.detach().requires_grad_()
+            slope = _derivative(loss(at), at, twice=True)
+            u = torch.zeros_like(z, requires_grad=True)
+            back = torch.autograd.grad(z, self._w, u, create_graph=True)[0]  # J^T u, linear in u
+            _refuse_dead_ends(back)
+        if slope is None or not slope.requires_grad or not back.requires_grad:
+            return None
+        return z, at, slope, u, back
+
+    def _product(self, prepared: tuple[Tensor, ...] | None, v: Tensor) -> Tensor | None:
+        if prepared is None:
+            return None
+        z, at, slope, u, back = prepared
+        forward = _again(back, u, v, True)
+        curved = _again(slope, at, forward, True)
+        return _again(z, self._w, curved, True)
+
+
+class Linearized(Operator):
+    """The Hessian by ``torch.func.linearize`` of the gradient: each product only replays the derivative.
+
+    It needs seconds to record a batch, forward-mode derivatives of every operation, and it keeps every batch; a
+    product then takes 0.9 to 1.5 times one by double backward (residual networks on one core). So it pays, if at
+    all, over hundreds of products, and is never chosen unless asked for.
+    """
+
+    form = "linearize"
+
+    def __init__(self, losses: Sequence[Callable[[Tensor], Tensor]], weights: Sequence[float], w: Tensor):
+        super().__init__(w.detach().clone(), weights, keep=len(weights))
+        self._losses = list(losses)
+
+    def _prepare(self, i: int) -> Callable[[Tensor], Tensor]:
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the names of constants in the recorded graph
+            _, product = torch.func.linearize(torch.func.grad(self._losses[i]), self._w)
+        return product
+
+    def _product(self, prepared: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
+        with torch.no_grad():
+            return prepared(v)

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fldiag.diagnostics.linalg.basis import Basis, Krylov
+from fldiag.diagnostics.linalg.missed import Unseen
 from fldiag.errors import FldiagError
 from fldiag.seeding import torch_rng
 
@@ -29,8 +31,10 @@ class EigenPairs:
     """``values`` [k] in the order asked for, ``vectors`` [k, P] (rows, unit norm, largest entry positive).
 
     ``residuals`` [k] = ||H x - theta x||: an eigenvalue lies within it. ``bounds`` [k]: estimated error,
-    min(residual, residual^2 / gap). ``converged`` [k] (bool): bound within the tolerance. All but
-    ``vectors`` are numpy arrays.
+    min(residual, residual^2 / gap). ``converged`` [k] (bool): bound within the tolerance, and the search for
+    missed eigenvalues came to its end. ``missed`` bounds the probability that this search overlooked one (1
+    without it, 0 when the whole space was seen). ``products``: how many were used. All but
+    ``vectors`` are numpy arrays or numbers.
     """
 
     values: np.ndarray
@@ -39,48 +43,7 @@ class EigenPairs:
     bounds: np.ndarray
     converged: np.ndarray
     products: int
-
-
-class _Basis:
-    """Orthonormal rows in float64, in blocks so that growing copies nothing."""
-
-    def __init__(self, size: int, device: torch.device, block: int = 16):
-        self.size, self.device, self.block, self.count = size, device, block, 0
-        self._blocks: list[Tensor] = []
-
-    def __len__(self) -> int:
-        return self.count
-
-    def _filled(self) -> list[Tensor]:
-        return [b[: min(self.block, self.count - i * self.block)] for i, b in enumerate(self._blocks)]
-
-    def __getitem__(self, i: int) -> Tensor:
-        return self._blocks[i // self.block][i % self.block]
-
-    def append(self, v: Tensor) -> int:
-        if self.count == self.block * len(self._blocks):
-            self._blocks.append(torch.empty(self.block, self.size, dtype=torch.float64, device=self.device))
-        self._blocks[-1][self.count % self.block] = v
-        self.count += 1
-        return self.count - 1
-
-    def remove_from(self, v: Tensor) -> Tensor:
-        """Subtracts from v its part in the basis, in place; the coefficients [count]."""
-        parts = self._filled()
-        if not parts:
-            return v.new_zeros(0)
-        coefficients = torch.cat([b @ v for b in parts])
-        for b, c in zip(parts, coefficients.split([len(b) for b in parts]), strict=True):
-            v.addmv_(b.T, c, alpha=-1.0)
-        return coefficients
-
-    def combine(self, coefficients: np.ndarray) -> Tensor:
-        """[count, k] -> rows [k, P]."""
-        c = torch.as_tensor(coefficients, dtype=torch.float64, device=self.device)
-        out = torch.zeros(c.shape[1], self.size, dtype=torch.float64, device=self.device)
-        for b, part in zip(self._filled(), c.split([len(b) for b in self._filled()]), strict=True):
-            out.addmm_(part.T, b)
-        return out
+    missed: float = 1.0
 
 
 @dataclass
@@ -93,11 +56,13 @@ class _Ritz:
     bounds: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
 
-class _Iteration:
+class Iteration:
+    """The basis, the products so far, and the next steps that are open."""
+
     def __init__(self, operator: Callable[[Tensor], Tensor], size: int, which: Which, noise: float, seed: int,
                  device: torch.device):
         self.operator, self.which, self.noise, self.seed, self.device = operator, which, noise, seed, device
-        self.basis = _Basis(size, device)
+        self.basis = Basis(size, device)
         self.processed: list[int] = []
         self.columns: list[np.ndarray] = []  # column j: coefficients of H v_processed[j] on the basis
         self.lost: list[float] = []  # norm of what was cut off from that product
@@ -147,10 +112,15 @@ class _Iteration:
         self.lost.append(lost)
         return new
 
-    def ritz(self) -> _Ritz:
+    def rows(self) -> np.ndarray:
+        """[basis, processed]: the products' coefficients."""
         rows = np.zeros((len(self.basis), len(self.processed)))
         for i, column in enumerate(self.columns):
             rows[: len(column), i] = column
+        return rows
+
+    def ritz(self) -> _Ritz:
+        rows = self.rows()
         square = rows[self.processed]
         theta, y = np.linalg.eigh((square + square.T) / 2)
         keys = {"largest": -theta, "smallest": theta, "magnitude": -np.abs(theta)}
@@ -183,17 +153,42 @@ class _Iteration:
         return rows * torch.where(largest < 0, -1.0, 1.0).to(rows)
 
 
+    def shrink(self, keep: int, extra: int) -> int:
+        """Thick restart (Wu and Simon 2000): only the first ``keep`` Ritz vectors and the unprocessed vectors
+        stay, with their products as measured. The new place of the unprocessed vector ``extra``."""
+        r, rows = self.ritz(), self.rows()
+        y, theta = r.coefficients[:, :keep], r.values[:keep]
+        rest = rows @ y
+        rest[self.processed] -= y * theta
+        lost = np.hypot(np.linalg.norm(rest[self.processed], axis=0), np.asarray(self.lost) @ np.abs(y))
+        chosen = np.zeros((len(self.basis), y.shape[1]))
+        chosen[self.processed] = y
+        outside = [*self.waiting, extra]
+        old, self.basis = self.basis, Basis(self.basis.size, self.device)
+        for v in [*old.combine(chosen), *(old[i] for i in outside)]:
+            self.basis.append(v)
+        size = y.shape[1]
+        self.columns = [np.concatenate([np.eye(size)[i] * theta[i], rest[outside, i]]) for i in range(size)]
+        self.processed, self.lost = list(range(size)), list(lost)
+        self.waiting = list(range(size, size + len(self.waiting)))
+        return len(self.basis) - 1
+
+
 def lanczos(operator: Callable[[Tensor], Tensor], size: int, k: int, *, which: Which = "largest",
-            tol: float = 1e-3, max_products: int = 100, check: int = 3, noise: float = 1e-6, seed: int = 0,
-            device: str | torch.device = "cpu", progress: Progress | None = None) -> EigenPairs:
+            tol: float = 1e-3, max_products: int = 100, miss: float = 0.05, noise: float = 1e-6, seed: int = 0,
+            limit: int | None = None, strict: bool = False, device: str | torch.device = "cpu",
+            progress: Progress | None = None) -> EigenPairs:
     """The k eigenpairs at one end of the spectrum of a symmetric operator ``v [P] -> [P]``, P = ``size``.
 
     ``which``: largest or smallest (algebraic), or largest magnitude. ``tol``: relative error of every
     eigenvalue. ``noise``: relative rounding error of a product (1e-6 for float32, 1e-12 for float64);
     remainders and eigenvalues below noise * ||H|| count as zero. An invariant subspace makes it start again
-    from a new random vector, so repeated eigenvalues are found. After convergence ``check`` further products
-    (0: none; a fifth of the products so far, if that is more) on a random vector orthogonal to everything so
-    far look for missed eigenvalues; if they move a result, it goes on. That is a test by chance, no proof.
+    from a new random vector, so repeated eigenvalues are found. After convergence a second sequence, from a
+    random vector orthogonal to everything so far, looks for missed eigenvalues until the probability of
+    having overlooked one that lies beyond the last by more than ``tol`` is at most ``miss`` (0: no search); if
+    it moves a result, the iteration goes on. With more than ``limit`` basis vectors (default: 100, or 3 k + 20)
+    it restarts from the best. ``strict``: also the residuals must be within ``tol``, so that the vectors are as
+    accurate as their gaps allow (the values are far more accurate then).
     Returns min(k, P) pairs; those not converged within ``max_products`` say so.
 
     Raises FldiagError for a wrong option or a product that is not finite.
@@ -203,42 +198,79 @@ def lanczos(operator: Callable[[Tensor], Tensor], size: int, k: int, *, which: W
                           "k and max_products at least 1, 0 < tol < 1, which: largest, smallest or magnitude",
                           usage=True)
     k = min(k, size)
-    it = _Iteration(operator, size, which, noise, seed, torch.device(device))
+    limit = max(limit or max(100, 3 * k + 20), k + 8)
+    it = Iteration(operator, size, which, noise, seed, torch.device(device))
+    count = 0
+
+    def slack(values: np.ndarray) -> np.ndarray:
+        return np.maximum(tol * np.abs(values), noise * it.scale)
 
     def settled(r: _Ritz) -> np.ndarray:
-        return r.bounds <= np.maximum(tol * np.abs(r.values[:k]), noise * it.scale)
+        return (r.residuals[:k] if strict else r.bounds) <= slack(r.values[:k])
 
     def product(j: int) -> tuple[int | None, _Ritz]:
+        nonlocal count
+        if len(it.basis) >= limit and len(it.processed) > k + 2:
+            j = it.shrink(max(k + 2, limit // 2), j)
         new, r = it.step(j), it.bounded(k)
+        count += 1
         if progress:
-            progress(len(it.processed), max_products, f"{int(settled(r).sum())} of {k} eigenvalues converged")
+            progress(count, max_products, f"{int(settled(r).sum())} of {k} eigenvalues converged")
         return new, r
 
     def converged(r: _Ritz) -> bool:
         return len(r.values) >= k and bool(settled(r).all())
 
-    def looked_again(r: _Ritz) -> tuple[bool, _Ritz]:
-        """Whether a few products on a new random vector leave the result where it was."""
-        before, j = r.values[:k], None if it.full or not check else it.fresh()
-        # a spectrum that was hard to resolve hides more, so the search grows with the work so far
-        for _ in range(min(max(check, len(it.processed) // 5), max_products - len(it.processed))):
-            if j is None:
-                break
-            j, r = product(j)
-        it.waiting += [] if j is None else [j]
-        moved = np.abs(r.values[:k] - before) > np.maximum(tol * np.abs(before), noise * it.scale)
-        return converged(r) and not moved.any(), r
+    def looked_again(r: _Ritz) -> tuple[float, _Ritz]:
+        """The probability of a missed eigenvalue after a second sequence; 1 when it found something."""
+        if it.full or not miss:
+            return (1.0 if it.waiting or not it.full else 0.0), r
+        before, j = r.values[:k], it.fresh()
+        last, step = float(before[-1]), float(slack(before)[-1])
+        points = {"largest": [last + step], "smallest": [last - step],
+                  "magnitude": [abs(last) + step, -abs(last) - step]}[which]
+        unseen = [Unseen(point, size - len(it.basis) + 1) for point in points]
+        risk = 1.0
+        new: int | None = j
+        while risk > miss and count < max_products and new is not None:
+            new, r = product(new)
+            if (np.abs(r.values[:k] - before) > slack(before)).any():
+                it.waiting[:0] = [] if new is None else [new]
+                return 1.0, r
+            column = it.columns[-1]
+            for u in unseen if new is not None else []:
+                u.extend(float(column[it.processed[-1]]), float(column[new]))
+            # a sequence that ends has shown all it can
+            risk = 0.0 if new is None else max(u.probability for u in unseen)
+        it.waiting[:0] = [] if new is None else [new]
+        return risk if converged(r) else 1.0, r
 
-    result = None
-    while len(it.processed) < max_products and not (it.full and not it.waiting):
+    result, risk = None, 1.0
+    while count < max_products and not (it.full and not it.waiting):
         new, result = product(it.waiting.pop(0) if it.waiting else it.fresh())
         it.waiting += [] if new is None else [new]
         if converged(result):
-            done, result = looked_again(result)
-            if done:
+            risk, result = looked_again(result)
+            if risk <= miss or not miss:
                 break
     assert result is not None  # size and max_products are at least 1
+    risk = 0.0 if it.full and not it.waiting else risk
     vectors = it.vectors(result, k)
-    good = settled(result) if len(vectors) == k else np.zeros(len(vectors), dtype=bool)
-    return EigenPairs(result.values[:k], vectors, result.residuals[:k], result.bounds, good,
-                      len(it.processed))
+    good = settled(result) & (risk <= miss or not miss) if len(vectors) == k else np.zeros(len(vectors), dtype=bool)
+    return EigenPairs(result.values[:k], vectors, result.residuals[:k], result.bounds, good, count, risk)
+
+
+def krylov(operator: Callable[[Tensor], Tensor], size: int, products: int, *, noise: float = 1e-6, seed: int = 0,
+           device: str | torch.device = "cpu", progress: Callable[[int], None] | None = None) -> Krylov:
+    """What ``products`` steps of Lanczos measure of a symmetric operator; fewer when the space is exhausted."""
+    it = Iteration(operator, size, "magnitude", noise, seed, torch.device(device))
+    j: int | None = it.fresh()
+    for done in range(products):
+        if j is None:
+            if it.full:
+                break
+            j = it.fresh()
+        j = it.step(j)
+        if progress:
+            progress(done + 1)
+    return Krylov(it.basis, it.processed, it.rows())

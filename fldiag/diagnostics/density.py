@@ -1,0 +1,102 @@
+"""The spectral density of the Hessian by stochastic Lanczos quadrature.
+
+Ubaru, Chen and Saad (2017); for networks Ghorbani, Krishnan and Xiao (ICML 2019), Yao et al. (2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fldiag.diagnostics.linalg.lanczos import EigenPairs, Iteration
+from fldiag.diagnostics.linalg.operator import Matrix
+from fldiag.diagnostics.problem import Problem
+from fldiag.diagnostics.spectrum import Progress, Row, eigenpairs
+from fldiag.registry import diagnostic
+from fldiag.results.table import table
+from fldiag.seeding import torch_rng
+
+
+def quadrature(operator: Callable[[Tensor], Tensor], start: Tensor, steps: int, noise: float) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights (sum 1) of the Gauss rule for the operator's spectral measure at ``start``."""
+    it = Iteration(operator, start.numel(), "largest", noise, 0, start.device)
+    j: int | None = it.basis.append(start / torch.linalg.vector_norm(start))
+    for _ in range(steps):
+        if j is None:
+            break
+        j = it.step(j)
+    square = it.rows()[it.processed]
+    nodes, vectors = np.linalg.eigh((square + square.T) / 2)
+    return nodes, vectors[0] ** 2
+
+
+def _smooth(grid: np.ndarray, nodes: np.ndarray, weights: np.ndarray, width: float) -> np.ndarray:
+    steps = (grid[:, None] - nodes[None, :]) / width
+    return np.exp(-0.5 * steps**2) @ weights / (width * np.sqrt(2 * np.pi))
+
+
+@diagnostic("density")
+def density(problem: Problem, progress: Progress | None = None, *, k: Annotated[int, Field(ge=0)] = 5,
+            steps: Annotated[int, Field(ge=2)] = 30, probes: Annotated[int, Field(ge=1)] = 4,
+            points: Annotated[int, Field(ge=3)] = 501, width: Annotated[float, Field(gt=0)] | None = None,
+            tol: Annotated[float, Field(gt=0, lt=1)] = 1e-3, matrix: Matrix = "hessian", seed: int = 0,
+            pairs: Any = None) -> pd.DataFrame:
+    """Share of Hessian eigenvalues per unit, smoothed, over the whole range of the spectrum.
+
+    The ``k`` largest eigenvalues are computed, taken out and put back as themselves (``pairs``: use
+    these eigenpairs instead); ``steps`` Lanczos steps from each of ``probes`` random vectors sample the rest. Rows
+    ``density`` (at ``points`` values of column ``x``, smoothed by a Gaussian of standard deviation ``width``,
+    default a hundredth of the range; integral 1; ``stderr`` over the probes) and ``eigenvalue``. Cost: the
+    eigenpairs and probes * steps Hessian-vector products.
+
+    Raises FldiagError when the loss is not a function of the weights alone.
+    """
+    problem.probe()
+    h, size = problem.hessian(matrix=matrix), problem.layout.size
+    noise = 1e-6 if problem.dtype == torch.float32 else 1e-12
+    total, before = 100 + probes * steps, 0
+
+    def tell(done: int, _: int, text: str) -> None:
+        if progress:
+            progress(min(before + done, total), total, text)
+
+    found: EigenPairs | None = pairs
+    if found is None and k:
+        found = eigenpairs(problem, k, tol=tol, seed=seed, operator=h, strict=True, progress=tell)
+    known = np.zeros(0) if found is None else found.values
+    vectors = torch.zeros(0, size, dtype=torch.float64, device=problem.device) if found is None else found.vectors
+
+    def project(v: Tensor) -> Tensor:
+        for _ in range(2):
+            v = v - (vectors @ v) @ vectors
+        return v
+
+    rules, before = [], total - probes * steps
+    for i in range(probes if size > len(known) else 0):
+        z = torch.randn(size, dtype=torch.float64, generator=torch_rng(seed, "density probe", i)).to(problem.device)
+        rules.append(quadrature(lambda v: project(h(v)), project(z), steps, noise))
+        tell((i + 1) * steps, total, "spectral density")
+
+    everything = np.concatenate([known, *(nodes for nodes, _ in rules)])
+    low, high = float(everything.min()), float(everything.max())
+    # two digits, and edges at multiples: rounding in the last Ritz value shall not move the grid
+    width = width or float(f"{max((high - low) / 100, 1e-12 + 1e-6 * abs(high)):.1e}")
+    grid = width * np.linspace(round(low / width) - 5, round(high / width) + 5, points)
+    peaks = _smooth(grid, known, np.full(len(known), 1 / size), width)
+    rest = (size - len(known)) / size
+    curves = np.array([peaks + rest * _smooth(grid, nodes, weights, width) for nodes, weights in rules] or [peaks])
+    error = curves.std(0, ddof=1) / np.sqrt(len(curves)) if len(curves) > 1 else np.zeros(points)
+    rows: list[Row] = [{"metric": "density", "x": float(x), "value": float(v), "estimator": "lanczos quadrature",
+                        "stderr": float(e) if len(curves) > 1 or not rules else None}
+                       for x, v, e in zip(grid, curves.mean(0), error, strict=True)]
+    if found is not None:
+        rows += [{"metric": "eigenvalue", "index": i + 1, "value": float(v), "residual": float(r),
+                  "converged": bool(c), "estimator": "lanczos"}
+                 for i, (v, r, c) in enumerate(zip(found.values, found.residuals, found.converged, strict=True))]
+    return table(rows, **problem.common)

@@ -1,0 +1,220 @@
+"""The diagonal and the trace of the Hessian: exact where the network's structure allows it, else estimated.
+
+The cross-client measures of Mendieta et al. (CVPR 2022) and the trace of Yao et al. (2020) are made of these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import pandas as pd
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fldiag.diagnostics.linalg import exact
+from fldiag.diagnostics.linalg.hutchinson import hutchinson
+from fldiag.diagnostics.linalg.lanczos import krylov
+from fldiag.diagnostics.linalg.structure import obstacle
+from fldiag.diagnostics.operators import build
+from fldiag.diagnostics.probe import sample
+from fldiag.diagnostics.problem import Problem
+from fldiag.errors import FldiagError
+from fldiag.registry import diagnostic
+from fldiag.results.table import table
+
+Progress = Callable[[int, int, str], None]
+Row = dict[str, Any]
+Per = Literal["layer", "tensor"]
+Estimate = Literal["auto", "exact", "hutchinson"]
+
+#: Relative difference of an entry from its Hessian-vector product above which the exact form is not used.
+AGREEMENT = {torch.float32: 1e-3, torch.float64: 1e-8}
+#: Bytes of one piece of the exact computation; larger ones fall out of the processor's caches.
+PIECE = 32 * 2**20
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """``values`` [P] (None if only traces were asked for) and ``traces`` per tensor name in float64, with standard
+    errors (None when exact); ``trace``: of the whole. ``estimator``: exact, hutchinson-deflated or hutchinson.
+    ``converged``: exact, or the target was reached. ``why``: what kept it from being exact."""
+
+    values: Tensor | None
+    stderr: Tensor | None
+    traces: dict[str, float]
+    trace_stderrs: dict[str, float | None]
+    trace: float
+    trace_stderr: float | None
+    estimator: str
+    converged: bool
+    products: int
+    why: str | None = None
+
+
+def inexact(problem: Problem) -> str | None:
+    """Why diag(H) is not the computable diag(J^T H_L J) for this problem; None when it is.
+
+    Decided from the module graph and confirmed on a few examples: entries of three tensors are compared with
+    Hessian-vector products.
+    """
+    if problem.batch_dependent:
+        return "outputs depend on the batch"
+    why = obstacle(problem.module)
+    if why:
+        return why
+    x, y = sample(problem, 16)
+    try:
+        found = _piece(problem, x, y, total=False)
+    except (ValueError, RuntimeError, NotImplementedError) as error:
+        return str(error)
+    h = build(problem, "double backward", "hessian", problem.w, [lambda: (x, y)], [1.0])
+    assert h is not None
+    places, slices = [n for n in problem.layout.names if n in found], problem.layout.slices()
+    for name in sorted({places[0], places[len(places) // 2], places[-1]} if places else ()):
+        flat = found[name].reshape(-1)
+        at = int(flat.abs().argmax())
+        e = torch.zeros_like(problem.w)
+        e[slices[name].start + at] = 1.0
+        entry, ours = float(h(e)[slices[name].start + at]), float(flat[at])
+        if not abs(entry - ours) <= AGREEMENT[problem.dtype] * max(abs(entry), abs(ours)):
+            return f"the entry of {name} disagrees with a Hessian-vector product"
+    return None
+
+
+def _piece(problem: Problem, x: Tensor, y: Tensor, total: bool) -> dict[str, Tensor]:
+    def call(x: Tensor) -> Any:
+        with problem.guarded():
+            return problem.call(problem.w, x)
+
+    def criterion(z: Tensor, y: Tensor) -> Tensor:
+        with problem.guarded():
+            return problem.criterion(z, y).reshape(())
+
+    return exact.batch(problem.module, call, criterion, x, y, total=total)
+
+
+def _exactly(problem: Problem, total: bool, progress: Progress | None) -> dict[str, Tensor]:
+    found = {n: torch.zeros(() if total else s, dtype=torch.float64, device=problem.device)
+             for n, s in zip(problem.layout.names, problem.layout.shapes, strict=True)}
+    facts = problem.probe()
+    room = min(problem.memory // 4, PIECE) if problem.device.type == "cpu" else problem.memory // 4
+    # the cotangents of all outputs lie side by side; a graph holds about four tensors to one of them
+    step = max(1, 4 * room // (facts.graph_bytes * (facts.classes or 4)))
+    for i, (start, stop) in enumerate(problem.bounds):
+        x, y = problem.batch(i)
+        for at in range(0, stop - start, step):
+            xs, ys = x[at:at + step], y[at:at + step]
+            for name, value in _piece(problem, xs, ys, total).items():
+                found[name].add_(value, alpha=len(xs) / problem.n)
+        if progress:
+            progress(stop, problem.n, "exact trace" if total else "exact diagonal")
+    return found
+
+
+def diagonal_of(problem: Problem, *, entries: bool = True, estimate: Estimate = "auto", rtol: float = 0.02,
+                max_products: int = 200, deflate: int = 20, seed: int = 0,
+                progress: Progress | None = None) -> Diagonal:
+    """Diagonal (with ``entries``) and per-tensor traces of the Hessian at ``problem.w``.
+
+    ``auto``: exact if the network is piecewise linear in each layer's weights (``inexact`` says what is in the
+    way), else by random probes until the relative standard error is at most ``rtol`` or ``max_products``
+    Hessian-vector products are spent, the first ``deflate`` of them for a Krylov space that is counted exactly.
+
+    Raises FldiagError when ``exact`` is asked for and not possible.
+    """
+    if not 0 < rtol < 1 or max_products < 2 or deflate < 0:
+        raise FldiagError(f"no estimate with rtol = {rtol}, max_products = {max_products}, deflate = {deflate}",
+                          "0 < rtol < 1, max_products at least 2, deflate at least 0", usage=True)
+    problem.probe()
+    why = "it was not asked for" if estimate == "hutchinson" else problem.recall("inexact", lambda: inexact(problem))
+    if why and estimate == "exact":
+        raise FldiagError(f"the exact diagonal is not known for this model: {why}", "use estimate = 'auto'")
+    names = problem.layout.names
+    if why is None:
+        found = _exactly(problem, not entries, progress)
+        traces = {n: float(found[n].sum()) for n in names}
+        values = torch.cat([found[n].reshape(-1) for n in names]) if entries else None
+        return Diagonal(values, None, traces, dict.fromkeys(names), math.fsum(traces.values()), None, "exact", True, 0)
+
+    size, h = problem.layout.size, problem.hessian()
+    count = min(deflate, size, max_products // 2, max(0, problem.memory // 4 // (8 * size)))
+
+    def tell(before: int) -> Callable[[int], None] | None:
+        return progress and (lambda done: progress(min(before + done, max_products), max_products, "trace by probes"))
+
+    known = None
+    if count:
+        known = krylov(h, size, count, noise=1e-6 if problem.dtype == torch.float32 else 1e-12, seed=seed,
+                       device=problem.device, progress=tell(0))
+    groups = [torch.arange(s.start, s.stop, device=problem.device) for s in problem.layout.slices().values()]
+    s = hutchinson(h, size, groups, krylov=known, rtol=rtol, most=max_products - h.products, diagonal=entries,
+                   seed=seed, device=problem.device, progress=tell(h.products))
+    found_traces, errors = s.traces.tolist(), s.stderrs.tolist()
+    return Diagonal(s.diagonal, s.diagonal_stderr, dict(zip(names, found_traces[:-1], strict=True)),
+                    dict(zip(names, errors[:-1], strict=True)), found_traces[-1], errors[-1],
+                    "hutchinson-deflated" if known else "hutchinson", s.converged, h.products, why)
+
+
+def trace_rows(problem: Problem, d: Diagonal, per: Per) -> list[Row]:
+    """The trace of the whole and of every layer (a module's weight and bias) or tensor."""
+    common = {"metric": "trace", "estimator": d.estimator}
+    rows: list[Row] = [{**common, "value": d.trace, "stderr": d.trace_stderr, "converged": d.converged}]
+    for label, names in parts(problem, per).items():
+        errors = [d.trace_stderrs[n] for n in names]
+        # the tensors' estimates share their probes, so their errors may add up
+        stderr = None if None in errors else math.fsum(e for e in errors if e is not None)
+        rows.append({**common, "layer": label, "value": math.fsum(d.traces[n] for n in names), "stderr": stderr})
+    return rows
+
+
+def parts(problem: Problem, per: Per) -> dict[str, tuple[str, ...]]:
+    """Label -> tensor names."""
+    if per == "tensor":
+        return {n: (n,) for n in problem.layout.names}
+    return {label or "(model)": names for label, names in problem.layout.layers.items()}
+
+
+def _norm(values: Tensor, stderr: Tensor | None) -> tuple[float, float | None]:
+    """The Euclidean norm without the part that noise adds to it, and its standard error to first order."""
+    square = float(values.square().sum())
+    if stderr is None:
+        return math.sqrt(square), None
+    noise = stderr.square()
+    norm = math.sqrt(max(0.0, square - float(noise.sum())))
+    spread = math.sqrt(float((4 * values.square() * noise).sum()))
+    return norm, spread / (2 * norm) if norm else math.sqrt(spread)
+
+
+@diagnostic("diagonal")
+def diagonal(problem: Problem, progress: Progress | None = None, *, per: Per = "layer", estimate: Estimate = "auto",
+             rtol: Annotated[float, Field(gt=0, lt=1)] = 0.02, max_products: Annotated[int, Field(ge=2)] = 200,
+             deflate: Annotated[int, Field(ge=0)] = 20, seed: int = 0) -> pd.DataFrame:
+    """Summary of the Hessian's diagonal, exact where the network is piecewise linear in each layer's weights.
+
+    Rows ``diagonal_norm`` (Euclidean norm; what H_N compares), ``diagonal_max``, ``diagonal_min`` and ``trace``, for
+    the whole and ``per`` layer or tensor. ``estimator``: exact, or hutchinson-deflated with standard errors: such
+    entries are rough (many probes leave them tens of per cent off), so ``rtol`` is seldom reached within
+    ``max_products`` Hessian-vector products and ``converged`` says so. The whole vector: ``diagonal_of`` of
+    ``fldiag.diagnostics.diagonal``. Cost of the exact form: about 4 Hessian-vector products with 10 classes.
+
+    Raises FldiagError when ``estimate = "exact"`` is not possible, or the loss is no function of the weights.
+    """
+    d = diagonal_of(problem, estimate=estimate, rtol=rtol, max_products=max_products, deflate=deflate, seed=seed,
+                    progress=progress)
+    assert d.values is not None  # entries were asked for
+    slices = problem.layout.slices()
+    rows: list[Row] = []
+    for label, names in [(None, problem.layout.names), *parts(problem, per).items()]:
+        values = torch.cat([d.values[slices[n]] for n in names])
+        stderr = None if d.stderr is None else torch.cat([d.stderr[slices[n]] for n in names])
+        norm, error = _norm(values, stderr)
+        common: Row = {"layer": label, "estimator": d.estimator, "converged": d.converged}
+        rows.append({**common, "metric": "diagonal_norm", "value": norm, "stderr": error})
+        for metric, at in (("diagonal_max", int(values.argmax())), ("diagonal_min", int(values.argmin()))):
+            rows.append({**common, "metric": metric, "value": float(values[at]),
+                         "stderr": None if stderr is None else float(stderr[at])})
+    return table(rows + trace_rows(problem, d, per), **problem.common)

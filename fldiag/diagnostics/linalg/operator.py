@@ -1,0 +1,89 @@
+"""A curvature matrix as a sum over batches: what every form of the product shares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fldiag.errors import FldiagError
+
+Matrix = Literal["hessian", "ggn"]
+
+
+class Operator:
+    """``sum_i weights[i] * M_i`` with M_i the [P, P] curvature of batch i, as ``v [P] -> Mv [P]`` in float64.
+
+    A form of the product says how batch i is prepared (what does not depend on v: a graph, activations) and
+    how the prepared batch multiplies. What was prepared for a batch stays for the next product while the
+    first ``keep`` batches last, or while everything kept fits ``room`` bytes; the rest is prepared anew
+    every time. ``products`` counts the products, ``form`` names the form.
+    """
+
+    form = ""
+
+    def __init__(self, w: Tensor, weights: Sequence[float], keep: int = 0):
+        self._w, self._weights, self._keep = w, list(weights), keep
+        self._kept: dict[int, Any] = {}
+        self.products = 0
+
+    @property
+    def size(self) -> int:
+        return self._w.numel()
+
+    def _prepare(self, i: int) -> Any:
+        raise NotImplementedError
+
+    def _product(self, prepared: Any, v: Tensor) -> Tensor | None:
+        """M_i v, None for zero."""
+        raise NotImplementedError
+
+    def _worth_keeping(self, i: int, prepared: Any) -> bool:
+        return i < self._keep
+
+    def __call__(self, v: Tensor) -> Tensor:
+        """M v [P] in float64; the batches are summed in float64.
+
+        Raises FldiagError when v has another size, or when a part of the model has no second derivative.
+        """
+        if v.shape != self._w.shape:
+            raise FldiagError(f"the vector has shape {list(v.shape)}, the weights have {list(self._w.shape)}",
+                              "give a vector as long as the weights")
+        v = v.detach().to(self._w)
+        total = torch.zeros_like(self._w, dtype=torch.float64)
+        for i, weight in enumerate(self._weights):
+            prepared = self._kept[i] if i in self._kept else self._prepare(i)
+            if i not in self._kept and self._worth_keeping(i, prepared):
+                self._kept[i] = prepared
+            part = self._product(prepared, v)
+            if part is not None:
+                total.add_(part, alpha=weight)
+        self.products += 1
+        return total
+
+    def release(self) -> None:
+        """Frees what was kept; the operator still works."""
+        self._kept.clear()
+
+
+class Block:
+    """The rows and columns ``index`` [p] of an operator: its diagonal block on some of the weights."""
+
+    def __init__(self, operator: Operator, index: Tensor):
+        self._operator, self._index = operator, index
+
+    @property
+    def size(self) -> int:
+        return self._index.numel()
+
+    @property
+    def products(self) -> int:
+        return self._operator.products
+
+    def __call__(self, v: Tensor) -> Tensor:
+        """[p] -> [p] in float64."""
+        whole = torch.zeros(self._operator.size, dtype=torch.float64, device=v.device)
+        whole[self._index] = v.double()
+        return self._operator(whole)[self._index]

@@ -1,0 +1,141 @@
+"""Is a network piecewise linear in the weights of each of its layers? Read off its graph, never its name.
+
+If every output is an affine function of each layer's weights as long as no kink is crossed, the second
+derivative of the outputs within a layer vanishes, and the layer's block of the Hessian of any loss is its
+block of the Gauss-Newton matrix (Martens 2020, section 8.1). That holds when affine layers, each used once,
+are joined by operations that are piecewise linear in everything that depends on weights.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional as F
+
+#: Layers whose weights have a rule for the squares of per-example gradients.
+WEIGHTED = (nn.Linear, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d)
+_LINEAR_LAYERS = (nn.ReLU, nn.LeakyReLU, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d,
+                  nn.Flatten, nn.Identity, nn.Unflatten, nn.ZeroPad2d, nn.ReLU6, nn.Hardtanh, nn.Upsample)
+#: Of any number of arguments that depend on weights.
+_SUMS = {operator.add, operator.iadd, operator.sub, operator.isub, operator.neg, torch.add, torch.sub, torch.cat,
+         torch.stack, torch.maximum, torch.minimum, "add", "add_", "sub", "sub_", "neg", "maximum", "minimum"}
+#: Of one argument that depends on weights.
+_LINEAR = {F.relu, F.relu_, torch.relu, torch.relu_, F.leaky_relu, F.relu6, F.hardtanh, F.max_pool2d, F.avg_pool2d,
+           F.adaptive_avg_pool2d, F.adaptive_max_pool2d, F.pad, torch.flatten, torch.reshape, torch.mean, torch.sum,
+           torch.squeeze, torch.unsqueeze, torch.permute, torch.transpose, torch.chunk, torch.split, torch.mul,
+           torch.matmul, torch.div, torch.abs, operator.getitem, operator.mul, operator.imul, operator.truediv,
+           operator.itruediv, operator.matmul, "relu", "relu_", "flatten", "view", "reshape", "mean", "sum", "squeeze",
+           "unsqueeze", "permute", "transpose", "contiguous", "chunk", "split", "mul", "mul_", "div", "div_", "to",
+           "float", "double", "clone", "abs", "expand", "repeat", "t", "view_as", "reshape_as"}
+#: What tells shapes, not values.
+_SHAPES = {getattr, len, "size", "dim", "numel", "ndimension"}
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, name: str) -> bool:
+        return type(m).__module__.startswith("torch.nn") and not isinstance(m, nn.Sequential)
+
+
+def _hooked(m: nn.Module) -> bool:
+    return bool(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
+                or "forward" in vars(m))
+
+
+def obstacle(module: nn.Module) -> str | None:
+    """What keeps a module (in eval mode) from being piecewise linear in each layer's weights; None if nothing.
+
+    Unknown operations count as obstacles, so None is a proof and anything else is not a disproof.
+    """
+    for name, m in module.named_modules():
+        if _hooked(m):
+            return f"{name or 'the model'} has hooks"
+        if m.training:
+            return f"{name or 'the model'} is in training mode"
+    owners: dict[int, str] = {}
+    for name, p in module.named_parameters(remove_duplicate=False):
+        if owners.setdefault(id(p), name) != name:
+            return f"{owners[id(p)]} and {name} are tied"
+    for name, m in module.named_modules():
+        if any(True for _ in m.parameters(recurse=False)) and type(m) not in WEIGHTED:
+            return f"{name or 'the model'} ({type(m).__name__}) holds weights outside affine layers"
+    try:
+        graph = fx.Graph() if type(module) in WEIGHTED else _Tracer().trace(module)
+    except Exception as error:  # whatever a forward does that cannot be traced
+        return f"its forward cannot be traced: {error}"
+    if type(module) in WEIGHTED:
+        return _layer("the model", module)
+    return _walk(graph, dict(module.named_modules()))
+
+
+def _walk(graph: fx.Graph, modules: dict[str, nn.Module]) -> str | None:
+    depends: set[fx.Node] = set()  # values that depend on weights
+    used: set[str] = set()
+    for node in graph.nodes:
+        heavy = [a for a in node.all_input_nodes if a in depends]
+        if node.op == "call_module":
+            target, m = str(node.target), modules[str(node.target)]
+            if len(node.all_input_nodes) != 1:
+                return f"{target} takes several inputs"
+            weighted = any(True for _ in m.parameters())
+            if weighted and target in used:
+                return f"{target} is used twice"
+            used.add(target)
+            if (heavy or weighted) and (why := _layer(target, m)):
+                return why
+            if heavy or weighted:
+                depends.add(node)
+        elif node.op == "get_attr":
+            owner, _, name = str(node.target).rpartition(".")
+            if name in modules[owner]._parameters:
+                return f"{node.target} is used outside its layer"
+        elif node.op in ("call_function", "call_method") and heavy:
+            if node.target in _SHAPES:
+                if node.target is getattr and node.args[1] not in ("shape", "ndim", "device", "dtype"):
+                    return f"the attribute {node.args[1]}"
+                continue
+            why = _operation(node, heavy, depends)
+            if why:
+                return why
+            depends.add(node)
+    return None
+
+
+def _operation(node: fx.Node, heavy: list[fx.Node], depends: set[fx.Node]) -> str | None:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    if node.target in (F.dropout, F.dropout2d):
+        active = node.kwargs.get("training", node.args[2] if len(node.args) > 2 else True)
+        return "active dropout" if active else None
+    if node.target in _SUMS:
+        return None
+    if node.target not in _LINEAR:
+        return f"the operation {name}"
+    if len(heavy) > 1 or _count(node, heavy[0]) > 1:
+        return f"a product of activations ({name})"
+    if name in ("truediv", "itruediv", "div", "div_") and heavy[0] is not node.args[0]:
+        return "a division by activations"
+    if name == "getitem" and heavy[0] is not node.args[0]:
+        return "an index that depends on activations"
+    return None
+
+
+def _count(node: fx.Node, which: fx.Node) -> int:
+    """How often an argument occurs (x * x names it once among the input nodes)."""
+    seen: list[Any] = []
+    fx.map_arg((node.args, node.kwargs), lambda n: seen.append(n) if n is which else None)
+    return len(seen)
+
+
+def _layer(name: str, m: nn.Module) -> str | None:
+    kind = type(m)
+    if kind in (nn.BatchNorm1d, nn.BatchNorm2d):
+        return f"{name} ({kind.__name__}) uses the statistics of the batch" if m.running_mean is None else None
+    if kind is nn.Conv2d and m.padding_mode != "zeros":
+        return f"{name} pads in mode {m.padding_mode!r}"
+    if kind is nn.Upsample and m.mode not in ("nearest", "bilinear"):
+        return f"{name} (Upsample {m.mode})"
+    if kind in WEIGHTED or kind in _LINEAR_LAYERS or isinstance(m, nn.modules.dropout._DropoutNd):
+        return None
+    return f"{name} ({kind.__name__})"

@@ -1,0 +1,35 @@
+"""The trace of the Hessian, for the whole network and its layers.
+
+H_T of Mendieta et al. (CVPR 2022), there by Hutchinson's estimator with the rules of PyHessian (Yao et al. 2020).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import pandas as pd
+from pydantic import Field
+
+from fldiag.diagnostics.diagonal import Estimate, Per, Progress, diagonal_of, trace_rows
+from fldiag.diagnostics.problem import Problem
+from fldiag.registry import diagnostic
+from fldiag.results.table import table
+
+
+@diagnostic("trace")
+def trace(problem: Problem, progress: Progress | None = None, *, per: Per = "layer", estimate: Estimate = "auto",
+          rtol: Annotated[float, Field(gt=0, lt=1)] = 0.02, max_products: Annotated[int, Field(ge=2)] = 200,
+          deflate: Annotated[int, Field(ge=0)] = 20, seed: int = 0) -> pd.DataFrame:
+    """Trace of the Hessian, exact where the network is piecewise linear in each layer's weights.
+
+    Rows ``trace`` for the whole and ``per`` layer (weight and bias together) or tensor. ``estimator``: ``exact``
+    (diag(H) = diag(J^T H_L J), found from the module graph), else ``hutchinson-deflated`` (or ``hutchinson`` with
+    ``deflate = 0``): the first ``deflate`` products span a Krylov space whose part is counted exactly, random
+    signs sample the rest until the standard error is at most ``rtol`` times the trace (``converged``) or
+    ``max_products`` Hessian-vector products are spent.
+
+    Raises FldiagError when ``estimate = "exact"`` is not possible, or the loss is no function of the weights.
+    """
+    d = diagonal_of(problem, entries=False, estimate=estimate, rtol=rtol, max_products=max_products, deflate=deflate,
+                    seed=seed, progress=progress)
+    return table(trace_rows(problem, d, per), **problem.common)
