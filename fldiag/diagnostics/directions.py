@@ -1,8 +1,8 @@
-"""Two directions in weight space: Hessian eigenvectors, filter-normalised random, or a plane."""
+"""Two directions in weight space: Hessian eigenvectors, filter-normalised random, a plane, or a trajectory's axes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,28 +46,30 @@ def eigen(problem: Problem, *, k: int, tol: float, max_products: int, seed: int,
 
 
 def random(problem: Problem, *, seed: int) -> Directions:
-    """Two filter-normalised Gaussian directions (Li et al., NeurIPS 2018, section 4).
+    """Two filter-normalised Gaussian directions; they are not made orthogonal."""
+    return Directions(random_direction(problem, seed, 0), random_direction(problem, seed, 1))
 
-    Each filter of a direction (slice along axis 0 of a tensor with two or more axes: an output channel or
-    neuron) gets the norm of the same filter of the weights; biases and other one-dimensional tensors stay
-    zero, as in that paper's code. The directions are not normalised or made orthogonal beyond that.
+
+def random_direction(problem: Problem, seed: int, number: int) -> Tensor:
+    """A filter-normalised Gaussian direction [P] in float64 (Li et al., NeurIPS 2018, section 4).
+
+    Each filter (slice along axis 0 of a tensor with two or more axes: an output channel or neuron) gets the norm
+    of the same filter of the weights; biases and other one-dimensional tensors stay zero, as in that paper's
+    code. Raises FldiagError when no tensor with two axes has weights.
     """
-    found = []
-    for i in range(2):
-        rng = torch_rng(seed, "landscape direction", i)
-        raw = torch.randn(problem.layout.size, dtype=torch.float64, generator=rng).to(problem.device)
-        views, weights = problem.layout.views(raw), problem.layout.views(problem.w.double())
-        for name, d in views.items():  # views: writing to them fills ``raw``
-            if d.ndim < 2:
-                d.zero_()
-                continue
-            rows, filters = d.view(len(d), -1), weights[name].reshape(len(d), -1)
-            rows *= filters.norm(dim=1, keepdim=True) / rows.norm(dim=1, keepdim=True).clamp_min(1e-30)
-        if not bool(raw.any()):
-            raise FldiagError("the filter-normalised direction is zero: no tensor with two axes has weights",
-                              "use directions = 'eigen'")
-        found.append(raw)
-    return Directions(found[0], found[1])
+    rng = torch_rng(seed, "landscape direction", number)
+    raw = torch.randn(problem.layout.size, dtype=torch.float64, generator=rng).to(problem.device)
+    views, weights = problem.layout.views(raw), problem.layout.views(problem.w.double())
+    for name, d in views.items():  # views: writing to them fills ``raw``
+        if d.ndim < 2:
+            d.zero_()
+            continue
+        rows, filters = d.view(len(d), -1), weights[name].reshape(len(d), -1)
+        rows *= filters.norm(dim=1, keepdim=True) / rows.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    if not bool(raw.any()):
+        raise FldiagError("the filter-normalised direction is zero: no tensor with two axes has weights",
+                          "use directions = 'eigen'")
+    return raw
 
 
 def plane(problem: Problem, through: Sequence[Any] | None) -> Directions:
@@ -98,3 +100,80 @@ def plane(problem: Problem, through: Sequence[Any] | None) -> Directions:
         rows.append({"metric": "point", "index": index, "x": x, "y": y, "value": value, "stderr": stderr,
                      "estimator": "exact"})
     return Directions(d1, rest / y_b, rows, reach=max(size_a, abs(x_b), y_b))
+
+
+def labelled(through: Any, what: str, at_least: int) -> dict[Any, Any]:
+    """Weight sets by label: of a mapping in the order of its labels, else numbered from 0.
+
+    Raises FldiagError for anything but a mapping or a list with enough weight sets.
+    """
+    if isinstance(through, Mapping):
+        try:
+            found = dict(sorted(through.items()))
+        except TypeError:  # labels of several kinds
+            found = dict(sorted(through.items(), key=lambda item: str(item[0])))
+    elif isinstance(through, Sequence) and not isinstance(through, (str, bytes)):
+        found = dict(enumerate(through))
+    else:
+        found = {}
+    if len(found) < at_least:
+        raise FldiagError(f"{what} at least {at_least} weight set{'s' if at_least > 1 else ''} besides the problem's "
+                          f"own, {len(found)} given", "give through = [weights, ...] or {label: weights}", usage=True)
+    return found
+
+
+def principal(offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """The two leading principal axes [2, P] of the rows [T, P], and the share of the variance along each [2].
+
+    By the eigenvectors of the rows' centred Gram matrix [T, T]. The first row has no negative coordinate
+    relative to the last one. Raises FldiagError for rows on one line.
+    """
+    gram = offsets @ offsets.T
+    gram = (gram - gram.mean(0) - gram.mean(1, keepdim=True) + gram.mean()).cpu()
+    values, vectors = torch.linalg.eigh(gram)
+    values, vectors = values.flip(0).clamp_min(0), vectors.flip(1).to(offsets.device)
+    total = float(values.sum())
+    if total <= 0 or float(values[1]) <= 1e-12 * total:
+        raise FldiagError("the trajectory lies on one line, so it spans no plane", "give more checkpoints of a run",
+                          usage=True)
+    axes: list[Tensor] = []
+    for i in range(2):
+        axis = (vectors[:, i] - vectors[:, i].mean()) @ offsets
+        for other in axes * 2:  # twice: orthogonal to rounding
+            axis = axis - (axis @ other) * other
+        axis = axis / axis.norm()
+        axes.append(-axis if float(axis @ (offsets[0] - offsets[-1])) < 0 else axis)
+    return torch.stack(axes), values[:2] / total
+
+
+def pca(problem: Problem, through: Any, progress: Progress | None = None) -> Directions:
+    """The two principal axes of a trajectory of weights (Li et al., NeurIPS 2018, section 7).
+
+    ``through``: the weight sets before the problem's own, which are the last; a list, or a dict whose integer
+    labels are rounds. The axes are those of the mean-centred weights, the origin is the problem's weights. Rows,
+    by ``index`` from 0: ``trajectory`` (coordinates, and the loss at the weights themselves, not at their
+    projection), ``projection_error`` (distance from the plane); ``explained_variance`` (index 1, 2: the axis's
+    share of the variance). Losses use the problem's buffers. Raises FldiagError for a trajectory on one line.
+    """
+    given = labelled(through, "a trajectory needs", 2)
+    offsets = torch.zeros(len(given) + 1, problem.layout.size, dtype=torch.float64, device=problem.device)
+    for row, w in zip(offsets, given.values(), strict=False):  # the last row is the problem itself
+        row += inputs.weights(problem.module, problem.layout, w, problem.dtype, problem.device)
+        row -= problem.w
+    axes, shares = principal(offsets)
+    rows: list[Row] = [{"metric": "explained_variance", "index": i + 1, "value": float(shares[i]), "estimator": "exact"}
+                       for i in range(2)]
+    reach = 0.0
+    for index, (label, offset) in enumerate(zip([*given, None], offsets, strict=True)):
+        x, y = (float(c) for c in axes @ offset)
+        value, stderr = problem.loss(problem.w.double() + offset)
+        when = {"round": label} if isinstance(through, Mapping) and isinstance(label, int) else {}
+        away = float((offset - x * axes[0] - y * axes[1]).norm())
+        rows += [{"metric": "trajectory", "index": index, "x": x, "y": y, "value": value, "stderr": stderr,
+                  "estimator": "exact", **when},
+                 {"metric": "projection_error", "index": index, "x": x, "y": y, "value": away, "estimator": "exact",
+                  **when}]
+        reach = max(reach, abs(x), abs(y))
+        if progress:
+            progress(index + 1, len(offsets), "losses along the trajectory")
+    return Directions(axes[0], axes[1], rows, reach)

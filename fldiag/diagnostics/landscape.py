@@ -1,32 +1,37 @@
 """The loss over a plane in weight space, around a checkpoint.
 
 Directions and grid as in Mendieta et al. (CVPR 2022): L(w + x d1 + y d2) with d1, d2 the top two Hessian
-eigenvectors, coefficients added to all weights alike; or filter-normalised random directions (Li et al.,
-NeurIPS 2018), or the plane through three weight sets (Garipov et al., NeurIPS 2018).
+eigenvectors, coefficients added to all weights alike; or filter-normalised random directions, or the principal
+axes of a trajectory (both Li et al., NeurIPS 2018), or the plane through three weight sets (Garipov et al.,
+NeurIPS 2018).
 """
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from fldiag.diagnostics import directions as rules
+from fldiag.diagnostics import grid as grids
 from fldiag.diagnostics.directions import Directions
+from fldiag.diagnostics.evaluator import Evaluator
+from fldiag.diagnostics.points import Points
 from fldiag.diagnostics.problem import Problem
-from fldiag.diagnostics.spectrum import Progress
-from fldiag.diagnostics.store import ArrayStore
+from fldiag.diagnostics.spectrum import Progress, Row
 from fldiag.errors import FldiagError
 from fldiag.registry import diagnostic
 from fldiag.results.provenance import digest
 from fldiag.results.table import table
+from fldiag.seeding import numpy_rng
+
+#: With bf16, so many points besides the centre and the corners are evaluated in float32 too.
+BF16_CHECKS = 8
 
 
 def axis(points: int, span: float) -> np.ndarray:
@@ -41,102 +46,128 @@ def axis(points: int, span: float) -> np.ndarray:
     return np.concatenate([-half[::-1], [0.0], half])
 
 
-def evaluate(problem: Problem, d1: Tensor, d2: Tensor, x: float, y: float) -> tuple[float, float | None]:
-    """Loss and standard error at ``w + x d1 + y d2``; at (0, 0) the very bits of ``problem.loss()``."""
-    return problem.loss(problem.w.double() + x * d1 + y * d2)
-
-
-def _forecast(seconds: float) -> str:
-    if seconds < 90:
-        return f"about {max(1, round(seconds))} s left"
-    return f"about {seconds / 60:.0f} min left" if seconds < 5400 else f"about {seconds / 3600:.1f} h left"
-
-
-class _Surface:
-    """The grid's values so far, [points, points] with x along axis 1; NaN where not done."""
-
-    def __init__(self, points: int):
-        self.done = np.zeros((points, points), dtype=bool)
-        self.value = np.full((points, points), np.nan)
-        self.stderr = np.full((points, points), np.nan)
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        return {"done": self.done, "value": self.value, "stderr": self.stderr}
-
-    def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        self.done, self.value, self.stderr = arrays["done"], arrays["value"], arrays["stderr"]
-
-    def fill(self, problem: Problem, found: Directions, grid: np.ndarray, progress: Progress | None,
-             after_each: Any) -> None:
-        start, began, total = time.monotonic(), int(self.done.sum()), self.done.size
-        for row, column in np.argwhere(~self.done):
-            value, stderr = evaluate(problem, found.d1, found.d2, float(grid[column]), float(grid[row]))
-            self.value[row, column] = value
-            self.stderr[row, column] = np.nan if stderr is None else stderr
-            self.done[row, column] = True
-            after_each()
-            if progress:
-                done = int(self.done.sum())
-                left = (time.monotonic() - start) / (done - began) * (total - done)
-                # the first point pays for warming up, so it forecasts badly
-                text = _forecast(left) if done - began > 2 else "first points"
-                progress(done, total, f"landscape points, {text}" if done < total else "landscape points")
-
-    def rows(self, grid: np.ndarray) -> list[dict[str, Any]]:
-        return [{"metric": "loss", "estimator": "exact", "x": float(x), "y": float(y),
-                 "value": float(self.value[r, c]), "stderr": float(self.stderr[r, c])}
-                for r, y in enumerate(grid) for c, x in enumerate(grid)]
-
-
 @diagnostic("landscape")
 def landscape(problem: Problem, progress: Progress | None = None, *,
-              directions: Literal["eigen", "random", "plane"] = "eigen",
+              directions: Literal["eigen", "random", "plane", "pca"] = "eigen",
               points: Annotated[int, Field(ge=3)] = 41, span: Annotated[float, Field(gt=0)] | None = None,
-              through: Any = None, k: Annotated[int, Field(ge=2)] = 5,
+              through: Any = None, grid_rtol: Annotated[float, Field(ge=0, lt=1)] = 0.01, full: bool = False,
+              bf16: bool = False, k: Annotated[int, Field(ge=2)] = 5,
               tol: Annotated[float, Field(gt=0, lt=1)] = 1e-3,
               max_products: Annotated[int, Field(ge=2)] = 100, seed: int = 0,
               store: Any = None) -> pd.DataFrame:
     """The mean loss on a grid of points w + x d1 + y d2, with standard errors over the examples.
 
     ``directions``: ``eigen`` (top two Hessian eigenvectors; adds the rows of the spectrum), ``random``
-    (filter-normalised, ``seed``) or ``plane`` (with the two weight sets of ``through``; adds rows ``point``).
+    (filter-normalised, ``seed``), ``plane`` (with the two weight sets of ``through``; adds rows ``point``) or
+    ``pca`` (principal axes of the trajectory ``through``, a list or a dict round -> weights, that ends at the
+    problem's weights; adds rows ``trajectory``, ``projection_error``, ``explained_variance``).
     The grid has an odd number of ``points`` from -``span`` to ``span`` along each axis, so its centre is the
-    checkpoint; ``span`` defaults to 1, for a plane to 1.25 times its farthest coordinate. ``store``: a path
-    (file or directory) or an ArrayStore that keeps directions and finished points; called again with it,
-    the evaluation goes on where it stopped. Cost: points^2 evaluations of the slice.
+    checkpoint; ``span`` defaults to 1, for a plane or pca to 1.25 times the farthest coordinate.
+
+    Nested coarse points are evaluated and a bicubic spline goes through them, refined until its error is below
+    ``grid_rtol`` of the loss range (of exploding corners: of the loss there). ``estimator`` says of each row
+    ``exact`` or ``spline``; a spline's ``residual`` is its error: the largest seen at check points, extrapolated
+    to the number of points not seen; its ``stderr`` is interpolated like the loss, as the interpolated loss is
+    a mean over the same examples. Row ``grid_error``: that error as a share of the range; ``evaluated``: the
+    number of points. ``full`` or ``grid_rtol`` = 0 evaluates all.
+    ``bf16`` computes the layers in bfloat16 (estimator ``bf16``; the centre, the corners and some random points
+    stay exact) and measures the error there: rows ``precision_error`` and, as a share of the range,
+    ``precision_error_share``, and every ``residual``.
+
+    ``store``: a path (file or directory) or an ArrayStore that keeps directions and finished points; called
+    again with it, the evaluation goes on where it stopped. Cost: about 130 to 250 evaluations of the slice for
+    41 points (``full``: points^2).
 
     Raises FldiagError for an even number of points, weights that span no plane, or a store of other weights.
     """
     axis(points, 1.0)
-    kept = ArrayStore(store) if isinstance(store, (str, os.PathLike)) else store
-    surface, key, held = _Surface(points), "", None
-    if kept is not None:
-        ends = None if not isinstance(through, Sequence) else list(through)
-        key = digest(problem.digest(), directions, points, span, ends, k, tol, max_products, seed)
-        held = kept.load(key)
-    if held is not None:
-        arrays, extra = held
-        surface.restore(arrays)
+    ends = dict(through) if isinstance(through, Mapping) else list(through) if isinstance(through, Sequence) else None
+    kept = Points((points, points), store, lambda: digest(
+        problem.digest(), directions, points, span, ends, k, tol, max_products, seed, bf16))
+    if kept.held is not None:
+        arrays, extra = kept.held
         d1, d2 = (torch.from_numpy(arrays[name]).to(problem.device) for name in ("d1", "d2"))
         found = Directions(d1, d2, extra["rows"], extra["reach"])
     elif directions == "eigen":
         found = rules.eigen(problem, k=k, tol=tol, max_products=max_products, seed=seed, progress=progress)
     elif directions == "random":
         found = rules.random(problem, seed=seed)
-    else:
+    elif directions == "plane":
         found = rules.plane(problem, through)
-    grid = axis(points, span if span is not None else 1.25 * found.reach or 1.0)
-
-    fixed = {"d1": found.d1.cpu().numpy(), "d2": found.d2.cpu().numpy()}
-    extra = {"rows": found.rows, "reach": found.reach}
-
-    def after_each() -> None:
-        if kept is not None:
-            kept.offer(key, {**fixed, **surface.arrays()}, extra)
-
+    else:
+        found = rules.pca(problem, through, progress)
+    places = axis(points, span if span is not None else 1.25 * found.reach or 1.0)
+    kept.keep({"d1": found.d1.cpu().numpy(), "d2": found.d2.cpu().numpy()},
+              {"rows": found.rows, "reach": found.reach})
     try:
-        surface.fill(problem, found, grid, progress, after_each)
+        evaluator = Evaluator(problem, [found.d1, found.d2], reach=float(places[-1]), bf16=bf16)
+        surface = _Surface(evaluator, places, kept, progress, seed)
+        filled = surface.fill(0.0 if full else grid_rtol)
     finally:  # also on Ctrl-C
-        if kept is not None:
-            kept.save(key, {**fixed, **surface.arrays()}, extra)
-    return table([*surface.rows(grid), *found.rows], **problem.common)
+        kept.save()
+    return table([*surface.rows(filled), *found.rows], **problem.common)
+
+
+class _Surface:
+    """Fills the grid and says how; rows of the arrays are y."""
+
+    def __init__(self, evaluator: Evaluator, places: np.ndarray, kept: Points, progress: Progress | None, seed: int):
+        self.evaluator, self.places, self.kept, self.progress, self.seed = evaluator, places, kept, progress, seed
+        self.exact = np.ones((len(places), len(places)), dtype=bool)
+        if evaluator.bf16:
+            self.exact[:] = False
+            self.exact[np.ix_([0, -1], [0, -1])] = True
+            rng = numpy_rng(seed, "landscape bf16 check points")
+            self.exact.flat[rng.permutation(self.exact.size)[:BF16_CHECKS]] = True
+            self.exact[len(places) // 2, len(places) // 2] = True
+
+    def fill(self, rtol: float) -> grids.Filled:
+        values = grids.Values(self.kept.done, self.kept.value, self.kept.stderr)
+        first = self.exact if self.evaluator.bf16 else None
+        return grids.fill(self.places, values, self._ask, rtol, self.seed, first)
+
+    def _ask(self, new: np.ndarray, planned: int, stage: str) -> None:
+        self.kept.fill(new, self._evaluate, f"landscape, {stage}", self.progress, planned)
+
+    def _evaluate(self, row: int, column: int) -> tuple[float, float | None, float]:
+        x, y = float(self.places[column]), float(self.places[row])
+        if not self.evaluator.bf16:
+            return *self.evaluator(x, y), math.nan
+        if not self.exact[row, column]:
+            value, stderr = self.evaluator(x, y)
+            return value, stderr, value
+        value, stderr = self.evaluator.problem.loss(self.evaluator.at(x, y))
+        return value, stderr, value if x == y == 0 else self.evaluator(x, y)[0]
+
+    def rows(self, filled: grids.Filled) -> list[Row]:
+        share, lost, checks = self._precision(filled)
+        heights = grids.Heights.of(filled.value) if np.isfinite(filled.value).any() else None
+        estimator = np.where(filled.evaluated, np.where(self.exact, "exact", "bf16"), "spline")
+        residual = np.where(filled.evaluated, 0.0, filled.residual)
+        if self.evaluator.bf16 and heights is not None:
+            size = np.maximum(heights.size, filled.value - heights.low)
+            residual = residual + np.where(self.exact & filled.evaluated, 0.0, share * size)
+        known = estimator != "exact"
+        rows: list[Row] = [
+            {"metric": "loss", "estimator": str(estimator[r, c]), "x": float(x), "y": float(y),
+             "value": float(filled.value[r, c]), "stderr": float(filled.stderr[r, c]),
+             "residual": float(residual[r, c]) if known[r, c] else None}
+            for r, y in enumerate(self.places) for c, x in enumerate(self.places)]
+        if filled.error is not None:
+            rows += [{"metric": "grid_error", "estimator": "spline", "value": filled.error, "index": filled.checks},
+                     {"metric": "evaluated", "estimator": "exact", "value": int(filled.evaluated.sum()),
+                      "unit": "points"}]
+        if self.evaluator.bf16:
+            rows += [{"metric": "precision_error", "estimator": "bf16", "value": lost, "index": checks},
+                     {"metric": "precision_error_share", "estimator": "bf16", "value": share, "index": checks}]
+        return rows
+
+    def _precision(self, filled: grids.Filled) -> tuple[float, float, int]:
+        """The largest error of bf16 where both were computed: as a share of the range and as a loss."""
+        both = self.exact & np.isfinite(self.kept.rough) & np.isfinite(self.kept.value)
+        both[len(self.places) // 2, len(self.places) // 2] = False
+        if not self.evaluator.bf16 or not both.any():
+            return 0.0, 0.0, 0
+        error = np.abs(self.kept.rough - self.kept.value)[both]
+        share = grids.Heights.of(filled.value).share(error, filled.value[both])
+        return float(share.max()), float(error.max()), int(both.sum())

@@ -37,7 +37,8 @@ def interactive(table: pd.DataFrame, path: str | Path, *, title: str = "Loss lan
     plotly, script = get_plotlyjs(), (home / "landscape.js").read_text("utf-8")
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
         (home / "landscape.html").read_text("utf-8"))
-    data = {"scenes": [_scene(g, shared) for g in grids], "layout": _layout(grids, shared, names)}
+    data = {"scenes": [_scene(g, shared) for g in grids], "marks": [_marks(g, shared) for g in grids],
+            "layout": _layout(grids, shared, names)}
     text = page.render(
         title=title, grids=grids, number=style.number, notes=shared.notes(), policy=_policy(plotly, script),
         plotly=plotly, script=script, data=_inert(data),
@@ -61,6 +62,22 @@ def _scene(grid: Surface, shared: Scale) -> dict[str, Any]:
                       lighting={"ambient": 0.85, "diffuse": 0.25, "specular": 0.02, "roughness": 0.9},
                       contours={"z": {"highlightcolor": "#ffffff"}}).to_plotly_json()
     return {**trace, "text": hover}  # plotly's Python side would turn each row of texts into one text
+
+
+def _marks(grid: Surface, shared: Scale) -> list[dict[str, Any]]:
+    """The trajectory and single weight sets as plotly traces that lie on the surface."""
+    traces = []
+    for places, mode, texts in ((grid.marks.trajectory, "lines+markers", grid.marks.texts),
+                                (grid.marks.points, "markers", ["checkpoint"] * len(grid.marks.points))):
+        heights = shared.height(grid.height_at(places)) + 0.004 * (shared.high - shared.low)
+        if not np.isfinite(heights).any():
+            continue
+        traces.append({"type": "scatter3d", "mode": mode, "hoverinfo": "text", "text": list(texts), "showlegend": False,
+                       "x": [float(v) for v in places[:, 0]], "y": [float(v) for v in places[:, 1]],
+                       "z": [float(v) if math.isfinite(v) else None for v in heights],
+                       "line": {"color": "#000000", "width": 5},
+                       "marker": {"color": "#ffffff", "size": 3.5, "line": {"color": "#000000", "width": 1}}})
+    return traces
 
 
 def _layout(grids: list[Surface], shared: Scale, names: tuple[str, str]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from fldiag.plotting import style
 from fldiag.plotting.interactive import interactive
 from fldiag.plotting.surfaces import Scale, Surface, scale, surfaces
+from fldiag.plotting.trajectory import trajectory
 
 __all__ = ["draw", "interactive"]
 
@@ -34,10 +35,11 @@ def draw(table: pd.DataFrame, *, clip: float | Literal["auto"] | None = "auto",
     """The figure: one column a run with its surface, its contours (the weights marked +) and its numbers.
 
     ``table``: rows ``metric="loss"`` with ``run, x, y, value`` over a full grid; optionally ``slice``,
-    ``n_examples`` and rows ``metric="eigenvalue"`` (``index``, ``residual``, ``converged``) and
-    ``"eigenvalue_ratio"``. ``clip`` and ``height``: see ``fldiag.plotting.surfaces.scale``; what was clipped
-    is said below the picture. ``width``: inches, at most; ``names``: of the two directions; more runs than
-    ``per_row`` continue in a further row. Raises FldiagError for an unfit table.
+    ``n_examples`` and rows ``metric="eigenvalue"`` (``index``, ``residual``, ``converged``),
+    ``"eigenvalue_ratio"``, ``"trajectory"`` and ``"point"`` (``x, y``: drawn on the contours). ``clip`` and
+    ``height``: see ``fldiag.plotting.surfaces.scale``; what was clipped is said below the picture. ``width``:
+    inches, at most; ``names``: of the two directions; more runs than ``per_row`` continue in a further row.
+    Raises FldiagError for an unfit table.
     """
     grids = surfaces(table)
     shared = scale(grids, clip, height)
@@ -123,6 +125,7 @@ def _contours(ax, grid: Surface, shared: Scale, limits, names: tuple[str, str], 
     ax.contourf(grid.x, grid.y, height, levels=levels, cmap=style.COLORMAP,
                 norm=Normalize(shared.low, shared.high))
     ax.contour(grid.x, grid.y, height, levels=levels[1:-1], colors="white", linewidths=0.3, alpha=0.7)
+    trajectory(ax, grid.marks)
     if all(low <= 0 <= high for low, high in limits):
         ax.plot(0, 0, "+", color="black", markersize=9, markeredgewidth=2.6)
         ax.plot(0, 0, "+", color="white", markersize=8, markeredgewidth=1.1, label="weights")

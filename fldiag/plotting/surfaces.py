@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -14,6 +14,18 @@ from fldiag.plotting.style import number
 from fldiag.plotting.tables import floats, names, need, select
 
 PICTURE = "loss landscape"
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Places to show on a surface: ``trajectory`` [T, 2] in order, and single weight sets ``points`` [m, 2].
+
+    ``texts`` say what each place of the trajectory is.
+    """
+
+    trajectory: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))
+    points: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))
+    texts: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -31,6 +43,10 @@ class Surface:
     residual: float | None
     converged: bool
     ratio: float | None  # lambda_1 / lambda_5
+    evaluated: int | None = None  # points that were evaluated; None = all
+    error: float | None = None  # of the spline between them, as a share of the range
+    rough: float | None = None  # error of bf16, likewise
+    marks: Marks = field(default_factory=lambda: Marks())
 
     @property
     def centre(self) -> float | None:
@@ -50,14 +66,34 @@ class Surface:
     def caption(self) -> list[str]:
         """Short lines: slice, number of examples, lambda_1 with its residual, lambda_1 / lambda_5."""
         lines = [f"{self.slice or 'unnamed slice'}", f"n = {self.n:,}" if self.n is not None else "n unknown"]
-        value = number(self.sharpness)
-        if self.sharpness is not None and self.residual is not None:
-            value += f" ± {number(self.residual, 2)}"
-        lines.append(f"λ₁ = {value}")
-        if not self.converged:
-            lines.append("(not converged)")
-        lines.append(f"λ₁/λ₅ = {number(self.ratio)}")
+        if self.sharpness is not None or self.ratio is not None:
+            error = "" if self.sharpness is None or self.residual is None else f" ± {number(self.residual, 2)}"
+            lines += [f"λ₁ = {number(self.sharpness)}{error}", *([] if self.converged else ["(not converged)"]),
+                      f"λ₁/λ₅ = {number(self.ratio)}"]
+        return lines + self.made()
+
+    def made(self) -> list[str]:
+        """How the values were found, where it was not by evaluating every point exactly."""
+        lines = []
+        if self.evaluated is not None:
+            lines.append(f"{self.evaluated:,} of {self.loss.size:,} points evaluated,")
+            lines.append(f"spline error {percent(self.error)} of the range")
+        if self.rough is not None:
+            lines.append(f"bf16 error {percent(self.rough)} of the range")
         return lines
+
+    def height_at(self, places: np.ndarray) -> np.ndarray:
+        """The loss at places [m, 2] by bilinear interpolation, nan beyond the grid."""
+        out = np.full(len(places), np.nan)
+        for k, (px, py) in enumerate(places):
+            if self.x[0] <= px <= self.x[-1] and self.y[0] <= py <= self.y[-1]:
+                i = min(int(np.searchsorted(self.x, px, "right")) - 1, len(self.x) - 2)
+                j = min(int(np.searchsorted(self.y, py, "right")) - 1, len(self.y) - 2)
+                u = (px - self.x[i]) / (self.x[i + 1] - self.x[i])
+                v = (py - self.y[j]) / (self.y[j + 1] - self.y[j])
+                cell = self.loss[j:j + 2, i:i + 2]
+                out[k] = np.array([1 - v, v]) @ cell @ np.array([1 - u, u])
+        return out
 
 
 @dataclass(frozen=True)
@@ -150,7 +186,41 @@ def _surface(run: str, rows: pd.DataFrame) -> Surface:
     first = {c: loss[c].dropna().iloc[0] if c in loss.columns and loss[c].notna().any() else None
              for c in ("slice", "n_examples")}
     return Surface(run, x, y, grids["value"], grids["stderr"], str(first["slice"] or ""),
-                   None if first["n_examples"] is None else int(first["n_examples"]), *_eigen(rows))
+                   None if first["n_examples"] is None else int(first["n_examples"]), *_eigen(rows), *_made(rows),
+                   _marks(rows))
+
+
+def percent(share: float | None) -> str:
+    """A share as a percentage of two digits."""
+    return "unknown" if share is None else f"{number(100 * share, 2)} %"
+
+
+def _only(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
+    return rows[(rows["metric"] == metric).fillna(False).astype(bool)]
+
+
+def _made(rows: pd.DataFrame) -> tuple[int | None, float | None, float | None]:
+    """Points evaluated, error of the spline, error of bf16, as far as the table has them."""
+    found = [_only(rows, m)["value"].dropna() for m in ("evaluated", "grid_error", "precision_error_share")]
+    values = [float(v.iloc[0]) if len(v) else None for v in found]
+    return None if values[0] is None else int(values[0]), values[1], values[2]
+
+
+def _marks(rows: pd.DataFrame) -> Marks:
+    """The trajectory and the single points of a run, in the order of their index."""
+    if "index" not in rows.columns:
+        return Marks()
+    found = {}
+    for metric in ("trajectory", "point"):
+        part = _only(rows, metric).sort_values("index")
+        places = np.column_stack([floats(part["x"]), floats(part["y"])])
+        found[metric] = part, places
+    part, places = found["trajectory"]
+    texts = [("" if "round" not in part.columns or pd.isna(r) else f"round {int(r)}, ") + f"loss {number(v)}"
+             for r, v in zip(part["round"] if "round" in part.columns else floats(part["x"]) * np.nan,
+                             floats(part["value"]), strict=True)]
+    points = found["point"][1]
+    return Marks(places, points[np.abs(points).sum(1) > 0], texts)
 
 
 def _eigen(rows: pd.DataFrame) -> tuple[float | None, float | None, bool, float | None]:

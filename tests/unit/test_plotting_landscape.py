@@ -101,7 +101,7 @@ def test_caption_marks_unconverged_and_unknown_numbers():
     frame.loc[frame["index"] == 1, "converged"] = False
     assert "(not converged)" in surfaces(frame)[0].caption()
     bare = surfaces(frame[frame.metric == "loss"].drop(columns=["slice", "n_examples", "stderr"]))[0]
-    assert bare.caption() == ["unnamed slice", "n unknown", "λ₁ = –", "λ₁/λ₅ = –"]
+    assert bare.caption() == ["unnamed slice", "n unknown"]
 
 
 def test_given_ratio_is_preferred_to_the_quotient():

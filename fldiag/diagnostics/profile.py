@@ -1,0 +1,131 @@
+"""The loss along lines in weight space: through the weights along a direction, or from one model to another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from pydantic import Field
+
+from fldiag.diagnostics import directions as rules
+from fldiag.diagnostics.evaluator import Evaluator
+from fldiag.diagnostics.interpolation import Path, barrier
+from fldiag.diagnostics.landscape import axis
+from fldiag.diagnostics.points import Points
+from fldiag.diagnostics.problem import Problem
+from fldiag.diagnostics.spectrum import Progress, Row, eigenpairs, eigenvalue_rows
+from fldiag.errors import FldiagError
+from fldiag.registry import diagnostic
+from fldiag.results.provenance import digest
+from fldiag.results.table import table
+
+
+@diagnostic("profile")
+def profile(problem: Problem, progress: Progress | None = None, *,
+            directions: Literal["eigen", "random", "through"] = "eigen", lines: Annotated[int, Field(ge=1)] = 2,
+            points: Annotated[int, Field(ge=3)] | None = None, span: Annotated[float, Field(gt=0)] = 1.0,
+            through: Any = None, k: Annotated[int, Field(ge=1)] = 5,
+            tol: Annotated[float, Field(gt=0, lt=1)] = 1e-3, max_products: Annotated[int, Field(ge=2)] = 100,
+            seed: int = 0, store: Any = None) -> pd.DataFrame:
+    """The loss along lines: through the weights with the parabola of its curvature, or to other models with barriers.
+
+    ``directions`` = ``eigen`` (the leading ``lines`` Hessian eigenvectors) or ``random`` (filter-normalised):
+    rows, by ``index`` of the line from 1, of ``loss`` at ``points`` (odd, default 41) coefficients ``x`` from
+    -``span`` to ``span``; ``slope`` g = <gradient, d>; ``curvature`` c = d.Hd; and ``parabola``,
+    L(w) + g x + c x^2 / 2. ``eigen`` adds the rows of the spectrum.
+
+    ``through``: straight paths from the weights (``x`` = 0) to each weight set of ``through`` (``x`` = 1; a list,
+    or a dict whose integer labels are clients): rows of ``loss`` at ``points`` (default 21) places, and
+    ``barrier``, the largest excess over the straight line between the ends' losses, with a standard error over
+    the examples. Floating-point buffers (batch-norm statistics) go along the same straight path if the weight
+    sets hold them, else stay the problem's: column ``buffers`` says ``interpolated`` or ``fixed``.
+
+    ``store`` as for ``landscape``. Cost: lines x points evaluations of the slice.
+    Raises FldiagError for an even number of points, or weight sets that do not fit the model.
+    """
+    job = _Job(problem, progress, points or (21 if directions == "through" else 41), seed)
+    ends = dict(through) if isinstance(through, Mapping) else list(through) if isinstance(through, Sequence) else None
+
+    def kept(shape: tuple[int, ...]) -> Points:
+        return Points(shape, store, lambda: digest("profile", problem.digest(), directions, lines, shape[1], span, ends, k,
+                                                   tol, max_products, seed))
+
+    if directions == "through":
+        given = rules.labelled(through, "paths need", 1)
+        rows = job.paths(given, isinstance(through, Mapping), kept((len(given), job.points)))
+    else:
+        places = axis(job.points, span)
+        rows = job.lines(directions, places, kept((lines, job.points)),
+                         {"k": max(k, lines), "tol": tol, "max_products": max_products})
+    return table(rows, **problem.common)
+
+
+class _Job:
+    def __init__(self, problem: Problem, progress: Progress | None, points: int, seed: int):
+        self.problem, self.progress, self.points, self.seed = problem, progress, points, seed
+
+    def _values(self, kept: Points, line: int, places: np.ndarray, evaluate: Any, text: str) -> list[Row]:
+        def one(_: int, place: int) -> tuple[float, float | None, float]:
+            return *evaluate(float(places[place])), np.nan
+
+        kept.fill([(line, i) for i in range(len(places))], one, text, self.progress, kept.done.size)
+        return [{"metric": "loss", "index": line + 1, "x": float(x), "value": float(v), "stderr": float(e),
+                 "estimator": "exact"} for x, v, e in zip(places, kept.value[line], kept.stderr[line], strict=True)]
+
+    def lines(self, directions: str, places: np.ndarray, kept: Points, options: dict[str, Any]) -> list[Row]:
+        """Lines through the weights, each with its parabola."""
+        count, p = len(kept.done), self.problem
+        if kept.held is not None:
+            along, found = torch.from_numpy(kept.held[0]["directions"]).to(p.device), kept.held[1]
+        elif directions == "eigen":
+            pairs = eigenpairs(p, min(options.pop("k"), p.layout.size), seed=self.seed, progress=self.progress, **options)
+            if len(pairs.values) < count:
+                raise FldiagError(f"{count} lines need as many eigenvectors, {len(pairs.values)} found",
+                                  "ask for fewer lines or allow more products", usage=True)
+            along = torch.stack([pairs.vectors[i] for i in range(count)])
+            found = {"rows": eigenvalue_rows(pairs), "curvature": [float(v) for v in pairs.values[:count]],
+                     "residual": [float(v) for v in pairs.residuals[:count]]}
+        else:
+            along = torch.stack([rules.random_direction(p, self.seed, i) for i in range(count)])
+            found = {"rows": [], "curvature": [float(d @ p.hvp(d.to(p.dtype))) for d in along],
+                     "residual": [None] * count}
+        kept.keep({"directions": along.cpu().numpy()}, found)
+        gradient, centre = p.gradient(), p.loss()[0]
+        rows: list[Row] = []
+        try:
+            for i, d in enumerate(along):
+                evaluate = Evaluator(p, [d], reach=float(places[-1]))
+                slope, curvature = float(gradient @ d), found["curvature"][i]
+                rows += self._values(kept, i, places, evaluate, f"line {i + 1} of {count}")
+                how = "lanczos" if directions == "eigen" else "exact"
+                rows += [{"metric": "slope", "index": i + 1, "value": slope, "estimator": "exact"},
+                         {"metric": "curvature", "index": i + 1, "value": curvature, "residual": found["residual"][i],
+                          "estimator": how}]
+                rows += [{"metric": "parabola", "index": i + 1, "x": float(x), "estimator": how,
+                          "value": centre + slope * float(x) + 0.5 * curvature * float(x) ** 2} for x in places]
+        finally:  # also on Ctrl-C
+            kept.save()
+        return [*rows, *found["rows"]]
+
+    def paths(self, given: dict[Any, Any], named: bool, kept: Points) -> list[Row]:
+        """Straight paths to other models, each with its barrier."""
+        places = np.linspace(0.0, 1.0, self.points)
+        rows: list[Row] = []
+        try:
+            for i, (label, end) in enumerate(given.items()):
+                path = Path.to(self.problem, end)
+                what: Row = {"index": i + 1}
+                if named and isinstance(label, int):
+                    what["client"] = label
+                if path.buffers:
+                    what["buffers"] = path.buffers
+                losses = self._values(kept, i, places, path.evaluate, f"path {i + 1} of {len(given)}")
+                rows += [{**row, **what} for row in losses]
+                rows.append({**barrier(path, places, kept.value[i]), **what})
+                rows.append({"metric": "distance", "value": path.length, "estimator": "exact", **what})
+        finally:
+            kept.save()
+        return rows

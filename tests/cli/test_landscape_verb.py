@@ -1,0 +1,119 @@
+"""``fldiag landscape`` in all its forms, as a user types them."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from fldiag.checkpoint.store import Run
+from fldiag.cli import app
+
+QUICK = ["--samples", 60, "--device", "cpu"]
+runner = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def _inside(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "r"
+    run("train", "digits", "--set", "rounds=4", "--set", "model.name=mlp", "--set", "checkpoint.clients=sampled", "--set",
+        "train.epochs=1", "--out", folder, "--device", "cpu")
+    return folder
+
+
+def run(*arguments, code=0):
+    result = runner.invoke(app, [str(a) for a in arguments])
+    assert result.exit_code == code, (result.output, result.exception)
+    return result
+
+
+def frame_of(result):
+    png = Path(result.stdout.strip().splitlines()[-1])
+    assert png.read_bytes()[:4] == b"\x89PNG"
+    return pd.read_csv(png.with_suffix(".csv"))
+
+
+def test_points_between_are_interpolated_unless_full(trained):
+    result = run("landscape", trained, "--points", 15, *QUICK)
+    frame = frame_of(result)
+    losses = frame[frame.metric == "loss"]
+    evaluated = int((losses.estimator == "exact").sum())
+    assert len(losses) == 225 > evaluated and f"{evaluated} of 225 points evaluated" in result.stdout
+    loose = frame_of(run("landscape", trained, "--points", 15, "--grid-rtol", 0.3, *QUICK))
+    assert (loose[loose.metric == "loss"].estimator == "exact").sum() < evaluated
+    whole = frame_of(run("landscape", trained, "--points", 15, "--full", *QUICK))
+    assert set(whole[whole.metric == "loss"].estimator) == {"exact"}
+    both = losses.merge(whole[whole.metric == "loss"], on=["x", "y"])
+    assert (both.value_x - both.value_y).abs().max() < 0.02 * (both.value_y.max() - both.value_y.min())
+
+
+def test_bf16_measures_and_prints_its_error(trained):
+    result = run("landscape", trained, "--points", 5, "--precision", "bf16", *QUICK)
+    frame = frame_of(result)
+    assert frame[frame.metric == "precision_error"].value.item() > 0 and "bf16 error" in result.stdout
+    assert set(frame[frame.metric == "loss"].estimator) == {"exact", "bf16"}
+    assert frame_of(run("landscape", trained, "--points", 3, "--precision", "fp64", *QUICK)).value.notna().all()
+    assert "one of fp32, fp64, bf16" in run("landscape", trained, "--precision", "int8", *QUICK, code=2).stderr
+
+
+def test_lines_with_their_parabolas(trained):
+    result = run("landscape", trained, "--line", "--points", 5, *QUICK)
+    frame = frame_of(result)
+    assert (frame.metric == "loss").sum() == (frame.metric == "parabola").sum() == 10 and "curvature" in result.stdout
+    assert set(frame_of(run("landscape", trained, "--line", "--directions", "random", "--points", 3, *QUICK)).metric) == {
+        "loss", "parabola", "slope", "curvature"}
+
+
+def test_barriers_to_every_stored_client(trained):
+    ids = Run.open(trained).checkpoint().client_ids
+    result = run("landscape", trained, "--directions", "clients", "--json", *QUICK)
+    rows = json.loads(result.stdout)["rows"]
+    assert [r["client"] for r in rows] == ids and all(r["barrier"] >= 0 and r["distance"] > 0 for r in rows)
+    frame = pd.read_csv(Path(json.loads(result.stdout)["paths"][-1]).with_suffix(".csv"))
+    end = frame[(frame.metric == "loss") & (frame.x == 1)].set_index("client").value
+    own = json.loads(run("spectrum", trained, "--client", ids[0], "--k", 1, "--json", *QUICK).stdout)["rows"]
+    assert end[ids[0]] == pytest.approx(next(r["value"] for r in own if r["metric"] == "loss"), rel=1e-5)
+
+
+def test_the_axes_of_a_trajectory(trained):
+    result = run("landscape", trained, "--directions", "pca", "--points", 5, *QUICK)
+    frame = frame_of(result)
+    way = frame[frame.metric == "trajectory"]
+    assert way["round"].tolist() == Run.open(trained).rounds and "trajectory's variance" in result.stdout
+    assert (frame.metric == "projection_error").sum() == 4 and way[["x", "y"]].iloc[-1].tolist() == [0, 0]
+    files = [trained / "rounds" / f"000{i}.pt" for i in (4, 1, 2)]
+    some = frame_of(run("landscape", *files, "--directions", "pca", "--points", 3, *QUICK))
+    assert some[some.metric == "trajectory"]["round"].tolist() == [1, 2, 4]
+
+
+def test_a_long_run_is_thinned_evenly_with_both_ends(trained, monkeypatch):
+    from fldiag.verbs import landscape
+
+    monkeypatch.setattr(landscape, "LONGEST", 3)
+    rounds = Run.open(trained).rounds
+    found = [c.round for c in landscape.trajectory([trained], None, None)]
+    assert len(found) == 3 and found[0] == rounds[0] and found[-1] == rounds[-1]
+
+
+@pytest.mark.parametrize("arguments, complaint", [
+    (["--directions", "plane", "--line"], "span a plane, not lines"),
+    (["--directions", "clients", "--span", 2], "start at the global model"),
+    (["--line", "--precision", "bf16"], "bf16 is for surfaces"),
+    (["--directions", "sideways"], "sideways"),
+    (["--points", 4], "odd number"),
+])
+def test_wrong_use_is_explained(trained, arguments, complaint):
+    result = run("landscape", trained, *arguments, *QUICK, code=2)
+    assert complaint in result.stderr and "→" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_checkpoints_without_clients_or_too_few_of_them_say_so(trained):
+    example = Path(__file__).parents[2] / "checkpoints" / "example" / "fedavg-digits.pt"
+    assert "no trained weights of clients" in run("landscape", example, "--directions", "clients", *QUICK, code=2).stderr
+    assert "at least three checkpoints" in run("landscape", example, "--directions", "pca", *QUICK, code=2).stderr

@@ -1,0 +1,160 @@
+"""Coarse-to-fine grids: exact where a spline is, refined where it is not, and honest about the difference."""
+
+import numpy as np
+import pytest
+
+from fldiag.diagnostics import grid
+from fldiag.diagnostics.grid import CHECKS, Heights, Values, fill, halved, nested
+
+AXIS = np.linspace(-1, 1, 41)
+
+
+def play(surface, points=41, rtol=0.01, seed=0, first=None):
+    """Fill a grid of a function of (x, y); returns the filled grid, the true one and the stages."""
+    axis = np.linspace(-1, 1, points)
+    true = np.array([[surface(x, y) for x in axis] for y in axis], dtype=float)
+    values, stages = Values(*(np.full(true.shape, v) for v in (False, np.nan, np.nan))), []
+
+    def ask(new, planned, stage):
+        assert len({tuple(p) for p in new}) == len(new) and not values.done[tuple(new.T)].any()  # nothing twice
+        values.value[tuple(new.T)] = true[tuple(new.T)]
+        values.stderr[tuple(new.T)] = 0.1 * true[tuple(new.T)]
+        values.done[tuple(new.T)] = True
+        assert planned == values.done.sum()
+        stages.append((stage, len(new)))
+
+    return fill(axis, values, ask, rtol, seed, first), true, stages
+
+
+def worst(filled, true):
+    """The true largest error as a share of the range."""
+    return Heights.of(true).share(filled.value - true, true).max()
+
+
+@pytest.mark.parametrize("points", [7, 9, 11, 41, 61])
+def test_nested_knots_are_symmetric_with_ends_and_middle(points):
+    knots = nested(points)
+    assert knots[0] == 0 and knots[-1] == points - 1 and points // 2 in knots and len(set(knots)) == 5
+    assert [points - 1 - k for k in reversed(knots)] == knots
+    for _ in range(9):
+        finer = halved(knots, set(range(len(knots) - 1)))
+        assert set(knots) <= set(finer)
+        knots = finer
+    assert knots == list(range(points))
+
+
+def test_only_the_named_gaps_are_halved():
+    assert halved([0, 10, 20], {1}) == [0, 10, 15, 20] and halved([0, 1, 2], {0, 1}) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("surface", [lambda x, y: 1 + 3 * x * x + 0.5 * y * y - 0.7 * x * y + 0.2 * x,
+                                     lambda x, y: 5 + x**3 - 2 * y**3 + x * x * y])
+def test_a_quadratic_and_a_cubic_are_exact_from_the_first_knots(surface):
+    filled, true, stages = play(surface)
+    np.testing.assert_allclose(filled.value, true, atol=1e-12)
+    assert filled.evaluated.sum() == 25 + 2 * CHECKS == filled.checks + 25 and filled.error < 1e-12
+    assert np.nanmax(filled.residual) < 1e-11 and len(stages) == 2
+
+
+def test_x_and_y_are_not_exchanged():
+    filled, true, _ = play(lambda x, y: 4 * x * x + y + 0.3 * np.sin(7 * x))
+    assert worst(filled, true) < 0.01 and not np.allclose(filled.value, filled.value.T)
+
+
+def test_a_rough_surface_forces_refinement_and_noise_the_whole_grid():
+    smooth, _, _ = play(lambda x, y: x * x + y * y)
+    filled, true, stages = play(lambda x, y: x * x + y * y + 0.3 * np.sin(12 * x) * np.cos(9 * y))
+    assert filled.evaluated.sum() > 3 * smooth.evaluated.sum() and len(stages) > 4 and worst(filled, true) < 0.02
+    noise = np.random.default_rng(0).normal(size=(41, 41))
+    filled, true, _ = play(lambda x, y: noise[int(20 * y + 20.5), int(20 * x + 20.5)])
+    assert filled.evaluated.all() and filled.error is None and (filled.value == true).all()
+
+
+def test_only_the_rough_axis_is_refined():
+    found = np.array([play(lambda x, y: np.sin(9 * x) + 0.3 * y * y)[0].evaluated,
+                      play(lambda x, y: np.sin(9 * y) + 0.3 * x * x)[0].evaluated]).sum((1, 2))
+    assert found.max() < 41 * 41 / 4  # halving every gap of both axes would need more
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("rtol", [0.01, 0.004])
+def test_the_error_bound_is_honest_on_random_kinked_surfaces(seed, rtol):
+    rng = np.random.default_rng(seed)
+    slopes, shifts, weights = rng.normal(size=(30, 2)), rng.uniform(-2, 2, 30), rng.uniform(0, 1, 30)
+
+    def surface(x, y):  # sums of ramps, as the loss of a ReLU network
+        return float((weights * np.maximum(slopes @ (x, y) + shifts, 0)).sum()) + 2 * x * x
+
+    filled, true, _ = play(surface, rtol=rtol, seed=seed)
+    assert filled.error is None or filled.error <= rtol
+    assert worst(filled, true) <= 2 * rtol  # extrapolated from some 30 points to more than a thousand
+    away = np.abs(filled.value - true)[~filled.evaluated]
+    assert (away <= filled.residual[~filled.evaluated]).mean() > 0.98
+
+
+def test_evaluated_points_keep_their_values_and_join():
+    filled, true, _ = play(lambda x, y: 2 + np.cos(4 * x) + y * y)
+    assert (filled.value[filled.evaluated] == true[filled.evaluated]).all()
+    assert np.isnan(filled.residual[filled.evaluated]).all() and np.isfinite(filled.residual[~filled.evaluated]).all()
+    np.testing.assert_allclose(filled.stderr, 0.1 * true, atol=0.01)  # interpolated like the loss
+    assert filled.evaluated[::40, ::40].all() and filled.evaluated[20, 20]
+
+
+def test_exploding_corners_do_not_ring_into_the_valley():
+    filled, true, _ = play(lambda x, y: 1 + x * x + y * y + np.exp(14 * (x + y - 1)))
+    assert Heights.of(true).wild and true.max() > 1e6
+    valley = true < 3
+    assert np.abs(filled.value - true)[valley].max() < 0.03 and worst(filled, true) < 0.02
+    assert filled.evaluated.sum() < 0.6 * true.size
+
+
+@pytest.mark.parametrize("lost", [np.inf, np.nan])
+def test_an_overflow_is_evaluated_around_and_never_interpolated(lost):
+    filled, true, _ = play(lambda x, y: lost if x + y > 1.3 else 1 + 3 * x * x + y)
+    assert (np.isfinite(filled.value) == np.isfinite(true)).all()  # every lost point was found, none invented
+    finite = np.isfinite(true)
+    assert np.abs(filled.value[finite] - true[finite]).max() < 0.03 and filled.evaluated[~finite].all()
+    assert filled.evaluated.sum() < true.size
+    none, true, _ = play(lambda x, y: lost)
+    assert none.evaluated.all() and none.error is None
+
+
+def test_a_knot_that_is_lost_makes_the_cells_around_it_unsound():
+    knots, finite = [0, 2, 4, 6, 8, 10], np.ones((6, 6), dtype=bool)
+    assert grid._sound(11, knots, knots, finite).all()
+    finite[0, 3] = False
+    sound = grid._sound(11, knots, knots, finite)
+    assert not sound[:5, 2:11].any() and sound[5:].all() and sound[:, :2].all()
+
+
+def test_a_flat_surface_and_a_small_grid():
+    flat, _, _ = play(lambda x, y: 2.5)
+    assert (flat.value == 2.5).all()
+    for points in (3, 5):
+        small, true, _ = play(lambda x, y: x * x, points)
+        assert small.evaluated.all() and (small.value == true).all()
+    whole, true, stages = play(lambda x, y: x * x, rtol=0.0)
+    assert whole.evaluated.all() and whole.error is None and len(stages) == 1
+
+
+def test_points_asked_for_first_are_evaluated_whatever_follows():
+    first = np.zeros((41, 41), dtype=bool)
+    first[3, 17] = first[22, 5] = True
+    filled, _, stages = play(lambda x, y: x * x, first=first)
+    assert filled.evaluated[first].all() and stages[0] == ("check points", 2)
+
+
+def test_the_same_seed_asks_for_the_same_points_and_another_for_others():
+    a, b, c = (play(lambda x, y: np.sin(5 * x + y), seed=s)[0].evaluated for s in (1, 1, 2))
+    assert (a == b).all() and (a != c).any()
+
+
+def test_shares_of_the_range_become_shares_of_the_loss_beyond_the_fence():
+    losses = np.concatenate([np.linspace(0, 1, 99), [1e6]])
+    heights = Heights.of(losses)
+    assert heights.wild and 1 < heights.size < 10
+    assert heights.share(np.array([0.01 * heights.size]), np.array([0.5]))[0] == pytest.approx(0.01)
+    assert heights.share(np.array([1e4]), np.array([1e6]))[0] == pytest.approx(0.01)
+    np.testing.assert_allclose(heights.down(heights.up(losses)), losses, rtol=1e-9, atol=1e-9)
+    tame = Heights.of(np.linspace(1, 3, 50))
+    assert not tame.wild and tame.size == 2 and (tame.up(losses) == losses).all()

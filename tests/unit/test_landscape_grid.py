@@ -1,0 +1,185 @@
+"""Landscapes from coarse to fine on a trained network: honest errors, bf16 measured, interruptions, the cache."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import fldiag
+from fldiag.diagnostics import Problem, target
+from fldiag.diagnostics import directions as rules
+from fldiag.diagnostics.evaluator import Evaluator
+from fldiag.diagnostics.grid import Heights
+from fldiag.diagnostics.landscape import BF16_CHECKS, axis, landscape
+from fldiag.diagnostics.store import ArrayStore
+from fldiag.results.table import check
+
+EXAMPLE = Path(__file__).parents[2] / "checkpoints" / "example" / "fedavg-digits.pt"
+OPTIONS = {"directions": "random", "points": 21}
+
+
+def trained(samples=60):
+    return target.problem(fldiag.load(EXAMPLE), samples=samples)
+
+
+def small(**options):
+    torch.manual_seed(2)
+    x, y = torch.randn(30, 5), torch.arange(30) % 3
+    net = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
+    return Problem(net, torch.nn.functional.cross_entropy, (x, y), name="a", **options)
+
+
+def losses(frame, column="value"):
+    return frame[frame.metric == "loss"].pivot(index="y", columns="x", values=column).to_numpy(dtype=object)
+
+
+def numbers(frame, column="value"):
+    return pd.DataFrame(losses(frame, column)).astype("Float64").to_numpy(dtype=float, na_value=np.nan)
+
+
+def value(frame, metric, column="value"):
+    return frame.loc[frame.metric == metric, column].item()
+
+
+@pytest.mark.parametrize("options", [{"span": 1.0}, {"span": 5.0}, {"span": 5.0, "grid_rtol": 0.05}])
+def test_spline_is_as_close_as_it_says_on_a_trained_network(options):
+    options = {"points": 21, "k": 2, "tol": 1e-2, **options}
+    frame, whole = check(landscape(trained(), **options)), landscape(trained(), **options, full=True)
+    made, true, how = numbers(frame), numbers(whole), losses(frame, "estimator")
+    exact = how == "exact"
+    assert (made[exact] == true[exact]).all() and set(how[~exact].ravel()) == {"spline"}
+    assert exact.sum() == value(frame, "evaluated") < true.size * (0.75 if "grid_rtol" in options else 0.95)
+    assert "evaluated" not in set(whole.metric) and (whole[whole.metric == "loss"].estimator == "exact").all()
+    share = Heights.of(true).share(made - true, true)
+    assert value(frame, "grid_error") <= options.get("grid_rtol", 0.01) and share.max() <= 2 * options.get("grid_rtol", 0.01)
+    error, said = np.abs(made - true)[~exact], numbers(frame, "residual")
+    assert (error <= said[~exact]).mean() > 0.97 and np.isnan(said[exact]).all() and value(frame, "grid_error", "index") >= 16
+    assert np.abs(numbers(frame, "stderr") - numbers(whole, "stderr")).max() < 0.1 * numbers(whole, "stderr").max()
+    assert made[10, 10] == trained().loss()[0]
+
+
+class Interrupted(ArrayStore):
+    def __init__(self, path, after):
+        super().__init__(path)
+        self.after = after
+
+    def offer(self, *what):
+        self.after -= 1
+        if self.after == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_interrupted_anywhere_and_resumed_gives_the_same_table(tmp_path, bf16):
+    expected = landscape(small(), **OPTIONS, span=4.0, bf16=bf16)
+    count = int(value(expected, "evaluated"))
+    assert count < 400
+    for after in (1, 7, 25, 26, 40, count - 30, count):
+        path = tmp_path / f"{after}.npz"
+        with pytest.raises(KeyboardInterrupt):
+            landscape(small(), **OPTIONS, span=4.0, bf16=bf16, store=Interrupted(path, after))
+        seen = []
+        frame = landscape(small(), lambda *a, seen=seen: seen.append(a), **OPTIONS, span=4.0, bf16=bf16, store=path)
+        pd.testing.assert_frame_equal(frame, expected, check_exact=True)
+        assert len(seen) == count - after and all(done <= total for done, total, _ in seen)
+
+
+def test_points_of_a_finer_question_serve_a_coarser_one_without_changing_it(tmp_path):
+    coarse = landscape(small(), **OPTIONS, span=4.0)
+    landscape(small(), **OPTIONS, span=4.0, full=True, store=tmp_path / "p.npz")
+    seen = []
+    again = landscape(small(), lambda *a: seen.append(a), **OPTIONS, span=4.0, store=tmp_path / "p.npz")
+    pd.testing.assert_frame_equal(again, coarse, check_exact=True)
+    assert not seen
+
+
+def test_a_second_question_is_answered_from_the_cache(tmp_path):
+    first = fldiag.diagnose(small(), "landscape", cache=tmp_path, **OPTIONS)
+    assert not list(tmp_path.glob("*.partial.npz"))
+    seen = []
+    second = fldiag.diagnose(small(), "landscape", cache=tmp_path, progress=lambda *a: seen.append(a), **OPTIONS)
+    assert not seen
+    pd.testing.assert_frame_equal(first, second, check_dtype=False)
+    fldiag.diagnose(small(), "landscape", cache=tmp_path, progress=lambda *a: seen.append(a), **OPTIONS, grid_rtol=0.5)
+    assert seen  # another error is another question
+
+
+def test_bf16_error_is_the_difference_at_the_check_points():
+    p, plain = small(), landscape(small(), **OPTIONS, span=2.0, full=True)
+    frame = check(landscape(small(), **OPTIONS, span=2.0, full=True, bf16=True))
+    how, made, true = losses(frame, "estimator"), numbers(frame), numbers(plain)
+    exact = how == "exact"
+    assert exact.sum() in range(5 + BF16_CHECKS - 2, 6 + BF16_CHECKS) and set(how[~exact].ravel()) == {"bf16"}
+    assert exact[10, 10] and exact[::20, ::20].all()
+    np.testing.assert_allclose(made[exact], true[exact], rtol=1e-5)
+    found = rules.random(p, seed=0)
+    evaluate, places = Evaluator(p, [found.d1, found.d2], bf16=True, reach=2.0), axis(21, 2.0)
+    errors = [abs(evaluate(places[c], places[r])[0] - p.loss(evaluate.at(places[c], places[r]))[0])
+              for r, c in np.argwhere(exact) if (r, c) != (10, 10)]
+    assert value(frame, "precision_error") == pytest.approx(max(errors), rel=1e-9) and max(errors) > 0
+    assert value(frame, "precision_error", "index") == len(errors)
+    assert 0 < value(frame, "precision_error_share") < 0.05
+    said = numbers(frame, "residual")
+    assert np.isnan(said[exact]).all() and (said[~exact] > 0).all()
+    assert (np.abs(made - true)[~exact] <= 3 * said[~exact]).all()
+
+
+def test_bf16_and_spline_errors_add_up():
+    frame = landscape(small(), **OPTIONS, span=2.0, bf16=True)
+    part = frame[frame.metric == "loss"].set_index("estimator").residual
+    assert part["spline"].min() > part["bf16"].min() > 0
+
+
+# -- principal axes of a trajectory
+
+def walk(p, steps=7):
+    g = torch.Generator().manual_seed(0)
+    noise = torch.randn(steps, p.layout.size, generator=g) * torch.linspace(1.5, 0.2, steps)[:, None]
+    return list(p.w + noise.cumsum(0).flip(0))
+
+
+def test_pca_is_that_of_scikit_learn():
+    from sklearn.decomposition import PCA
+
+    p = small(dtype=torch.float64)
+    way = [w.double() for w in walk(p)]
+    found = rules.pca(p, way)
+    rows = torch.stack([*way, p.w]).numpy()
+    reference = PCA(2).fit(rows)
+    ours = torch.stack([found.d1, found.d2]).numpy()
+    np.testing.assert_allclose(np.abs((ours * reference.components_).sum(1)), 1, rtol=1e-9)
+    np.testing.assert_allclose(ours @ ours.T, np.eye(2), atol=1e-12)
+    shares = [r["value"] for r in found.rows if r["metric"] == "explained_variance"]
+    np.testing.assert_allclose(shares, reference.explained_variance_ratio_, rtol=1e-9)
+    way_rows = [r for r in found.rows if r["metric"] == "trajectory"]
+    places = np.array([(r["x"], r["y"]) for r in way_rows])
+    np.testing.assert_allclose(places, (rows - rows[-1]) @ ours.T, atol=1e-10)
+    assert (places[-1] == 0).all() and (places[0] >= 0).all() and found.reach == pytest.approx(np.abs(places).max())
+    away = [r["value"] for r in found.rows if r["metric"] == "projection_error"]
+    np.testing.assert_allclose(away, np.linalg.norm(rows - rows[-1] - places @ ours, axis=1), atol=1e-10)
+    assert [r["value"] for r in way_rows] == pytest.approx([p.loss(w)[0] for w in [*way, p.w]])
+
+
+def test_a_trajectory_in_a_plane_is_explained_by_it_and_covered_by_the_grid():
+    p = small(dtype=torch.float64)
+    a, b = torch.eye(p.layout.size, dtype=torch.float64)[:2]
+    frame = check(landscape(p, directions="pca", points=5, through={20: p.w + 2 * a, 3: p.w + 4 * a + b, 30: p.w + a - b}))
+    assert frame.loc[frame.metric == "explained_variance", "value"].sum() == pytest.approx(1)
+    assert frame.loc[frame.metric == "projection_error", "value"].max() < 1e-12
+    way = frame[frame.metric == "trajectory"].sort_values("index")
+    assert way["round"].tolist()[:3] == [3, 20, 30]  # a dict goes by its rounds
+    assert way.value.iloc[1] == pytest.approx(p.loss(p.w + 2 * a)[0])
+    grid = frame[frame.metric == "loss"]
+    assert grid.x.max() == pytest.approx(1.25 * way[["x", "y"]].abs().to_numpy().max())
+
+
+def test_a_trajectory_that_spans_no_plane_is_refused():
+    p = small()
+    step = torch.ones_like(p.w)
+    with pytest.raises(fldiag.FldiagError, match="on one line"):
+        landscape(p, directions="pca", through=[p.w + 2 * step, p.w + step], points=3)
+    for through in (None, [p.w + step]):
+        with pytest.raises(fldiag.FldiagError, match="at least 2 weight sets"):
+            landscape(p, directions="pca", through=through, points=3)
