@@ -16,7 +16,9 @@ from fldiag.checkpoint import schema
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.checkpoint.store import Run
 from fldiag.config import Config
+from fldiag.diagnostics import history as histories
 from fldiag.diagnostics import target as targets
+from fldiag.diagnostics.history import History
 from fldiag.diagnostics.problem import Problem
 from fldiag.errors import FldiagError
 from fldiag.results import provenance
@@ -50,34 +52,48 @@ def load(path: str | Path, *, model: Any = None, data: Any = None) -> Run | Chec
     return dataclasses.replace(schema.read(path), model=model, data=data)
 
 
-def diagnose(target: Run | Checkpoint | Problem, name: str, *, cache: str | Path | None = None,
+def diagnose(target: Run | Checkpoint | Problem | History, name: str, *, cache: str | Path | None = None,
              progress: Callable[[int, int, str], None] | None = None, **options: Any) -> pd.DataFrame:
     """Run a diagnostic (``fldiag.diagnostics()``) and return its tidy table.
 
     ``options`` are the diagnostic's own and, for a run or checkpoint, those of
-    ``fldiag.diagnostics.target.problem`` (slice, samples, client, round, device, dtype, memory, root, download).
+    ``fldiag.diagnostics.target.problem`` (slice, samples, client, round, device, dtype, memory, root, download). A
+    diagnostic of all rounds (forgetting, drift, account) takes a run or a History, and the options of ``History.of``
+    (rounds, samples, stack, device, dtype, root, download, model, data, name).
     With ``cache`` (a folder) the table is kept under a hash of everything it depends on: asked again, it is read
     back; a landscape that was interrupted goes on.
 
     Raises FldiagError for unknown names and options.
     """
     entry = registry.diagnostic.get(name)
-    own = {k: v for k, v in options.items() if k not in targets.OPTIONS}
-    given = {k: v for k, v in options.items() if k in targets.OPTIONS}
-    checked = entry.validate(own)
-    if isinstance(target, Problem):
+    of_run = entry.meta.get("on") == "run"
+    chosen = histories.OPTIONS if of_run else targets.OPTIONS
+    given = {k: v for k, v in options.items() if k in chosen and k not in entry.options.model_fields}
+    checked = entry.validate({k: v for k, v in options.items() if k not in given})
+    problem: Problem | History
+    if isinstance(target, (Problem, History)):
+        kind = type(target).__name__
+        if of_run != isinstance(target, History):
+            raise FldiagError(f"diagnostic {name!r} is not one of a {kind}",
+                              "give a run" if of_run else "give a checkpoint or a Problem", usage=True)
         if given:
-            raise FldiagError(f"option {sorted(given)[0]!r} has no effect on a Problem, which has its data already",
-                              "leave it out, or give a checkpoint", usage=True)
+            raise FldiagError(f"option {sorted(given)[0]!r} has no effect on a {kind}, which has its data already",
+                              f"leave it out, or give a {'run' if of_run else 'checkpoint'}", usage=True)
         problem = target
-    else:
+    elif not of_run:
         problem = targets.problem(target, **given)
+    elif isinstance(target, Run):
+        problem = History.of(target, **given)
+    else:
+        raise FldiagError(f"diagnostic {name!r} needs a run, and {target.path} is one checkpoint", "give the run's folder",
+                          usage=True)
     if cache is None:
         return check(entry.build(problem, progress, **checked))
     return _cached(entry, problem, progress, checked, Path(cache))
 
 
-def _cached(entry: registry.Entry, problem: Problem, progress: Any, options: dict[str, Any], folder: Path) -> pd.DataFrame:
+def _cached(entry: registry.Entry, problem: Problem | History, progress: Any, options: dict[str, Any],
+            folder: Path) -> pd.DataFrame:
     about = provenance.provenance(dtype=problem.dtype, device=problem.device, seed=options.get("seed"))
     plain = {k: v for k, v in options.items() if k != "store"}
     key = provenance.digest(entry.name, problem.digest(), problem.common, plain, about)[:16]

@@ -23,10 +23,12 @@ Model = Annotated[str | None, typer.Option(help="Model of a plain state_dict: NA
 Data = Annotated[str | None, typer.Option(help="Its data: NAME, npz:PATH or pkg.mod:loader.")]
 Root = Annotated[str | None, typer.Option(help="Folder that holds the data (default $FLDIAG_DATA).")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch a missing public data set.")]
-Slice = Annotated[str, typer.Option("--slice", help="train, test, client:7, client:7/test (its class mixture) or client:7/own (its classes).")]
+Slice = Annotated[str, typer.Option("--slice", help="train, test, client:7, client:7/test (its class mixture) or client:7/own "
+                                                    "(its classes).")]
 Samples = Annotated[int | None, typer.Option(help="At most this many examples, classes kept in proportion.")]
 Client = Annotated[int | None, typer.Option(help="The trained weights of this client, not the global ones.")]
 Precision = Annotated[str, typer.Option(help="fp32 or fp64.")]
+Rounds = Annotated[str | None, typer.Option(help="Only these rounds: 5, 1,5,20-30, every:10 or last.")]
 Checkpoints = Annotated[list[Path], typer.Argument(help="Checkpoint files (.pt, .safetensors) or run folders.")]
 
 
@@ -72,9 +74,16 @@ def train(config: Annotated[str, typer.Argument(help="A preset (fldiag list pres
 
 @app.command()
 def landscape(checkpoints: Checkpoints,
-              directions: Annotated[str, typer.Option(help="eigen, random or plane (through three checkpoints).")] = "eigen",
-              points: Annotated[int, typer.Option(help="Grid points along each axis (odd).")] = 41,
+              directions: Annotated[str, typer.Option(help="eigen, random, plane (through three checkpoints), pca (the axes of a "
+                                                           "run's trajectory) or clients (ways to the clients' models)."
+                                                      )] = "eigen",
+              line: Annotated[bool, typer.Option("--line", help="Profiles along the directions, with parabolas.")] = False,
+              points: Annotated[int | None, typer.Option(help="Grid points along each axis (odd; default 41).")] = None,
               span: Annotated[float | None, typer.Option(help="Largest coefficient (default 1).")] = None,
+              grid_rtol: Annotated[float, typer.Option(help="Error allowed between evaluated points, as a share of the loss "
+                                                            "range.")] = 0.01,
+              full: Annotated[bool, typer.Option("--full", help="Evaluate every point.")] = False,
+              precision: Annotated[str, typer.Option(help="fp32, fp64 or bf16 (its error is measured and printed).")] = "fp32",
               slice_: Slice = "train", samples: Samples = None, client: Client = None, model: Model = None, data: Data = None,
               root: Root = None, download: Download = False, out: Out = None, json: Json = False, device: Device = "auto",
               seed: Seed = None, debug: Debug = False) -> None:
@@ -85,8 +94,8 @@ def landscape(checkpoints: Checkpoints,
     with errors(debug):
         from fldiag.verbs import landscape as verb
 
-        verb.landscape(Console(json), checkpoints, out, directions=directions, points=points, span=span,
-                       seed=seed or 0, model=model, data=data,
+        verb.landscape(Console(json), checkpoints, out, directions=directions, line=line, points=points, span=span,
+                       grid_rtol=grid_rtol, full=full, precision=precision, seed=seed or 0, model=model, data=data,
                        where={"slice": slice_, "samples": samples, "client": client, "root": root, "download": download,
                               "device": _device(device)})
 
@@ -94,22 +103,125 @@ def landscape(checkpoints: Checkpoints,
 @app.command()
 def spectrum(checkpoints: Checkpoints, k: Annotated[int, typer.Option("--k", "-k", help="How many eigenvalues.")] = 5,
              which: Annotated[str, typer.Option(help="largest, smallest or magnitude.")] = "largest",
+             trace: Annotated[bool, typer.Option("--trace", help="Also the trace, whole and by layer.")] = False,
+             diagonal: Annotated[bool, typer.Option("--diagonal", help="Also the trace and a summary of the diagonal, whole and "
+                                                                       "by layer.")] = False,
+             density: Annotated[bool, typer.Option("--density", help="Also the spectral density, with a picture.")] = False,
+             params: Annotated[str | None, typer.Option(help="Eigenvalues of the block of these tensors only, such as "
+                                                             "'features.*'.")] = None,
+             per_layer: Annotated[bool, typer.Option("--per-layer", help="Also the largest eigenvalue of every layer's "
+                                                                         "block.")] = False,
+             matrix: Annotated[str, typer.Option(help="hessian, or ggn (Gauss-Newton).")] = "hessian",
              tol: Annotated[float, typer.Option(help="Relative error allowed in each eigenvalue.")] = 1e-3,
-             max_products: Annotated[int, typer.Option(help="Hessian-vector products allowed.")] = 100,
+             rtol: Annotated[float, typer.Option(help="Relative standard error allowed in a trace that is no closed "
+                                                      "form.")] = 0.02,
+             max_products: Annotated[int | None, typer.Option(help="Hessian-vector products allowed (default: 100, or 8 k; "
+                                                                   "200 for a trace).")] = None,
+             memory: Annotated[str | None, typer.Option(help="Working memory, such as 500M (default 2G).")] = None,
+             engine: Annotated[str, typer.Option(help="lanczos, or pyhessian: as papers did it, with that package's power "
+                                                      "iteration, probes and stopping rules.")] = "lanczos",
+             batches: Annotated[int | None, typer.Option(help="With pyhessian: only so many batches of 64, as FedAlign's code "
+                                                              "(10).")] = None,
+             resample: Annotated[bool, typer.Option("--resample", help="With --batches: drawn anew for every product.")] = False,
              precision: Precision = "fp32", slice_: Slice = "train", samples: Samples = None, client: Client = None,
              model: Model = None, data: Data = None, root: Root = None, download: Download = False, out: Out = None,
              json: Json = False, device: Device = "auto", seed: Seed = None, debug: Debug = False) -> None:
-    """Top-k Hessian eigenvalues, each with its residual and whether it converged.
+    """Top-k Hessian eigenvalues, each with its residual and whether it converged; on request trace, diagonal and density.
 
-    Example: fldiag spectrum checkpoints/example/fedsol-digits.pt --k 5
+    Example: fldiag spectrum checkpoints/example/fedsol-digits.pt --k 5 --trace
     """
     with errors(debug):
         from fldiag.verbs import spectrum as verb
 
-        verb.spectrum(Console(json), checkpoints, out, model=model, data=data, precision=precision,
-                      options={"k": k, "which": which, "tol": tol, "max_products": max_products, "seed": seed or 0},
+        verb.spectrum(Console(json), checkpoints, out, model=model, data=data, precision=precision, trace=trace,
+                      diagonal=diagonal, density=density, rtol=rtol, memory=memory, engine=engine, batches=batches,
+                      resample=resample,
+                      options={"k": k, "which": which, "tol": tol, "max_products": max_products, "matrix": matrix,
+                               "params": params, "per_layer": per_layer, "seed": seed or 0},
                       where={"slice": slice_, "samples": samples, "client": client, "root": root, "download": download,
                              "device": _device(device)})
+
+
+@app.command()
+def matching(run: Annotated[Path, typer.Argument(help="A run folder with client weights.")],
+             on: Annotated[str, typer.Option(help="Hessians on each client's own data (client), on everybody's (global), or "
+                                                  "both.")] = "both",
+             k: Annotated[int, typer.Option("--k", "-k", help="How many eigenvectors (0: none).")] = 5,
+             split: Annotated[bool, typer.Option(help="The clients' shares of the global model's curvature.")] = True,
+             rtol: Annotated[float, typer.Option(help="Relative standard error allowed where diagonals are estimated.")] = 0.02,
+             max_products: Annotated[int, typer.Option(help="Hessian-vector products allowed for an estimate or a "
+                                                            "spectrum.")] = 200,
+             rounds: Rounds = None, samples: Samples = None, precision: Precision = "fp32", model: Model = None,
+             data: Data = None, root: Root = None, download: Download = False, out: Out = None, json: Json = False,
+             device: Device = "auto", seed: Seed = None, debug: Debug = False) -> None:
+    """How alike the clients' Hessians are: H_N, H_D, top eigenvalues, traces, overlap of eigenspaces; of the last round.
+
+    Example: fldiag matching checkpoints/digits-fedavg-s0-1a2b3c4d --samples 500
+    """
+    with errors(debug):
+        from fldiag.verbs import matching as verb
+        from fldiag.verbs import output
+
+        verb.matching(Console(json), run, out, rounds=rounds,
+                      options={"data": on, "k": k, "split": split, "rtol": rtol, "max_products": max_products, "seed": seed or 0},
+                      where={"samples": samples, "dtype": output.dtype(precision), "device": _device(device), "root": root,
+                             "download": download, "model": model, "data": data})
+
+
+@app.command()
+def forgetting(run: Annotated[Path, typer.Argument(help="A run folder with client weights.")],
+               why: Annotated[bool, typer.Option("--why", help="Also the second-order account of each update on the global loss, "
+                                                               "of the last round (or all of --rounds).")] = False,
+               min_count: Annotated[int, typer.Option(help="Mask numbers on fewer examples.")] = 5,
+               confidence: Annotated[float, typer.Option(help="Of the intervals of accuracies.")] = 0.95,
+               slice_: Annotated[str, typer.Option("--slice", help="With --why: the loss on train or test.")] = "train",
+               k: Annotated[int, typer.Option("--k", "-k", help="With --why: how many Hessian eigenvectors.")] = 5,
+               rounds: Rounds = None, samples: Samples = None, precision: Precision = "fp32", model: Model = None,
+               data: Data = None, root: Root = None, download: Download = False, out: Out = None, json: Json = False,
+               device: Device = "auto", seed: Seed = None, debug: Debug = False) -> None:
+    """What local training forgets and averaging restores: accuracy before and after, by class, client and round.
+
+    Example: fldiag forgetting checkpoints/digits-fedavg-s0-1a2b3c4d --why
+    """
+    with errors(debug):
+        from fldiag.verbs import forgetting as verb
+        from fldiag.verbs import output
+
+        verb.forgetting(Console(json), run, out, rounds=rounds, why=why, slice_=slice_, k=k, seed=seed or 0,
+                        options={"min_count": min_count, "confidence": confidence},
+                        where={"samples": samples, "dtype": output.dtype(precision), "device": _device(device), "root": root,
+                               "download": download, "model": model, "data": data})
+
+
+@app.command()
+def drift(run: Annotated[Path, typer.Argument(help="A run folder with client weights.")],
+          rho: Annotated[list[float] | None, typer.Option(help="Radius of the perturbation in g_u, several times "
+                                                               "(default 0, 0.5, 1, 2).")] = None,
+          loss: Annotated[str, typer.Option(help="Proximal loss: kl or l2.")] = "kl",
+          tau: Annotated[float, typer.Option(help="Temperature of kl.")] = 3.0,
+          strength: Annotated[str, typer.Option(help="adaptive or fixed.")] = "adaptive",
+          part: Annotated[str, typer.Option(help="Perturbed weights: full, body or head.")] = "full",
+          batch: Annotated[int | None, typer.Option(help="Minibatches of so many examples (default: all of a client's).")] = None,
+          gradients: Annotated[bool, typer.Option(help="Cosines with the global gradient.")] = True,
+          representation: Annotated[bool, typer.Option(help="CKA of trained and received models.")] = True,
+          propositions: Annotated[bool, typer.Option(help="Propositions 1 and 2 in the last round.")] = True,
+          rounds: Rounds = None, samples: Samples = None, precision: Precision = "fp32", model: Model = None, data: Data = None,
+          root: Root = None, download: Download = False, out: Out = None, json: Json = False, device: Device = "auto",
+          debug: Debug = False) -> None:
+    """How clients drift apart: distances and cosines of weights, updates and gradients, proximal loss, CKA.
+
+    Example: fldiag drift checkpoints/digits-fedavg-s0-1a2b3c4d --rho 0 --rho 2
+    """
+    with errors(debug):
+        from fldiag.verbs import drift as verb
+        from fldiag.verbs import output
+
+        verb.drift(Console(json), run, out, rounds=rounds,
+                   options={"rho": tuple(rho) if rho else (0.0, 0.5, 1.0, 2.0), "loss": loss, "tau": tau, "strength": strength,
+                            "part": part, "batch": batch, "gradients": gradients, "representation": representation,
+                            "propositions": propositions},
+                   where={"samples": samples, "dtype": output.dtype(precision), "device": _device(device), "root": root,
+                          "download": download, "model": model, "data": data})
 
 
 @app.command()

@@ -148,4 +148,5 @@ def listing(package: str, registry: Registry) -> None:
 method = Registry("method", "fldiag.methods")
 model = Registry("model", "fldiag.models", given=("shape", "classes"))
 dataset = Registry("dataset", "fldiag.data", given=("root", "download", "progress"))
-diagnostic = Registry("diagnostic", "fldiag.diagnostics", given=("problem", "progress"))
+#: Of a Problem, or with ``on="run"`` of a History: all stored rounds of a federation.
+diagnostic = Registry("diagnostic", "fldiag.diagnostics", given=("problem", "history", "progress"))

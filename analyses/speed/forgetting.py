@@ -4,7 +4,8 @@
 
 The runs (digits, 10 of 20 clients, client weights of every round) are trained first, in a temporary folder. Printed for
 each model: seconds for the whole table stacked, looped and by the fixed rule (``stack = auto``), in alternation, the
-median of ``--repeats``; peak memory of the weights held at a time; and that both ways give the same numbers.
+median of ``--repeats``, in brackets the processor's (of all threads, so that a busy machine shows); the peak memory of
+the process; and whether both ways give the same numbers.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -22,12 +24,14 @@ import fldiag
 from fldiag import config
 from fldiag.diagnostics.history import History
 
+WAYS: tuple[Literal["auto", "on", "off"], ...] = ("on", "off", "auto")
 
-def timed(run: fldiag.Run, stack: str) -> tuple[float, float]:
-    """Seconds to open the run and to make the table, and the mean of its values."""
-    began = time.perf_counter()
+
+def timed(run: fldiag.Run, stack: Literal["auto", "on", "off"]) -> tuple[float, float, float]:
+    """Seconds to open the run and make the table (wall, processor), and the mean of its values."""
+    began, busy = time.perf_counter(), time.process_time()
     frame = fldiag.diagnose(History.of(run, stack=stack), "forgetting")
-    return time.perf_counter() - began, float(frame["value"].mean())
+    return time.perf_counter() - began, time.process_time() - busy, float(frame["value"].mean())
 
 
 def main() -> None:
@@ -39,20 +43,22 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     print(f"torch {torch.__version__}, {args.threads} threads, {args.rounds} rounds of 10 clients, digits\n")
-    print(f"{'model':<10} {'P':>8} {'stacked s':>10} {'looped s':>10} {'auto s':>10} {'looped/stacked':>15}")
+    print(f"{'model':<10} {'P':>8} {'stacked s':>15} {'looped s':>15} {'auto s':>15} {'looped/stacked':>15}")
     for name in args.models.split(","):
         with tempfile.TemporaryDirectory() as folder:
             overrides = [f"rounds={args.rounds}", f"model.name={name}", "train.epochs=1", "checkpoint.clients=sampled"]
             run = fldiag.train(config.load("digits", overrides), out=Path(folder) / "run")
-            seconds: dict[str, list[float]] = {"on": [], "off": [], "auto": []}
+            seconds: dict[str, list[tuple[float, float]]] = {s: [] for s in WAYS}
             means = {}
             for _ in range(args.repeats):
-                for stack in seconds:
-                    took, means[stack] = timed(run, stack)
-                    seconds[stack].append(took)
-            on, off, auto = (statistics.median(seconds[s]) for s in ("on", "off", "auto"))
+                for stack in WAYS:
+                    wall, busy, means[stack] = timed(run, stack)
+                    seconds[stack].append((wall, busy))
+            median = {s: tuple(statistics.median(v[i] for v in seconds[s]) for i in (0, 1)) for s in WAYS}
+            texts = [f"{wall:.1f} ({busy:.1f})" for wall, busy in median.values()]
+            ratio = median["off"][0] / median["on"][0]
             size = History.of(run).layout.size
-            print(f"{name:<10} {size:>8} {on:>10.1f} {off:>10.1f} {auto:>10.1f} {off / on:>15.2f}", flush=True)
+            print(f"{name:<10} {size:>8} " + " ".join(f"{t:>15}" for t in texts) + f" {ratio:>15.2f}", flush=True)
             if abs(means["on"] - means["off"]) > 1e-3:
                 print(f"           the two ways differ: {means}")
     print(f"\npeak memory of the process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")

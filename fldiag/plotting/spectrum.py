@@ -1,4 +1,4 @@
-"""Largest Hessian eigenvalues of several runs side by side, with their residuals."""
+"""Largest Hessian eigenvalues of several runs side by side, with their residuals; and what single layers add."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
@@ -24,6 +25,7 @@ def draw(table: pd.DataFrame, *, log: bool | None = None, width: float | None = 
     """
     need(table, ("metric", "run", "index", "value"), PICTURE)
     rows = select(table, "eigenvalue", PICTURE)
+    rows = rows[_asked(rows)]
     flat = pd.DataFrame({"run": names(rows["run"]), "index": floats(rows["index"]), "value": floats(rows["value"])})
     flat["residual"] = floats(rows["residual"]) if "residual" in rows.columns else np.nan
     # A solver that does not say whether it converged is not accused of the contrary.
@@ -62,6 +64,67 @@ def draw(table: pd.DataFrame, *, log: bool | None = None, width: float | None = 
         ax.grid(True, axis="y")
         style.legend(fig, handles, texts, loc="outside lower center", ncols=columns, handletextpad=0.3,
                      columnspacing=1.2, borderpad=0.2)
+    return fig
+
+
+def _asked(rows: pd.DataFrame) -> np.ndarray:
+    """Which eigenvalues are not those of single layers: every run's first row says which block was asked for."""
+    if "layer" not in rows.columns:
+        return np.ones(len(rows), dtype=bool)
+    layer, runs = ["" if pd.isna(v) else str(v) for v in rows["layer"]], names(rows["run"])
+    first = dict(zip(reversed(runs), reversed(layer), strict=True))
+    return np.array([of == first[run] for of, run in zip(layer, runs, strict=True)], dtype=bool)
+
+
+#: What may be known of every layer, and the label of its panel.
+_LAYERS = {"eigenvalue": "largest eigenvalue of the layer's block", "trace": "trace of the layer's block",
+           "diagonal_norm": "norm of the layer's diagonal"}
+
+
+def _by_layer(table: pd.DataFrame, metric: str) -> pd.DataFrame:
+    rows = table[(table["metric"] == metric).fillna(False).astype(bool)]
+    return rows[~_asked(rows)] if metric == "eigenvalue" else rows[rows["layer"].notna()]
+
+
+def has_layers(table: pd.DataFrame) -> bool:
+    """Whether the table says something of single layers."""
+    return any(len(_by_layer(table, metric)) for metric in _LAYERS)
+
+
+def layers(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
+    """Largest eigenvalue, trace and norm of the diagonal of every layer's own block, as far as the table has them; bars
+    of ± residual or standard error. ``table``: what ``spectrum`` (with ``per_layer``), ``trace`` and ``diagonal`` return.
+
+    Raises FldiagError for a table without layers.
+    """
+    need(table, ("metric", "run", "layer", "value"), PICTURE)
+    parts = {metric: _by_layer(table, metric) for metric in _LAYERS}
+    parts = {metric: rows for metric, rows in parts.items() if len(rows)}
+    if not parts:
+        raise FldiagError("the table says nothing of single layers", "ask for the trace, or per layer", usage=True)
+    every = pd.concat(parts.values())
+    labels, runs = list(dict.fromkeys(map(str, every["layer"]))), list(dict.fromkeys(names(every["run"])))
+    looks, across = style.looks(runs), width / len(parts)
+    with style.paper():
+        fig = style.figure(width, 0.75 + 0.15 * len(runs) + max(0.14 * len(labels) * max(1, len(runs) / 2), 0.9),
+                           layout="constrained")
+        for ax, (metric, rows) in zip(fig.subplots(1, len(parts), squeeze=False, sharey=True).flat, parts.items(), strict=True):
+            for place, run in enumerate(runs):
+                mine = rows[[n == run for n in names(rows["run"])]]
+                at = np.array([labels.index(str(v)) for v in mine["layer"]]) + 0.8 * ((place + 0.5) / len(runs) - 0.5)
+                column = "residual" if metric == "eigenvalue" else "stderr"
+                error = np.nan_to_num(floats(mine[column])) if column in mine.columns else None
+                ax.barh(at, floats(mine["value"]), 0.8 / len(runs), color=looks[run].color, xerr=error,
+                        error_kw={"elinewidth": 0.7, "capsize": 1.2, "ecolor": "#888888"})
+            ax.set_title("\n".join(style.wrap(_LAYERS[metric], across - 0.8, 2, 8.0)), fontsize=8)
+            ax.axvline(0, color="black", linewidth=0.5)
+            ax.xaxis.set_major_locator(MaxNLocator(4))
+            ax.grid(True, axis="x")
+            ax.set_yticks(range(len(labels)), [style.plain(style.shorten(v, 24)) for v in labels])
+            ax.set_ylim(len(labels) - 0.4, -0.6)
+        keys = [Patch(color=looks[r].color) for r in runs]
+        style.legend(fig, keys, [style.wrap(r, width - 0.6)[0] for r in runs], loc="outside lower center",
+                     ncols=1 if max(map(len, runs)) > 40 else min(len(runs), 3), borderpad=0.2, labelspacing=0.3)
     return fig
 
 

@@ -1,0 +1,234 @@
+"""How clients drift apart, and in which sense: weights, gradients, proximal loss and representations, round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fldiag.diagnostics import divergence, proximal
+from fldiag.diagnostics.history import History
+from fldiag.diagnostics.propositions import check
+from fldiag.diagnostics.proximal import Kind, Losses, Per, Strength
+from fldiag.diagnostics.representation import cka, features
+from fldiag.diagnostics.stored import Stored
+from fldiag.errors import FldiagError
+from fldiag.models.network import Network
+from fldiag.registry import diagnostic
+from fldiag.results.table import table
+
+Progress = Callable[[int, int, str], None]
+Row = dict[str, Any]
+Radius = Annotated[float, Field(ge=0)]
+#: What training records of every local step when asked to: rows with round, client and index = step, from 1.
+STEP_METRICS = ("cos_gu_gp", "proximal_loss", "lambda_mean")
+ETAS, RHOS = (1e-4, 1e-3, 1e-2), (3e-3, 1e-2, 3e-2)
+
+
+@diagnostic("drift", on="run")
+def drift(history: History, progress: Progress | None = None, *, rho: tuple[Radius, ...] = (0.0, 0.5, 1.0, 2.0),
+          loss: Kind = "kl", tau: Annotated[float, Field(gt=0)] = 3.0, strength: Strength = "adaptive", per: Per = "layer",
+          part: str = "full", batch: Annotated[int, Field(ge=1)] | None = None, gradients: bool = True,
+          representation: bool = True, propositions: bool = True) -> pd.DataFrame:
+    """Divergence of the clients' weights, cosines of updates and gradients, proximal loss and Lambda, representations.
+
+    Rows of every stored round with client weights; scope client (each), pair (two clients) and global (the mean, over
+    ``n_clients`` clients or their pairs). d_k is a client's update: trained minus received weights.
+
+    - ``global_local_divergence`` ||d_k||, ``local_local_divergence`` ||w_k - w_j||, whole and by ``layer`` (also
+      ``part:body``, ``part:head``); ``squared_divergence`` ||w_k - w_new||^2 to the aggregated model; ``update_norm`` of
+      every client and (moment aggregated) of the server; ``update_cosine`` between two updates, ``server_cosine`` between
+      a client's and the server's.
+    - with ``gradients``: ``gradient_cosine`` between the gradient of a client's own training loss and that of all clients'
+      data, at the received weights; ``gradient_norm`` of both.
+    - at the trained weights, on the client's training data (full batch, or the mean over fixed minibatches of ``batch``):
+      ``proximal_loss`` L_p (``loss``: kl with temperature ``tau``, or l2); ``cos_gu_gp`` for every radius ``rho``, with
+      g_u the gradient of the local loss at w + e, e from ``part`` of the weights, ``strength`` and ``per`` as in FedSOL
+      (layer part:head: over the head's entries only); ``lambda_mean`` by layer, and in column ``scaled`` times the root
+      of the layer's size (1 when all entries moved alike). The same names with estimator ``steps`` are means over the
+      local steps that training recorded.
+    - with ``representation``: ``cka`` between what the heads of the trained and the received model see of the test data.
+    - with ``propositions``: of the last round, what ``fldiag.diagnostics.propositions.check`` says, in float64.
+
+    A cosine with a vector that is zero (or g_p below its rounding noise) has no value and is ``masked``.
+    Cost a round: one gradient of all training data, and 1 + len(rho) of every stored client's own.
+
+    Raises FldiagError when no round has client weights, or the model has no such part.
+    """
+    if part not in ("full", "body", "head"):
+        raise FldiagError(f"part = {part!r} is not one of full, body, head", "choose one of them", usage=True)
+    if part != "full":
+        _ = history.layout.head_size
+    options = {"kind": loss if not history.dataset.regression else "l2", "tau": tau}
+    rows, last = [], None
+    for stored in history.each(progress):
+        if not stored.complete:
+            continue
+        stored = _finite(history, stored)
+        if not stored.ids:
+            continue
+        last = stored
+        found = divergence.rows_of(stored, history.layout)
+        found += _gradients(history, stored) if gradients else []
+        for j, k in enumerate(stored.ids):
+            if history.pool.own(k).stop > history.pool.own(k).start:
+                found += _proximal(history, stored, j, rho, strength, per, part, batch, options)
+        found += _representation(history, stored) if representation else []
+        found += _means(found, {"test": history.pool.test.stop, "train": history.pool.n - history.pool.test.stop})
+        rows += [{"round": stored.round, **row} for row in found]
+    if propositions and last is not None:
+        rows += _propositions(history, last, options)
+    rows = [{"masked": row["value"] is None or bool(np.isnan(row["value"])), "estimator": "exact", **row} for row in rows]
+    rows += _recorded(history)
+    return table([*rows, *history.notes], **history.common)
+
+
+def _finite(history: History, stored: Stored) -> Stored:
+    """The round without the clients whose weights are not numbers, which are noted."""
+    assert stored.clients is not None
+    good = torch.isfinite(stored.clients).all(1)
+    for k, fine in zip(stored.ids, good.tolist(), strict=True):
+        if not fine:
+            history.note(stored.round, f"the trained weights of client {k} are not finite: left out", k)
+    keep = good.nonzero().flatten().tolist()
+    return Stored(stored.round, stored.aggregated, tuple(stored.ids[j] for j in keep), stored.clients[keep], stored.received,
+                  stored.buffers, {n: b[keep] for n, b in stored.client_buffers.items()}, stored.received_buffers)
+
+
+def _gradients(history: History, stored: Stored) -> list[Row]:
+    """Cosines of the stored clients' gradients with that of everybody's data, at the received weights."""
+    (w, buffers), pool = stored.start, history.pool
+    everything = pool.clients
+    total, kept = torch.zeros_like(w, dtype=torch.float64), {}
+    for k in range(len(history.parts)):
+        own = pool.own(k)
+        if own.stop <= own.start:
+            continue
+        losses = Losses(history.network, pool, buffers, stored.start, proximal.batches(own, None)[0], kind="l2")
+        g = proximal.gradient(losses.local(), w)[1].double()
+        total.add_(g, alpha=(own.stop - own.start) / (everything.stop - everything.start))
+        if k in stored.ids:
+            kept[k] = g
+    base: Row = {"moment": "received", "slice": "train", "n_examples": everything.stop - everything.start}
+    rows: list[Row] = [{**base, "metric": "gradient_norm", "scope": "global", "value": float(torch.linalg.vector_norm(total))}]
+    for k, g in kept.items():
+        own = pool.own(k)
+        about = {**base, "scope": "client", "client": k, "slice": f"client:{k}/train", "n_examples": own.stop - own.start}
+        rows += [{**about, "metric": "gradient_cosine", "value": proximal.cosine(g, total)},
+                 {**about, "metric": "gradient_norm", "value": float(torch.linalg.vector_norm(g))}]
+    return rows
+
+
+def _proximal(history: History, stored: Stored, j: int, radii: tuple[float, ...], strength: Strength, per: Per, part: str,
+              size: int | None, options: dict[str, Any]) -> list[Row]:
+    """Proximal loss, cosines of g_u and g_p for every radius, and Lambda, at client j's trained weights."""
+    (w, buffers), k, layout = stored.client(j), stored.ids[j], history.layout
+    start, own = stored.start, history.pool.own(k)
+    base: Row = {"moment": "trained", "scope": "client", "client": k, "slice": f"client:{k}/train",
+                 "n_examples": own.stop - own.start}
+    cut = layout.size - layout.head_size if layout.has_head else None
+    cosines: dict[tuple[float, str | None], list[float]] = {
+        (rho, layer): [] for rho in radii for layer in ([None, "part:head"] if cut is not None else [None])}
+    prox, parts = 0.0, proximal.batches(own, size)
+    for some in parts:
+        losses = Losses(history.network, history.pool, buffers, start, some, **options)
+        mean, g_p = proximal.gradient(losses.proximal(), w)
+        prox += mean * some.n / (own.stop - own.start)
+        for rho in radii:
+            e = proximal.perturbation(w, start[0], g_p, rho, layout, strength=strength, part=part, per=per)
+            if e is None:
+                continue
+            g_u = proximal.gradient(losses.local(), w + e)[1]
+            for layer, where in ((None, slice(None)), ("part:head", slice(cut, None))):
+                value = proximal.cosine(g_u[where], g_p[where]) if (rho, layer) in cosines else None
+                if value is not None:
+                    cosines[rho, layer].append(value)
+    rows = [{**base, "metric": "proximal_loss", "value": prox}]
+    rows += [{**base, "metric": "cos_gu_gp", "rho": rho, "layer": layer, "value": float(np.mean(found)) if found else None}
+             for (rho, layer), found in cosines.items()]
+    strong = proximal.strengths(w, start[0], layout, per)
+    groups = layout.layers if per == "layer" else {n: (n,) for n in layout.names}
+    places = layout.slices()
+    for name, members in groups.items():
+        piece = torch.cat([strong[places[n]] for n in members])
+        value = float(piece.double().mean())
+        rows.append({**base, "metric": "lambda_mean", "layer": name or members[0], "value": value,
+                     "scaled": value * len(piece) ** 0.5})
+    return rows
+
+
+def _representation(history: History, stored: Stored) -> list[Row]:
+    test, (w, buffers) = history.pool.test, stored.start
+    received = features(history, (w, buffers), test)
+    return [{"metric": "cka", "moment": "trained", "scope": "client", "client": k, "slice": "test",
+             "n_examples": test.stop, "value": cka(features(history, stored.client(j), test), received)}
+            for j, k in enumerate(stored.ids)]
+
+
+def _means(rows: list[Row], sizes: dict[str, int]) -> list[Row]:
+    """The mean over clients of what is measured client by client (divergence.py makes its own)."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        if row["scope"] == "client" and row["metric"] in (*STEP_METRICS, "cka", "gradient_cosine"):
+            groups.setdefault((row["metric"], row["moment"], row.get("layer"), row.get("rho")), []).append(row)
+    found = []
+    for (metric, moment, layer, rho), members in groups.items():
+        values = [row["value"] for row in members if row["value"] is not None]
+        slice_ = members[0]["slice"] if members[0]["slice"] == "test" else "train"
+        scaled = [row["scaled"] for row in members if "scaled" in row]
+        found.append({"metric": metric, "moment": moment, "scope": "global", "layer": layer, "rho": rho, "slice": slice_,
+                      "n_examples": sizes[slice_],
+                      "value": float(np.mean(values)) if values else None, "n_clients": len(values),
+                      "stderr": float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else None,
+                      **({"scaled": float(np.mean(scaled))} if scaled else {})})
+    return found
+
+
+def _propositions(history: History, stored: Stored, options: dict[str, Any]) -> list[Row]:
+    """Propositions 1 and 2 at every stored client's trained weights, in float64."""
+    network = Network(history.network.module)
+    network.module.double()
+    pool = history.pool.to(torch.float64)
+    rows = []
+
+    def double(buffers: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {n: b.double() if b.is_floating_point() else b for n, b in buffers.items()}
+
+    start = stored.start[0].double(), double(stored.start[1])
+    for j, k in enumerate(stored.ids):
+        own, (w, buffers) = pool.own(k), stored.client(j)
+        if own.stop <= own.start:
+            continue
+        w = w.double()
+        losses = Losses(network, pool, double(buffers), start, proximal.batches(own, None)[0], **options)
+        g_p = proximal.gradient(losses.proximal(), w)[1]
+        if float(torch.linalg.vector_norm(g_p)) < proximal.FLOOR[torch.float64]:
+            history.note(stored.round, f"client {k} did not move: no propositions", k)
+            continue
+        found = check(losses, g_p, w, ETAS, RHOS)
+        rows += [{"round": stored.round, "moment": "trained", "scope": "client", "client": k, "slice": f"client:{k}/train",
+                  "n_examples": own.stop - own.start, **row} for row in found]
+    return rows
+
+
+def _recorded(history: History) -> list[Row]:
+    """Means over the local steps that training recorded, of the rounds that were read."""
+    steps = history.steps()
+    if steps is None or steps.empty:
+        return []
+    steps = steps[steps["metric"].isin(STEP_METRICS)].dropna(subset=["index", "client"])
+    steps = steps[steps["round"].isin(history.read)]
+    rows = []
+    for (metric, r, k), part in steps.groupby(["metric", "round", "client"]):
+        for layer, piece in part.groupby("layer", dropna=False):
+            values = piece["value"].dropna().astype(float)
+            rows.append({"metric": str(metric), "round": int(r), "client": int(k), "layer": None if pd.isna(layer) else layer,
+                         "moment": "trained", "scope": "client", "slice": f"client:{int(k)}/train", "estimator": "steps",
+                         "value": float(values.mean()) if len(values) else None, "masked": not len(values),
+                         "n_steps": len(values)})
+    return rows

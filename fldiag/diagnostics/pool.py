@@ -1,0 +1,169 @@
+"""All examples of a federation in one row: the test split, then every client's own training examples."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from scipy.stats import norm
+from torch import Tensor
+from torch.nn import functional as F
+
+from fldiag import data
+from fldiag.data import Dataset
+from fldiag.data.slices import Slice
+from fldiag.errors import FldiagError
+from fldiag.models.network import Network, forward_macs
+
+#: Examples in a batch of one model; as in training's own evaluation, so that the numbers are the run's.
+BATCH = 500
+#: Stack models whose forward pass has fewer multiply-adds an example (analyses/speed/forgetting.py): above, a
+#: convolution of one model fills the processor better than a grouped one of many.
+STACK_BELOW = 100_000
+#: Models in one stack, and multiply-adds of one stacked batch: larger ones leave the processor's caches.
+STACK, STACK_WORK = 16, 200_000_000
+#: Normalised inputs are kept when they take less than this, else made anew for every round.
+KEEP_BYTES = 256 * 2**20
+
+Weights = tuple[Tensor, dict[str, Tensor]]  # a vector [P] and the buffers that go with it
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What models do on the pool: ``loss`` [R, n] of each example, ``right`` [R, n] (None: no classes).
+
+    A model with weights or outputs that are not a number has NaN losses and is not ``valid`` [R].
+    """
+
+    loss: np.ndarray
+    right: np.ndarray | None
+    valid: np.ndarray
+
+
+class Pool:
+    """``x_raw`` and ``y`` of the test split and of every client's training examples, one after the other.
+
+    ``segments``: "test" and "client:7/train" -> where they lie. ``samples``: at most so many test examples, and so
+    many training examples of all clients together (each keeps its share, and its classes theirs).
+    """
+
+    def __init__(self, dataset: Dataset, parts: Sequence[np.ndarray], samples: int | None, device: torch.device,
+                 dtype: torch.dtype):
+        self.dataset, self.device, self.dtype, self.sizes = dataset, device, dtype, [len(p) for p in parts]
+        total, found = sum(self.sizes), [data.take(dataset, "test", None, samples)]
+        for k, n in enumerate(self.sizes):
+            keep = None if samples is None or total <= samples else max(1, round(samples * n / total))
+            found += [data.take(dataset, f"client:{k}", parts, keep)] if n else []
+        self.segments, at = {}, 0
+        for s in found:
+            self.segments[s.name] = slice(at, at + s.n)
+            at += s.n
+        self.n, self.test = at, self.segments["test"]
+        self.x_raw, self.y = torch.cat([s.x_raw for s in found]), torch.cat([s.y for s in found])
+        self._x: Tensor | None = None
+
+    def own(self, client: int) -> slice:
+        """Where the client's training examples lie (an empty slice for a client without any)."""
+        return self.segments.get(f"client:{client}/train", slice(self.n, self.n))
+
+    @property
+    def clients(self) -> slice:
+        """Where the training examples of all clients lie."""
+        return slice(self.test.stop, self.n)
+
+    def to(self, dtype: torch.dtype) -> Pool:
+        """The same examples, read in another precision."""
+        made = copy.copy(self)
+        made.dtype, made._x = dtype, None
+        return made
+
+    def take(self, where: slice, name: str) -> Slice:
+        """A stretch of the pool as a slice, for a Problem."""
+        if where.stop <= where.start:
+            raise FldiagError(f"slice {name} is empty", "choose a client with examples")
+        return Slice(name, where.stop - where.start, self.x_raw[where], self.y[where], self.dataset)
+
+    def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of examples start..stop-1, ready for a model."""
+        if self._x is None and 4 * self.n * int(np.prod(self.dataset.shape)) <= KEEP_BYTES:
+            self._x = self.dataset.normalise(self.x_raw).to(self.device, self.dtype)
+        x = self._x[start:stop] if self._x is not None else self.dataset.normalise(self.x_raw[start:stop])
+        y = self.y[start:stop].to(self.device)
+        return x.to(self.device, self.dtype), y.to(self.dtype) if y.is_floating_point() else y
+
+    def batches(self, where: slice, size: int, mixed: bool = True) -> Iterator[slice]:
+        """The stretch in batches; without ``mixed``, no batch holds examples of two segments."""
+        stretches = [where] if mixed else [slice(max(s.start, where.start), min(s.stop, where.stop))
+                                           for s in self.segments.values()]
+        for s in stretches:
+            for i in range(s.start, s.stop, size):
+                yield slice(i, min(i + size, s.stop))
+
+
+def per_example(outputs: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy, or half the squared residual for float targets: [..., out] and [...] (or [..., out]) -> [...]."""
+    if y.is_floating_point():
+        return 0.5 * (outputs - y).square().sum(-1)
+    return F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
+
+
+def stacked(network: Network, dataset: Dataset, stack: str) -> bool:
+    """Whether models are evaluated side by side: a fixed rule on the architecture, never timed."""
+    if stack == "on" and not network.stackable:
+        raise FldiagError("stack = 'on', and this model cannot be stacked", "use stack = 'auto' or 'off'", usage=True)
+    if not network.stackable or stack == "off":
+        return False
+    return stack == "on" or forward_macs(network.module, dataset.shape) < STACK_BELOW
+
+
+def evaluate(network: Network, pool: Pool, models: Sequence[Weights], *, stack: bool) -> Scores:
+    """Loss and correctness of every model [P] on every example of the pool, in eval mode.
+
+    A network whose outputs depend on the batch sees batches of one segment only, so that a client's number does
+    not depend on the others.
+    """
+    count = len(models)
+    loss = np.empty((count, pool.n))
+    right = None if pool.dataset.regression else np.empty((count, pool.n), dtype=bool)
+    valid = np.array([bool(torch.isfinite(w).all()) for w, _ in models], dtype=bool)
+    size, groups = BATCH, [[i] for i in range(count)]
+    if stack:
+        work = forward_macs(network.module, pool.dataset.shape) * min(count, STACK)
+        size = min(BATCH, max(100, STACK_WORK // max(work, 1)))
+        groups = [list(range(i, min(i + STACK, count))) for i in range(0, count, STACK)]
+    bound = []
+    for group in groups:
+        rows = torch.stack([models[i][0] for i in group]).to(pool.device, pool.dtype)
+        buffers = {n: b.unsqueeze(0).clone() for n, b in models[group[0]][1].items()}
+        bound.append(network.bind(rows, buffers))
+    with torch.no_grad():
+        for where in pool.batches(slice(0, pool.n), size, mixed=not network.batch_dependent):
+            x, y = pool.read(where.start, where.stop)
+            for group, model in zip(groups, bound, strict=True):
+                outputs = model(x.expand(len(group), *x.shape))
+                losses = per_example(outputs, y.expand(len(group), *y.shape))
+                loss[group, where] = losses.double().cpu().numpy()
+                if right is not None:
+                    right[group, where] = (outputs.argmax(-1) == y).cpu().numpy()
+    valid &= ~np.isnan(loss).any(1)
+    loss[~valid] = np.nan
+    return Scores(loss, right, valid)
+
+
+def wilson(right: float, n: float, confidence: float) -> tuple[float, float]:
+    """Wilson's interval (J. Am. Stat. Assoc. 1927) of the share right / n, n > 0."""
+    # scipy's binomtest gives the same, after a test of a hypothesis that takes a hundred times as long
+    z, p = _quantile(confidence), right / n
+    middle = (p + z * z / (2 * n)) / (1 + z * z / n)
+    reach = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return max(middle - reach, 0.0), min(middle + reach, 1.0)
+
+
+@lru_cache
+def _quantile(confidence: float) -> float:
+    return float(norm.ppf(0.5 + confidence / 2))

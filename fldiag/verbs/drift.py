@@ -1,0 +1,53 @@
+"""``fldiag drift``: how far and in which directions clients move from the received model and from each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fldiag.console import Console
+from fldiag.plotting import drift as picture
+from fldiag.plotting import style
+from fldiag.verbs import history
+
+COLUMNS = {"round": "round", "global_local": "global–local", "local_local": "local–local", "updates": "cos updates",
+           "gradients": "cos gradients", "angle": "cos g_u g_p", "proximal": "proximal loss", "cka": "CKA"}
+_SOURCES = {"global_local": ("global_local_divergence", "trained"), "local_local": ("local_local_divergence", "trained"),
+            "updates": ("update_cosine", "trained"), "gradients": ("gradient_cosine", "received"),
+            "proximal": ("proximal_loss", "trained"), "cka": ("cka", "trained")}
+
+
+def drift(console: Console, path: Path, out: Path | None, *, rounds: str | None, options: dict[str, Any],
+          where: dict[str, Any]) -> None:
+    asked = history.ask(console, path, out, chosen=rounds, **where)
+    frame, name, written = history.diagnose(console, asked, "drift", **options)
+    written += style.save(picture.draw(frame), name, ("pdf", "png"))
+    lowest = min(options["rho"], default=None)
+    rows = []
+    for r in history.spread_rounds(frame, "global_local_divergence"):
+        row: dict[str, Any] = {"round": r} | {k: history.value(frame, m, r, moment) for k, (m, moment) in _SOURCES.items()}
+        rows.append(row | {"angle": None if lowest is None else history.value(frame, "cos_gu_gp", r, "trained", rho=lowest)})
+    console.table(rows, COLUMNS)
+    if lowest is not None:
+        console.say(f"cos g_u g_p at rho = {lowest:g}; the table has {', '.join(f'{v:g}' for v in options['rho'])}")
+    for text in orders(frame):
+        console.say(text)
+    history.remarks(console, frame)
+    console.done(*written)
+
+
+def orders(frame: pd.DataFrame) -> list[str]:
+    """The measured orders of the propositions' errors (medians over the clients) beside the predicted ones."""
+    texts = []
+    for i in (1, 2):
+        found = []
+        for kind, symbol in (("step", "eta"), ("perturbation", "rho")):
+            rows = frame[frame["metric"] == f"proposition_{i}_{kind}_order"]
+            values = rows["value"].dropna()
+            if len(values):
+                found.append(f"{symbol}^{values.median():.2f} (predicted {rows['predicted'].iloc[0]:g})")
+        if found:
+            texts.append(f"proposition {i}: error falls as {', '.join(found)}; median over the clients of the last round")
+    return texts

@@ -1,0 +1,179 @@
+"""``fldiag forgetting`` and ``fldiag drift`` as a user types them, on whole and on damaged runs."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fldiag
+from fldiag.checkpoint import schema
+from fldiag.cli import app
+from fldiag.errors import FldiagError
+from fldiag.verbs.history import rounds
+
+runner = CliRunner()
+SMALL = ("--set", "rounds=4", "--set", "model.name=mlp", "--set", "train.epochs=2")
+
+
+@pytest.fixture(autouse=True)
+def _inside(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments, code=0):
+    result = runner.invoke(app, [str(a) for a in arguments])
+    assert result.exit_code == code, (result.output, result.exception)
+    return result
+
+
+def last(result):
+    return Path(result.stdout.strip().splitlines()[-1])
+
+
+def table(png):
+    return pd.read_csv(png.with_suffix(".csv"))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "r"
+    run("train", "digits", *SMALL, "--set", "checkpoint.clients=sampled", "--out", folder)
+    return folder
+
+
+@pytest.fixture
+def copy(trained, tmp_path):
+    """The run, to be damaged; its diagnostics left behind."""
+    return Path(shutil.copytree(trained, tmp_path / "copy", ignore=shutil.ignore_patterns("diagnostics")))
+
+
+@pytest.mark.parametrize("verb", ["forgetting", "drift"])
+def test_help_has_an_example(verb):
+    text = run(verb, "--help").stdout
+    assert "Example: fldiag" in text and "--debug" in text and "--json" in text
+
+
+def test_forgetting_writes_table_provenance_and_pictures(trained):
+    result = run("forgetting", trained)
+    png = last(result)
+    assert png.parent == trained / "diagnostics" and png.read_bytes()[:4] == b"\x89PNG"
+    assert png.with_name(png.stem + "-classes.png").is_file() and png.with_suffix(".pdf").is_file()
+    frame, about = table(png), json.loads(png.with_suffix(".json").read_text())
+    assert set(frame["round"].dropna()) == {1, 2, 3, 4} and about["diagnostic"] == "forgetting"
+    assert about["checkpoints"]["3"] == schema.sha256(trained / "rounds" / "0003.pt")
+    own = fldiag.load(trained).metrics
+    for r in (1, 4):  # the very numbers that training reported
+        theirs = own[(own["round"] == r) & (own["metric"] == "accuracy")].value.iloc[0]
+        mine = frame[(frame["round"] == r) & (frame.moment == "aggregated") & (frame.metric == "accuracy") & (frame["slice"] == "test")]
+        assert mine.value.iloc[0] == pytest.approx(theirs, abs=1e-8)
+    assert run("forgetting", trained).stdout == result.stdout
+
+
+def test_why_gives_the_account_and_its_rest(trained):
+    result = run("forgetting", trained, "--why", "--k", 2, "--samples", 200, "--json")
+    answer = json.loads(result.stdout)
+    whole = [row for row in answer["rows"] if row.get("client") == "all"]
+    assert len(whole) == 1 and whole[0]["change"] == pytest.approx(sum(whole[0][t] for t in ("linear", "quadratic", "rest")), abs=1e-6)
+    assert Path(answer["paths"][-1]).name.startswith("account-") and Path(answer["paths"][-1]).is_file()
+
+
+def test_drift_of_some_rounds(trained):
+    result = run("drift", trained, "--rounds", "2-3", "--rho", 0, "--rho", 1.5, "--no-representation")
+    frame = table(last(result))
+    assert set(frame["round"].dropna()) == {2, 3} and set(frame["rho"].dropna()) >= {0.0, 1.5} and "cka" not in set(frame.metric)
+    assert "proposition 2: error falls as eta^" in result.stdout
+
+
+def test_a_damaged_round_in_the_middle_and_a_lost_one_are_skipped_and_named(copy):
+    content = (copy / "rounds" / "0002.pt").read_bytes()
+    (copy / "rounds" / "0002.pt").write_bytes(content[: len(content) // 2])
+    (copy / "rounds" / "0003.pt").unlink()
+    for verb in ("forgetting", "drift"):
+        result = run(verb, copy)
+        assert "round 2: " in result.stderr and "sha256 differs" in result.stderr and "0003.pt is listed in run.json but is not there" in result.stderr
+        frame = table(last(result))
+        assert set(frame[frame.metric != "missing"]["round"].dropna()) == {1, 4} and set(frame[frame.metric == "missing"]["round"]) == {2, 3}
+    (copy / "rounds" / "0002.pt").write_bytes(content)
+    assert set(table(last(run("forgetting", copy))).query("metric != 'missing'")["round"].dropna()) == {1, 2, 4}  # not the cached table
+
+
+def rewrite(folder, r, change):
+    """A checkpoint with other content, and run.json that knows it."""
+    file = folder / "rounds" / f"{r:04d}.pt"
+    content = torch.load(file, weights_only=True)
+    change(content)
+    torch.save(content, file)
+    index = json.loads((folder / "run.json").read_text())
+    index["files"][f"rounds/{r:04d}.pt"] = schema.sha256(file)
+    (folder / "run.json").write_text(json.dumps(index))
+
+
+def test_a_round_with_fewer_clients_and_one_of_another_architecture(copy):
+    def fewer(c):
+        manifest = json.loads(c["manifest"])
+        manifest["clients"] = manifest["clients"][:2]
+        c |= {"manifest": json.dumps(manifest), "clients": c["clients"][:2]}
+
+    rewrite(copy, 2, fewer)
+    rewrite(copy, 3, lambda c: c.update(clients=c["clients"][:, :100]))
+    result = run("forgetting", copy)
+    assert "round 3: client weights of shape [10, 100] do not fit the model" in result.stderr
+    frame = table(last(result))
+    assert frame[(frame["round"] == 2) & (frame.metric == "drop")].client.nunique() == 2
+    assert set(frame[(frame["round"] == 3) & frame.moment.notna()].moment) == {"aggregated"}
+
+
+def test_an_unlisted_round_is_named(copy):
+    index = json.loads((copy / "run.json").read_text())
+    del index["files"]["rounds/0002.pt"]
+    (copy / "run.json").write_text(json.dumps(index))
+    assert "lists no checkpoint of round 2" in run("drift", copy, "--no-gradients", "--no-representation").stderr
+
+
+def test_a_run_without_client_weights_says_how_to_get_them(tmp_path):
+    run("train", "digits", "--set", "rounds=1", "--set", "model.name=mlp", "--set", "train.epochs=1", "--out", tmp_path / "bare")
+    for verb in ("forgetting", "drift"):
+        text = run(verb, tmp_path / "bare", code=1).stderr
+        assert "holds no client weights" in text and "checkpoint.clients=sampled" in text and "Traceback" not in text
+    assert not (tmp_path / "bare" / "diagnostics").exists()
+
+
+def test_nothing_readable_is_one_complaint(copy):
+    for r in (1, 2, 3, 4):
+        (copy / "rounds" / f"000{r}.pt").write_bytes(b"")
+    assert "0001.pt" in run("forgetting", copy, code=1).stderr
+
+
+@pytest.mark.parametrize(("arguments", "text"), [
+    (("--rounds", "9"), "stored are"), (("--rounds", "x"), "not a choice of rounds"), (("--rounds", "every:0"), "not a choice"),
+    (("--min-count", "0"), "greater than or equal to 1"), (("--confidence", "1"), "less than 1"), (("--samples", "0"), "samples")])
+def test_wrong_options(trained, arguments, text):
+    error = run("forgetting", trained, *arguments, code=2).stderr
+    assert text in error or (arguments[1] == "9" and "no checkpoint of round 9" in error)
+
+
+def test_one_checkpoint_is_not_a_run(trained):
+    assert "is one checkpoint" in run("forgetting", trained / "rounds" / "0002.pt", code=2).stderr
+    with pytest.raises(FldiagError, match="needs a run"):
+        fldiag.diagnose(fldiag.load(trained / "rounds" / "0002.pt"), "drift")
+
+
+def test_choice_of_rounds():
+    there = [1, 2, 3, 5, 8, 10]
+    assert rounds(None, there) is None and rounds("last", there) == [10] and rounds("2-8", there) == [2, 3, 5, 8]
+    assert rounds("1,3,8-10", there) == [1, 3, 8, 10] and rounds("every:5", there) == [5, 10] and rounds("4", there) == [4]
+
+
+def test_no_code_that_a_run_names_is_executed(copy):
+    def other(c):
+        manifest = json.loads(c["manifest"])
+        manifest["config"]["model"] = {"name": "os:getcwd"}
+        c["manifest"] = json.dumps(manifest)
+
+    for r in (1, 2, 3, 4):
+        rewrite(copy, r, other)
+    assert "never run because a file says so" in run("forgetting", copy, code=1).stderr

@@ -1,0 +1,78 @@
+"""Small federations given as weights, without training: what diagnostics of a run see."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from fldiag.data import Dataset
+from fldiag.diagnostics.history import History
+from fldiag.diagnostics.stored import Stored
+from fldiag.params import flatten
+
+
+def separable(classes=4, per_class=30, test_per_class=(25,) * 4, seed=0):
+    """Inputs near the unit vector of their class: ``identity`` is always right."""
+    rng = np.random.default_rng(seed)
+
+    def some(counts):
+        y = np.repeat(np.arange(classes), counts)
+        return torch.from_numpy(np.eye(classes)[y] + 0.05 * rng.normal(size=(len(y), classes))).float(), torch.from_numpy(y)
+
+    (x, y), (tx, ty) = some([per_class] * classes), some(list(test_per_class))
+    return Dataset("separable", x, y, tx, ty, classes)
+
+
+def linear(classes=4):
+    return nn.Sequential(nn.Linear(classes, classes))
+
+
+def identity(classes=4):
+    return torch.cat([5 * torch.eye(classes).flatten(), torch.zeros(classes)])
+
+
+def always(c, classes=4):
+    """Weights of ``linear`` that answer class c to everything."""
+    w = torch.zeros(classes * classes + classes)
+    w[classes * classes + c] = 20.0
+    return w
+
+
+def tanh_net(inputs=6, classes=3, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(inputs, 5), nn.Tanh(), nn.Linear(5, classes))
+
+
+def stored(received, clients, aggregated=None, *, round=1, ids=None):
+    clients = torch.stack(list(clients))
+    ids = tuple(range(len(clients))) if ids is None else tuple(ids)
+    return Stored(round, clients.mean(0) if aggregated is None else aggregated, ids, clients, received, received_buffers={})
+
+
+def history(module, dataset, parts, *rounds, **options):
+    """``rounds``: Stored, or an FldiagError that reading raises (as its number counts its place)."""
+    def reader(item):
+        def read():
+            if isinstance(item, Exception):
+                raise item
+            return item
+
+        return read
+
+    numbers = {getattr(item, "round", i): reader(item) for i, item in enumerate(rounds, start=1)}
+    return History(module, dataset, parts, numbers, **{"name": "made", "labels": {"method": "none", "seed": 0}, **options})
+
+
+def moved(module, clients=3, scale=0.3, seed=1):
+    """The module's weights, and so many others around them."""
+    w = flatten(module).double()
+    g = torch.Generator().manual_seed(seed)
+    return w, [w + scale * torch.randn(len(w), generator=g, dtype=torch.float64) for _ in range(clients)]
+
+
+def one(frame, metric, **where):
+    """The single row of this metric; a value None asks for a missing entry."""
+    rows = frame[frame["metric"] == metric]
+    for column, value in where.items():
+        rows = rows[rows[column].isna()] if value is None else rows[rows[column] == value]
+    assert len(rows) == 1, rows
+    return rows.iloc[0]

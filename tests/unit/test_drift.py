@@ -1,0 +1,268 @@
+"""Drift: closed forms, identities, and the training side's own parts as an independent second spelling."""
+
+import helpers
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from histories import always, history, identity, linear, moved, one, separable, stored, tanh_net
+from torch import nn
+from torch.nn import functional as F
+
+from fldiag.diagnostics import proximal
+from fldiag.diagnostics.drift import drift
+from fldiag.diagnostics.pool import Pool
+from fldiag.diagnostics.propositions import check, slope
+from fldiag.diagnostics.proximal import Losses
+from fldiag.diagnostics.representation import cka, features
+from fldiag.errors import FldiagError
+from fldiag.models.network import Network
+from fldiag.params import Layout
+from fldiag.parts import perturbation as training
+
+PARTS = [np.arange(0, 60), np.arange(60, 120)]
+PLAIN = {"gradients": False, "representation": False, "propositions": False, "rho": ()}
+
+
+@pytest.fixture
+def federation():
+    """Three clients of a smooth network, at weights around the received ones."""
+    data, parts = helpers.classification((20, 13, 17))
+    net = tanh_net()
+    w, clients = moved(net)
+    return history(net, data, parts, stored(w, clients), dtype=torch.float64)
+
+
+def losses(made, k, **options):
+    item = made.last()
+    batch = proximal.batches(made.pool.own(k), None)[0]
+    return Losses(made.network, made.pool, {}, item.start, batch, **options), item.clients[k], item.received
+
+
+# -- divergence
+
+def test_divergences_of_known_vectors():
+    w, a, b = torch.zeros(20), torch.zeros(20), torch.zeros(20)
+    a[0], b[17] = 3.0, 4.0  # weight of the only layer, and its bias
+    frame = drift(history(linear(), separable(), PARTS, stored(w, [a, b], (a + b) / 2)), **PLAIN)
+    assert [one(frame, "global_local_divergence", client=k, layer=None).value for k in (0, 1)] == [3, 4]
+    assert one(frame, "global_local_divergence", scope="global", layer=None).value == 3.5
+    assert one(frame, "local_local_divergence", client=0, client_b=1).value == 5
+    assert one(frame, "local_local_divergence", scope="global", layer=None).value == 5
+    assert one(frame, "squared_divergence", client=0).value == 6.25 and one(frame, "squared_divergence", scope="global").value == 6.25
+    assert one(frame, "update_cosine", client=0, client_b=1).value == 0
+    assert one(frame, "update_norm", moment="aggregated").value == 2.5
+    assert one(frame, "server_cosine", client=0).value == pytest.approx(0.6)
+
+
+def test_ordered_pairs_with_self_are_twice_the_spread_about_the_mean(federation):
+    frame = drift(federation, **PLAIN)
+    rows = federation.last().clients
+    pairs = frame[(frame.metric == "local_local_divergence") & (frame.scope == "pair")].value.astype(float)
+    assert 2 * (pairs**2).sum() / len(rows) ** 2 == pytest.approx(float(2 * (rows - rows.mean(0)).square().sum(1).mean()), rel=1e-12)
+
+
+def test_layers_and_head_and_body_make_up_the_whole(federation):
+    frame = drift(federation, **PLAIN)
+    mine = frame[(frame.metric == "global_local_divergence") & (frame.client == 1)].set_index("layer").value.astype(float)
+    whole = mine[mine.index.isna()].iloc[0]
+    assert mine["0"] ** 2 + mine["2"] ** 2 == pytest.approx(whole**2) and mine["part:head"] == mine["2"] and mine["part:body"] == mine["0"]
+
+
+def test_identical_clients_do_not_drift():
+    data, parts = helpers.classification((20, 13))
+    parts = [parts[0], parts[0]]
+    net = tanh_net()
+    w, (v,) = moved(net, 1)
+    frame = drift(history(net, data, parts, stored(w, [v, v]), dtype=torch.float64), propositions=False)
+    assert one(frame, "local_local_divergence", scope="pair").value == 0 and one(frame, "squared_divergence", scope="global").value == 0
+    for metric in ("update_cosine", "server_cosine", "gradient_cosine"):
+        assert frame[frame.metric == metric].value.astype(float).tolist() == pytest.approx([1.0] * (frame.metric == metric).sum())
+
+
+def test_a_client_that_did_not_move_has_no_cosine():
+    frame = drift(history(linear(), separable(), PARTS, stored(identity(), [identity(), always(0)])), propositions=False)
+    row = one(frame, "update_cosine", scope="pair")
+    assert pd.isna(row.value) and row.masked
+    assert one(frame, "proximal_loss", client=0).value == pytest.approx(0, abs=1e-7)
+    assert frame[(frame.metric == "cos_gu_gp") & (frame.client == 0)].value.isna().all()
+    assert one(frame, "cka", client=0).value == pytest.approx(1)
+    assert (frame[(frame.metric == "lambda_mean") & (frame.client == 0)].value == 0).all()
+
+
+def test_a_single_client_has_no_pairs():
+    frame = drift(history(linear(), separable(), PARTS, stored(identity(), [always(0)])), **PLAIN)
+    assert pd.isna(one(frame, "local_local_divergence", scope="global", layer=None).value) and "pair" not in set(frame.scope)
+
+
+# -- gradients
+
+def test_gradient_cosines_of_quadratics():
+    q = helpers.quadratics((12, 9, 15))
+    net = nn.Sequential(nn.Linear(4, 1, bias=False))
+    w = torch.tensor([0.5, -1, 2, 0.3]).double()
+    frame = drift(history(net, *q.data, stored(w, [w + 1, w - 1], ids=[0, 2]), dtype=torch.float64), propositions=False)
+    g = torch.stack([q.gradient(k, w) for k in range(3)])
+    total = (torch.tensor([12, 9, 15.0]).double() / 36) @ g  # of all clients, also the one that was not sampled
+    for k in (0, 2):
+        assert one(frame, "gradient_cosine", client=k).value == pytest.approx(float(F.cosine_similarity(g[k], total, 0)), rel=1e-6)
+        assert one(frame, "gradient_norm", client=k).value == pytest.approx(float(g[k].norm()), rel=1e-6)
+    assert one(frame, "gradient_norm", scope="global").value == pytest.approx(float(total.norm()), rel=1e-6)
+    u = w + 1 - w
+    expected = F.cosine_similarity(q.gradient(0, w + 1), u, 0)  # regression: g_p of the l2 loss is the displacement
+    assert one(frame, "cos_gu_gp", client=0, rho=0.0, layer=None).value == pytest.approx(float(expected), rel=1e-6)
+
+
+# -- proximal loss and Lambda
+
+def test_kl_is_torchs_and_its_gradient_that_of_finite_differences(federation):
+    made, w, start = losses(federation, 1, tau=2.0)
+    x, _ = federation.pool.read(federation.pool.own(1).start, federation.pool.own(1).stop)
+    net = federation.network
+    student, teacher = (F.log_softmax(net.bind(v[None])(x[None])[0] / 2, -1) for v in (w, start))
+    assert proximal.value(made.proximal(), w) == pytest.approx(float(F.kl_div(student, teacher, reduction="batchmean", log_target=True)))
+    _, g = proximal.gradient(made.proximal(), w)
+    v = torch.randn(len(w), generator=torch.Generator().manual_seed(0)).double()
+    slope_ = (proximal.value(made.proximal(), w + 1e-5 * v) - proximal.value(made.proximal(), w - 1e-5 * v)) / 2e-5
+    assert float(g @ v) == pytest.approx(slope_, rel=1e-6)
+    assert proximal.value(made.proximal(), start) == 0
+
+
+def test_gradient_does_not_depend_on_the_pieces(federation, monkeypatch):
+    whole = [proximal.gradient(losses(federation, 0)[0].local(), federation.last().received)]
+    monkeypatch.setattr(proximal, "CHUNK", 6)
+    whole.append(proximal.gradient(losses(federation, 0)[0].local(), federation.last().received))
+    assert whole[0][0] == pytest.approx(whole[1][0]) and torch.allclose(whole[0][1], whole[1][1], rtol=1e-10)
+
+
+@pytest.mark.parametrize("per", ["layer", "tensor"])
+def test_lambda_is_that_of_training(federation, per):
+    item, layout = federation.last(), federation.layout
+    mine = proximal.strengths(item.clients[0], item.received, layout, per)
+    assert torch.allclose(mine, training.strengths((item.clients[0] - item.received)[None], layout, per)[0], rtol=1e-12)
+    groups = layout.layers.values() if per == "layer" else [(n,) for n in layout.names]
+    views = layout.views(mine)
+    assert [float(sum(views[n].square().sum() for n in names)) for names in groups] == pytest.approx([1.0] * len(groups))
+
+
+def test_lambda_mean_times_root_size_is_one_when_all_entries_move_alike():
+    w = torch.zeros(20)
+    frame = drift(history(linear(), separable(), PARTS, stored(w, [w + 0.1, identity()])), **PLAIN)
+    assert one(frame, "lambda_mean", client=0).scaled == pytest.approx(1) and one(frame, "lambda_mean", client=1).scaled < 0.5
+    assert one(frame, "lambda_mean", client=0).value == pytest.approx(20**-0.5)
+
+
+@pytest.mark.parametrize("part", ["full", "body", "head"])
+@pytest.mark.parametrize("strength", ["fixed", "adaptive"])
+def test_cosines_of_perturbed_gradients(federation, part, strength):
+    """Against the definition, spelled with torch alone."""
+    frame = drift(federation, rho=(0.0, 0.7), part=part, strength=strength, gradients=False, representation=False, propositions=False)
+    made, w, start = losses(federation, 2)
+    g_p = proximal.gradient(made.proximal(), w)[1]
+    cut = 35  # 6*5 + 5 entries before the head
+    mask = torch.ones(len(w)).double()
+    mask[:cut] *= part != "head"
+    mask[cut:] *= part != "body"
+    e = 0.7 * mask * g_p / (mask * g_p).norm()
+    if strength == "adaptive":
+        d = (w - start).abs()
+        e *= torch.cat([d[:cut] / d[:cut].norm(), d[cut:] / d[cut:].norm()])
+    else:
+        assert float(e.norm()) == pytest.approx(0.7)
+    for rho, at in ((0.0, w), (0.7, w + e)):
+        g_u = proximal.gradient(made.local(), at)[1]
+        for layer, where in ((None, slice(None)), ("part:head", slice(cut, None))):
+            expected = float(F.cosine_similarity(g_u[where], g_p[where], 0))
+            assert one(frame, "cos_gu_gp", client=2, rho=rho, layer=layer).value == pytest.approx(expected, rel=1e-9)
+
+
+def test_minibatches_are_averaged(federation):
+    frame = drift(federation, rho=(0.0,), batch=7, gradients=False, representation=False, propositions=False)
+    item, own = federation.last(), federation.pool.own(0)
+    found = []
+    for batch in proximal.batches(own, 7):
+        some = Losses(federation.network, federation.pool, {}, item.start, batch)
+        g_l, g_p = (proximal.gradient(t, item.clients[0])[1] for t in (some.local(), some.proximal()))
+        found.append(float(F.cosine_similarity(g_l, g_p, 0)))
+    assert len(found) == 3 and one(frame, "cos_gu_gp", client=0, layer=None).value == pytest.approx(np.mean(found))
+    whole = drift(federation, gradients=False, representation=False, propositions=False)
+    assert one(frame, "proximal_loss", client=0).value == pytest.approx(one(whole, "proximal_loss", client=0).value)
+
+
+def test_recorded_steps_are_read_as_means(federation):
+    rows = [{"round": 1, "client": 0, "metric": "cos_gu_gp", "index": i, "layer": None, "value": v}
+            for i, v in ((1, None), (2, 0.5), (3, 0.1))]
+    rows.append({"round": 9, "client": 0, "metric": "cos_gu_gp", "index": 1, "layer": None, "value": 7.0})
+    federation._steps = lambda: pd.DataFrame([*rows, {"round": 1, "metric": "accuracy", "value": 1.0}])
+    row = one(drift(federation, **PLAIN), "cos_gu_gp", estimator="steps")
+    assert row.value == pytest.approx(0.3) and row.n_steps == 2 and row["round"] == 1
+
+
+def test_wrong_choices():
+    made = history(linear(), separable(), PARTS, stored(identity(), [always(0)]))
+    with pytest.raises(FldiagError, match="no head"):
+        drift(made, part="head")
+    with pytest.raises(FldiagError, match="not one of full, body, head"):
+        drift(made, part="heads")
+
+
+# -- propositions
+
+def test_propositions_on_a_small_network_have_the_predicted_orders(federation):
+    frame = drift(federation, rho=(), gradients=False, representation=False)
+    for i in (1, 2):
+        for kind, order in (("step", 1), ("perturbation", 2)):
+            rows = frame[frame.metric == f"proposition_{i}_{kind}_order"]
+            assert len(rows) == 3 and (rows.predicted == order).all()
+            assert rows.value.astype(float).tolist() == pytest.approx([order] * 3, abs=0.15)
+
+
+def test_propositions_on_a_quadratic_to_rounding():
+    q = helpers.quadratics((12,))
+    net, w, start = nn.Sequential(nn.Linear(4, 1, bias=False)), torch.tensor([0.5, -1, 2, 0.3]).double(), torch.zeros(4).double()
+    pool = Pool(*q.data, None, torch.device("cpu"), torch.float64)
+    some = Losses(Network(net), pool, {}, (start, {}), proximal.batches(pool.own(0), None)[0], kind="l2")
+    A, g_l, g_p = q.A[0], q.gradient(0, w), w - start
+    eta, rho = 0.1, 0.5
+    unit = g_p / g_p.norm()
+    rows = pd.DataFrame(check(some, g_p, w, [eta], [rho]))
+    g_u = g_l + rho * A @ unit
+    first, second = (rows[rows.metric == f"proposition_{i}"].iloc[0] for i in (1, 2))
+    assert first.value == pytest.approx(float(-eta * g_p @ g_u + eta**2 / 2 * g_u @ g_u), abs=1e-10)
+    assert first.predicted == pytest.approx(float(-eta * (g_l @ g_p + rho * unit @ A @ g_p)), abs=1e-10)
+    assert second.value == pytest.approx(float(-eta * g_l @ g_u + eta**2 / 2 * g_u @ A @ g_u), abs=1e-10)
+    half = q.gradient(0, w + rho / 2 * unit)
+    assert second.predicted == pytest.approx(float(-eta * half @ half), abs=1e-10)
+    assert float(-g_l @ g_u + half @ half) == pytest.approx(float(rho**2 / 4 * (A @ unit).square().sum()), abs=1e-10)
+    orders = pd.DataFrame(check(some, g_p, w, [1e-3, 1e-2], [0.1, 0.2, 0.4])).set_index("metric").value
+    assert pd.isna(orders["proposition_1_perturbation_order"])  # exact: no error to have an order
+    assert orders["proposition_1_step_order"] == pytest.approx(1, abs=1e-6)
+    assert orders["proposition_2_perturbation_order"] == pytest.approx(2, abs=1e-6)
+
+
+def test_slope():
+    assert slope([(x, 3 * x**1.7) for x in (0.1, 0.2, 0.4)]) == pytest.approx(1.7)
+    assert slope([(0.1, 1e-14), (0.2, 1e-3)]) is None
+
+
+# -- representations
+
+@pytest.mark.parametrize("n", [40, 5])  # more examples than features, and fewer
+def test_cka_knows_rotations_shifts_and_scales(n):
+    g = torch.Generator().manual_seed(0)
+    a, b = torch.randn(n, 8, generator=g).double(), torch.randn(n, 6, generator=g).double()
+    turn = torch.linalg.qr(torch.randn(8, 8, generator=g).double())[0]
+    assert cka(a, 3 * a @ turn + 5) == pytest.approx(1)
+    assert cka(a, b) == pytest.approx(cka(-2 * a @ turn + 1, b)) and 0 < cka(a, b) < 1
+    assert cka(a, a @ torch.diag(torch.arange(8.0).double())) < 0.99
+    k, l = (v @ v.T for v in (a - a.mean(0), b - b.mean(0)))
+    assert cka(a, b) == pytest.approx(float((k * l).sum() / (k.norm() * l.norm())))
+    assert cka(a, torch.ones(n, 3)) is None
+
+
+def test_features_are_what_the_head_sees(federation):
+    item, test = federation.last(), federation.pool.test
+    x, _ = federation.pool.read(test.start, test.stop)
+    layout = Layout.of(tanh_net())
+    v = layout.views(item.clients[1])
+    assert torch.allclose(features(federation, item.client(1), test), torch.tanh(x @ v["0.weight"].T + v["0.bias"]))

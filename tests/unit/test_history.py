@@ -1,0 +1,104 @@
+"""Reading the rounds of a run: buffers, notes, batches that must not mix, aggregation weights."""
+
+import helpers
+import numpy as np
+import pytest
+import torch
+from histories import always, history, identity, linear, one, separable, stored
+from torch import nn
+
+import fldiag
+from fldiag.diagnostics.forgetting import forgetting
+from fldiag.diagnostics.history import History
+from fldiag.diagnostics.pool import stacked
+from fldiag.diagnostics.stored import ranges
+from fldiag.errors import FldiagError
+from fldiag.params import flatten
+
+
+@pytest.fixture(scope="module")
+def normalised(tmp_path_factory):
+    """A FedAvg run of a residual network, whose batch-norm keeps running statistics."""
+    config = helpers.config(model="small_resnet", model_options={}, data="helpers:tiny_images", rounds=3, epochs=1,
+                            checkpoint={"clients": "sampled"})
+    return fldiag.train(config, out=tmp_path_factory.mktemp("bn") / "run")
+
+
+def opened(run, **options):
+    return History.of(run, data=helpers.tiny_images(), dtype=torch.float64, **options)
+
+
+def loss(frame, r, moment):
+    return float(one(frame, "loss", round=r, moment=moment, scope="global", slice="test", n_clients=None).value)
+
+
+def test_the_received_model_has_the_statistics_of_the_round_before(normalised):
+    """Under FedAvg what a round receives is what the round before made, weights and buffers."""
+    frame = forgetting(opened(normalised), min_count=1)
+    for r in (2, 3):
+        assert loss(frame, r, "received") == loss(frame, r - 1, "aggregated") != loss(frame, r, "aggregated")
+    alone = forgetting(opened(normalised, rounds=[3]), min_count=1)  # the round before is read for its buffers only
+    assert loss(alone, 3, "received") == loss(frame, 3, "received") and set(alone["round"].dropna()) == {3}
+    first = forgetting(opened(normalised, rounds=[1]), min_count=1)
+    assert loss(first, 1, "received") == loss(frame, 1, "received")
+
+
+def test_received_statistics_that_are_lost_are_not_guessed(normalised):
+    file = normalised.path / "rounds" / "0002.pt"
+    content = file.read_bytes()
+    try:
+        file.unlink()
+        frame = forgetting(opened(normalised), min_count=1)
+    finally:
+        file.write_bytes(content)
+    assert set(frame[frame["round"] == 3].moment.dropna()) == {"aggregated"}
+    assert any("received are those of round 2" in str(note) for note in frame.note.dropna())
+
+
+def test_user_code_is_only_run_when_named_by_the_user(normalised):
+    with pytest.raises(FldiagError, match="never run because a file says so"):
+        History.of(normalised)
+
+
+def test_numbers_of_a_client_do_not_depend_on_the_other_clients():
+    """Batch-norm on batch statistics: batches never hold examples of two slices."""
+    data, parts = helpers.classification((20, 13, 17))
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5, track_running_stats=False), nn.ReLU(), nn.Linear(5, 3))
+    w = flatten(net)
+    found = []
+    for some in (parts, parts[:1]):
+        frame = forgetting(history(net, data, some, stored(w, [1.3 * w])))
+        found.append([one(frame, "loss", client=0, moment="trained", slice=s).value for s in ("test", "client:0/train")])
+    assert found[0] == found[1]
+    batch = torch.func.functional_call(net, dict(zip([n for n, _ in net.named_parameters()], [1.3 * p for p in net.parameters()], strict=True)),
+                                       (data.train_x[parts[0]],))
+    assert found[0][1] == pytest.approx(nn.functional.cross_entropy(batch, data.train_y[parts[0]]).item(), rel=1e-5)
+
+
+def test_aggregation_weights_follow_the_config():
+    made = history(linear(), separable(), [np.arange(0, 30), np.arange(30, 120), np.arange(0, 1)], stored(identity(), [always(0)]))
+    assert made.weights([0, 1]) == pytest.approx([0.25, 0.75]) and made.weights([0, 1, 2]).sum() == pytest.approx(1)
+    made.shares = "uniform"
+    assert made.weights([0, 1]) == pytest.approx([0.5, 0.5])
+    made.shares, made.batch_size = "batches", 20
+    assert made.weights([0, 1]) == pytest.approx([0.2, 0.8]) and made.weights([2]) == pytest.approx([1])
+
+
+def test_stacking_is_a_rule_or_a_wish():
+    small = nn.Sequential(nn.Flatten(), nn.Linear(4, 4))
+    large = nn.Sequential(nn.Linear(4, 2000), nn.ReLU(), nn.Linear(2000, 1000), nn.Linear(1000, 4))
+    data = separable()
+    made = history(small, data, [np.arange(4)], stored(identity(), [always(0)]))
+    assert made.stack and not history(small, data, [np.arange(4)], stored(identity(), [always(0)]), stack="off").stack
+    from fldiag.models.network import Network
+
+    assert not stacked(Network(large), data, "auto") and stacked(Network(large), data, "on")
+    with pytest.raises(FldiagError, match="cannot be stacked"):
+        stacked(Network(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))), data, "on")
+    with pytest.raises(FldiagError, match="not one of auto, on, off"):
+        history(small, data, [np.arange(4)], stored(identity(), [always(0)]), stack="maybe")
+
+
+def test_ranges():
+    assert ranges([1, 2, 3, 7, 9, 10]) == "1..3, 7, 9..10" and ranges([4]) == "4"
