@@ -134,6 +134,13 @@ def text(frame: pd.DataFrame) -> str:
         for r in frame.to_dict("records")) + "\n"
 
 
+def write(frame: pd.DataFrame, out: Path, rounds: int, seeds: int) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    frame.to_csv(out / "digits.csv", index=False)
+    (out / "digits.json").write_text(json.dumps(provenance(rounds=rounds, seeds=seeds, preset="digits"), indent=1))
+    (out / "digits.md").write_text(text(frame))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=20)
@@ -147,12 +154,8 @@ def main() -> None:
         rows.append(row(name, args.rounds, args.seeds))
         print(f"[{i}/{len(names)}] {name}: " + ", ".join(f"{k} {v:.3g}" for k, v in rows[-1].items() if isinstance(v, float)),
               flush=True)
-    frame = pd.DataFrame(rows)
-    args.out.mkdir(parents=True, exist_ok=True)
-    frame.to_csv(args.out / "digits.csv", index=False)
-    (args.out / "digits.json").write_text(json.dumps(provenance(rounds=args.rounds, seeds=args.seeds, preset="digits"), indent=1))
-    (args.out / "digits.md").write_text(text(frame))
-    print(text(frame))
+        write(pd.DataFrame(rows), args.out, args.rounds, args.seeds)
+    print((args.out / "digits.md").read_text())
     print(args.out / "digits.md")
 
 

@@ -11,6 +11,8 @@ so (``pip install 'fldiag[peers]'``); one that fails or exceeds the time limit t
 from __future__ import annotations
 
 import argparse
+import contextlib
+import warnings
 from collections.abc import Callable
 from importlib import metadata
 
@@ -29,8 +31,8 @@ from fldiag.diagnostics.diagonal import diagonal_of
 from fldiag.diagnostics.spectrum import eigenpairs
 from fldiag.verbs.train import has_bf16
 
-JOBS = {"products": "10 Hessian-vector products", "top5": "top-5 to 1e-3", "top1": "top-1 to 1e-3", "density": "density, 30 steps", "trace": "trace",
-        "diagonal": "diagonal", "round": "a whole round", "landscape": "41x41 landscape", "memory": "memory"}
+JOBS = {"products": "10 Hessian-vector products", "top5": "top-5 to 1e-3", "top1": "top-1 to 1e-3",
+        "density": "density, 30 steps", "trace": "trace", "diagonal": "diagonal", "round": "a whole round", "landscape": "41x41 landscape", "memory": "memory"}
 CLIENTS = 10
 
 
@@ -53,6 +55,16 @@ def truth_of(job: str, case: Case, tool: Tool) -> Callable[[Answer], float] | No
 
 def side(tool: Tool, job: str, case: Case) -> Timed:
     return Timed(tool.name, lambda seed: tool.prepare(job, case.module, case.x, case.y, seed), truth_of(job, case, tool))
+
+
+def warm(case: Case) -> None:
+    """Every tool once on few examples: first calls import and compile."""
+    for tool in (FLDIAG, *PEERS):
+        if tool.installed:
+            with contextlib.suppress(Exception), warnings.catch_warnings():  # it will fail again where it counts
+                warnings.simplefilter("ignore")
+                for job in {"products", "diagonal", "density"} & set(tool.jobs):
+                    tool.prepare(job, case.module, case.x[:16], case.y[:16], 0)()
 
 
 # ---- a whole round
@@ -117,6 +129,7 @@ def main() -> None:
     for name in args.only:
         case = CASES[name]()
         case.announce()
+        warm(case)
         print("| job | tool | tool s | fldiag s | ratio (min–max) | target | error of tool | error of fldiag | products "
               "tool / fldiag | notes |")
         print("|---|---|---|---|---|---|---|---|---|---|")

@@ -140,8 +140,6 @@ def _counted() -> Iterator[mock.Mock]:
         yield product
 
 
-@PYHESSIAN.job("products")
-@_multiply
 def _pyhessian_product(module: nn.Module, x: Tensor, y: Tensor) -> Callable[[Tensor], Any]:
     from pyhessian.utils import hessian_vector_product
 
@@ -154,6 +152,9 @@ def _pyhessian_product(module: nn.Module, x: Tensor, y: Tensor) -> Callable[[Ten
         return torch.cat([h.reshape(-1) for h in found])
 
     return product
+
+
+PYHESSIAN.jobs["products"] = _multiply(_pyhessian_product)
 
 
 @PYHESSIAN.job("top5")

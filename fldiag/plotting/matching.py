@@ -41,7 +41,7 @@ def draw(table: pd.DataFrame, *, round: int | None = None, width: float = style.
               for mode, d in forms for metric in ("H_N", "H_D")]
     space = only(rows, metric="eigenspace_overlap")
     if len(space):
-        panels.append(("overlap", space, f"top-{int(only(rows, metric='principal_angle')['index'].max() or 0)} eigenspaces"
+        panels.insert(2, ("overlap", space, f"top-{int(only(rows, metric='principal_angle')['index'].max() or 0)} eigenspaces"
                        if (rows["metric"] == "principal_angle").any() else "eigenspaces"))
     panels = [p for p in panels if (p[1]["scope"] == "pair").any()]
     bars = [kind for kind in ("lambda_max", "trace", "share") if len(_bar(rows, kind))]
@@ -72,7 +72,7 @@ def _pairs(fig, ax, metric: str, rows: pd.DataFrame, text: str, clients: list[in
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
     norm: Normalize
     if metric == "H_N" and low > 0 and high > 100 * low:
-        norm = LogNorm(max(low, high * 1e-6), high)
+        norm = LogNorm(max(low, high * 1e-4), high)  # four decades: one odd pair shall not bleach the others
     else:
         norm = Normalize(0 if metric == "H_N" else min(low, high - 1e-3), high if metric == "H_N" else max(high, low + 1e-3))
         if metric == "H_N" and high <= 0:
@@ -84,8 +84,8 @@ def _pairs(fig, ax, metric: str, rows: pd.DataFrame, text: str, clients: list[in
     if isinstance(norm, LogNorm):
         decades = np.floor(np.log10(norm.vmin or 1)), np.ceil(np.log10(norm.vmax or 1))
         step = max(1, int((decades[1] - decades[0]) // 4))
-        ticks = [t for t in 10.0 ** np.arange(decades[0], decades[1] + 1, step) if low <= t <= high]
-        bar.set_ticks(ticks if len(ticks) > 1 else [low, high])
+        ticks = [t for t in 10.0 ** np.arange(decades[0], decades[1] + 1, step) if norm.vmin <= t <= high]
+        bar.set_ticks(ticks if len(ticks) > 1 else [norm.vmin, high])
     else:
         bar.ax.yaxis.set_major_locator(MaxNLocator(4))
     bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: style.number(v, 3)))
@@ -130,7 +130,7 @@ def _bars(ax, kind: str, rows: pd.DataFrame) -> None:
     for i, (value, fine, label) in enumerate(zip(values, done, labels, strict=True)):
         color = style.look(1 if label == "global" else 2).color
         ax.bar(i, value, 0.72, color=color if fine else "white", edgecolor=color, linewidth=0.8)
-    if error.any():
+    if error.max() > 5e-3 * np.abs(values).max():  # smaller ones would be specks
         ax.errorbar(range(len(values)), values, yerr=error, fmt="none", ecolor="#444444", elinewidth=0.7, capsize=1.2)
     stride = -(-len(labels) // 12)
     shown = [i for i, label in enumerate(labels) if label == "global" or (i % stride == 0 and not (

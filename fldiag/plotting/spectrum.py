@@ -111,11 +111,14 @@ def layers(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
         for ax, (metric, rows) in zip(fig.subplots(1, len(parts), squeeze=False, sharey=True).flat, parts.items(), strict=True):
             for place, run in enumerate(runs):
                 mine = rows[[n == run for n in names(rows["run"])]]
+                if mine.empty:
+                    continue
                 at = np.array([labels.index(str(v)) for v in mine["layer"]]) + 0.8 * ((place + 0.5) / len(runs) - 0.5)
                 column = "residual" if metric == "eigenvalue" else "stderr"
-                error = np.nan_to_num(floats(mine[column])) if column in mine.columns else None
-                ax.barh(at, floats(mine["value"]), 0.8 / len(runs), color=looks[run].color, xerr=error,
-                        error_kw={"elinewidth": 0.7, "capsize": 1.2, "ecolor": "#888888"})
+                values, error = floats(mine["value"]), np.nan_to_num(floats(mine[column])) if column in mine.columns else 0
+                ax.barh(at, values, 0.8 / len(runs), color=looks[run].color)
+                if np.any(error > 5e-3 * np.abs(values).max()):  # smaller ones would be specks
+                    ax.errorbar(values, at, xerr=error, fmt="none", elinewidth=0.7, capsize=1.2, ecolor="#888888")
             ax.set_title("\n".join(style.wrap(_LAYERS[metric], across - 0.8, 2, 8.0)), fontsize=8)
             ax.axvline(0, color="black", linewidth=0.5)
             ax.xaxis.set_major_locator(MaxNLocator(4))

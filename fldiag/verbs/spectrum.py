@@ -20,7 +20,7 @@ from fldiag.results.table import table
 from fldiag.verbs import output
 
 COLUMNS = {"run": "checkpoint", "metric": "metric", "layer": "layer", "index": "index", "value": "value", "residual": "residual",
-           "stderr": "± stderr", "converged": "converged", "estimator": "estimator"}
+           "stderr": "± stderr", "converged": "converged", "estimator": "estimator", "products": "products"}
 ENGINES = ("lanczos", "pyhessian")
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
@@ -65,7 +65,8 @@ def spectrum(console: Console, paths: list[Path], out: Path | None, *, model: st
     if picture.has_layers(frame):
         written += style.save(picture.layers(frame), output.beside(path, "-layers"), ("pdf", "png"))
     written += style.save(picture.draw(frame), path, ("pdf", "png"))
-    kept = {c: h for c, h in COLUMNS.items() if c in ("run", "metric", "index", "value") or frame[c].notna().any()}
+    known = ("run", "metric", "index", "value")
+    kept = {c: h for c, h in COLUMNS.items() if c in known or (c in frame.columns and frame[c].notna().any())}
     console.table(frame[list(kept)].astype(object).where(frame[list(kept)].notna(), None).to_dict("records"), kept)
     _remark(console, frame, engine)
     console.done(*written)
