@@ -86,7 +86,7 @@ class Case:
         h = self.double.hessian()
         operator = LinearOperator((self.size, self.size), dtype=np.float64,
                                   matvec=lambda v: h(torch.from_numpy(np.ascontiguousarray(v).reshape(-1))).numpy())
-        values, vectors = eigsh(operator, k=5, which=which, tol=1e-6, ncv=30, v0=start)
+        values, vectors = eigsh(operator, k=5, which=which, tol=1e-5, ncv=20, v0=start)
         return values, vectors
 
     @cached_property

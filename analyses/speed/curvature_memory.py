@@ -82,8 +82,10 @@ def memory(case: Case, args: argparse.Namespace) -> None:
                       f"≥ 0.5: {'met' if found <= 2 * one else 'MISSED'} | – | – | – | |", flush=True)
             growth = ask("100 products")
             print(f"| growth over 100 products, MiB | – | – | {growth:.1f} | – | none | – | – | – | |", flush=True)
-        except (subprocess.SubprocessError, OSError) as error:
-            detail = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1]
+        except subprocess.TimeoutExpired:
+            print(f"| memory | – | – | – | – | – | – | – | – | stopped after {args.limit:.0f} s |", flush=True)
+        except subprocess.CalledProcessError as error:
+            detail = (error.stderr or str(error)).strip().splitlines()[-1]
             print(f"| memory | – | – | – | – | – | – | – | – | not measured: {detail[:100]} |", flush=True)
 
 

@@ -93,8 +93,8 @@ def principal_angles(a: Tensor, b: Tensor) -> np.ndarray:
     return np.degrees(np.arccos(np.clip(np.linalg.svd(inner, compute_uv=False), 0, 1)))
 
 
-def overlap_rows(spaces: dict[int, Tensor], top: Tensor, where: Row) -> list[Row]:
-    """Overlap of the clients' eigenspaces with each other and with that of the aggregated model."""
+def overlap_rows(spaces: dict[int, Tensor], top: Tensor | None, where: Row) -> list[Row]:
+    """Overlap of the clients' eigenspaces with each other and with that of the aggregated model (None: not known)."""
     def of(metric: str, a: Tensor, b: Tensor, about: Row) -> list[Row]:
         angles = principal_angles(a, b)
         common = {**where, "moment": "trained", "estimator": "lanczos", **about}
@@ -106,8 +106,9 @@ def overlap_rows(spaces: dict[int, Tensor], top: Tensor, where: Row) -> list[Row
     rows: list[Row] = []
     for a, b in combinations(spaces, 2):
         rows += of("eigenspace_overlap", spaces[a], spaces[b], {"scope": "pair", "client": a, "client_b": b})
-    own = [row for client, v in spaces.items() for row in of("global_overlap", v, top, {"scope": "client", "client": client})]
-    for metric, some in (("eigenspace_overlap", rows), ("global_overlap", own)):
+    own = [] if top is None else [row for client, v in spaces.items()
+                                  for row in of("global_overlap", v, top, {"scope": "client", "client": client})]
+    for metric, some in (("eigenspace_overlap", rows), ("global_overlap", list(own)))[:1 if top is None else 2]:
         values = [row["value"] for row in some if row["metric"] == metric]
         own.append({**where, "metric": metric, "moment": "trained", "scope": "global", "estimator": "lanczos",
                     "n_clients": len(spaces), "value": float(np.mean(values)) if values else None})

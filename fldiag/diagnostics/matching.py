@@ -99,21 +99,24 @@ class _Round:
         self._total = len(places) * len(stored.ids) + 1 + (len(owners) if split and options.k else 0)
         rows: list[Row] = []
         spaces: dict[int, Tensor] = {}
+        top: Tensor | None
+        common: Row
         for place in places:
             found = self._clients(place, spectrum=place == places[0], rows=rows)
             spaces |= {s.client: s.eigenvectors for s in found if s.eigenvectors is not None}
             rows += matching_rows(found, place, self._slice(place))
         whole = history.problem((stored.aggregated, stored.buffers), history.pool.clients, "train", moment="aggregated",
                                 scope="global")
+        top, common = None, {}
         try:
-            common, top = self._of(whole, True, rows, "global model")
+            common, summary = self._of(whole, True, rows, "global model")
+            top = summary.eigenvectors
         except FldiagError as error:
-            history.note(stored.round, f"the aggregated model: {error.what}")
-        else:
-            if top.eigenvectors is not None:
-                rows += overlap_rows(spaces, top.eigenvectors, self._slice(places[0]))
-                if split:
-                    rows += self._split(whole, top.eigenvectors, owners, common)
+            history.note(stored.round, f"the aggregated model is left out: {error.what}")
+        if spaces:
+            rows += overlap_rows(spaces, top, self._slice(places[0]))
+        if top is not None and split:
+            rows += self._split(whole, top, owners, common)
         return rows
 
     def _slice(self, place: Data) -> Row:

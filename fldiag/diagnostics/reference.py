@@ -50,17 +50,18 @@ class _Loader:
                               f"{sampling.size}", "choose a smaller batch or all batches", usage=True)
         self.n = problem.n if sampling.batches is None else \
             sampling.size * min(sampling.batches, problem.n // sampling.size)
-        self._x, self._y = (None, None) if sampling.batches is None else problem.read(0, problem.n)
+        self._examples = None if sampling.batches is None else problem.read(0, problem.n)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        if self._x is None or self._y is None:
+        if self._examples is None:
             yield from (self.problem.batch(i) for i in range(len(self.problem.bounds)))
             return
         turn = self.passes if self.sampling.resample else 0
         self.passes += 1
         order = torch.randperm(self.problem.n, generator=torch_rng(self.seed, "pyhessian batches", turn))
-        for some in order[:self.n].to(self._x.device).split(self.sampling.size):
-            yield self._x[some], self._y[some]
+        x, y = self._examples
+        for some in order[:self.n].to(x.device).split(self.sampling.size):
+            yield x[some], y[some]
 
 
 def _engine(problem: Problem, loader: _Loader, told: Callable[[int], None]) -> Any:

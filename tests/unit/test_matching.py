@@ -1,6 +1,6 @@
 """Cross-client matching against closed forms and dense Hessians, its invariances, and what it leaves out."""
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import helpers
 import numpy as np
@@ -62,7 +62,7 @@ def regression(*inputs, out=2, weight=0.3, **options):
     """Least squares without bias: H_k = X_k'X_k / n_k for each of ``out`` outputs, whatever the weights."""
     x = torch.cat([torch.as_tensor(i) for i in inputs]).float()
     ends = np.cumsum([0, *map(len, inputs)])
-    parts = [np.arange(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+    parts = [np.arange(a, b) for a, b in pairwise(ends)]
     data = Dataset("squares", x, torch.zeros(len(x), out), x[:3], torch.zeros(3, out), out)
     net = nn.Sequential(nn.Linear(x.shape[1], out, bias=False))
     w = torch.full((x.shape[1] * out,), weight, dtype=torch.float64)
@@ -202,7 +202,7 @@ def test_dense_hessians(net, aggregated):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_the_clients_shares_sum_up_to_the_pooled_curvature(dtype):
     """Of all clients with data, also those that were not in the round."""
-    w, others = moved(tanh_net())
+    _w, others = moved(tanh_net())
     made, *_ = federation(tanh_net(), others[:2], ids=[2, 0], dtype=dtype)
     frame = ask(made, k=4, data="global", max_products=20, deflate=2)
     tops = frame[(frame.metric == "eigenvalue") & (frame.moment == "aggregated")]
@@ -289,7 +289,7 @@ def test_no_client_weights_is_one_complaint_with_the_remedy():
 
 
 def test_one_client_has_no_pairs():
-    w, others = moved(relu_net())
+    _w, others = moved(relu_net())
     frame = ask(federation(clients=others[:1], ids=[1])[0], k=2)
     notes = frame[frame.metric == "missing"].note.tolist()
     assert notes == [f"only client 1 on {d} data: there are no pairs to compare" for d in ("client", "global")]
