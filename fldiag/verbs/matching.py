@@ -34,10 +34,11 @@ def matching(console: Console, path: Path, out: Path | None, *, rounds: str | No
     whole = only(frame, round=last, metric="eigenspace_overlap", scope="global")["value"].dropna()
     if len(whole):
         console.say(f"mean squared cosine between the top-{options['k']} eigenspaces of two clients: {whole.iloc[0]:.3g}")
-    rough = only(frame, round=last, metric="diagonal_error")["value"].dropna()
+    rough = only(frame, round=last, metric="diagonal_error").dropna(subset="value")
     if len(rough):
-        console.note(f"the diagonals are estimates here, off by up to {rough.max():.0%} in norm, so H_N and H_D with D = diag "
-                     "are rough; those of tensor traces are better (raise --max-products)")
+        who = ", ".join(sorted({"the global model" if pd.isna(c) else str(int(c)) for c in rough["client"]}))
+        console.note(f"estimated diagonals (clients {who}): off by up to {rough['value'].max():.0%} in norm, so their H_N and H_D "
+                     "with D = diag are rough; those of tensor traces are better (raise --max-products)")
     history.remarks(console, frame)
     console.done(*written)
 

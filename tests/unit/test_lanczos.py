@@ -273,3 +273,12 @@ def test_a_product_that_is_not_finite_and_impossible_options_are_refused():
     for wrong in ({"k": 0}, {"tol": 0.0}, {"which": "middle"}, {"max_products": 0}):
         with pytest.raises(FldiagError, match="at least 1"):
             lanczos(lambda v: v, 10, **{"k": 2, **wrong})
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_single_ritz_value_is_not_taken_for_an_eigenvalue(seed):
+    """With one value and no other to measure a gap to, only the residual bounds its error."""
+    entries = torch.linspace(1, 5, 60, dtype=torch.float64)
+    pairs = lanczos(lambda v: entries * v, 60, 1, tol=1e-3, miss=0.0, max_products=60, seed=seed)
+    assert pairs.converged.all()
+    assert float(pairs.values[0]) == pytest.approx(5, rel=1e-3)

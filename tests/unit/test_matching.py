@@ -15,6 +15,7 @@ import fldiag
 from fldiag.data import Dataset
 from fldiag.diagnostics.comparison import _errors, norms_and_directions, principal_angles
 from fldiag.errors import FldiagError
+from fldiag.plotting import density, spectrum
 from fldiag.plotting import matching as picture
 from fldiag.plotting.forgetting import only
 
@@ -156,7 +157,7 @@ def test_means_with_and_without_self_pairs():
 @pytest.mark.parametrize("net", [relu_net, tanh_net])
 @pytest.mark.parametrize("aggregated", [None, 0])
 def test_dense_hessians(net, aggregated):
-    _, w, = moved(net())
+    _, w = moved(net())
     made, module, data, parts, item = federation(net(), aggregated=None if aggregated is None else w[aggregated] * 0.9)
     frame = ask(made, k=3, tol=1e-8, **EXACT)
     where = {"client": [(data.train_x[p], data.train_y[p]) for p in parts], "global": [(data.train_x, data.train_y)] * 3}
@@ -381,3 +382,41 @@ def test_the_picture_of_another_table_is_refused():
         picture.draw(frame, round=9)
     with pytest.raises(FldiagError, match="no rows of metric 'H_N'"):
         picture.draw(frame[frame.metric == "trace"])
+
+
+# --- the pictures beside the spectrum --------------------------------------------------------------------------
+
+
+def spectra(**eigen):
+    """Rows as of ``spectrum``, ``trace`` and ``density``: the whole first, then layers."""
+    rows = []
+    for run, by_layer in eigen.items():
+        for layer, found in by_layer.items():
+            rows += [{"run": run, "metric": "eigenvalue", "index": i, "layer": layer or None, "value": v, "residual": 0.1,
+                      "converged": True} for i, v in enumerate(found, start=1)]
+            rows.append({"run": run, "metric": "trace", "layer": layer or None, "value": sum(found), "stderr": None})
+    return pd.DataFrame(rows)
+
+
+def test_layers_are_apart_from_the_spectrum():
+    frame = spectra(A={"": [9.0, 5], "conv": [6.0], "fc": [4.0]}, B={"": [8.0, 2], "fc": [3.0]})
+    points = [v for line in spectrum.draw(frame).axes[0].lines if line.get_label() == "converged" for v in line.get_ydata()]
+    assert sorted(points) == [2, 5, 8, 9] and spectrum.has_layers(frame)
+    tops, traces = spectrum.layers(frame).axes
+    assert sorted(p.get_width() for p in tops.patches) == [3, 4, 6] and [t.get_text() for t in tops.get_yticklabels()] == ["conv", "fc"]
+    assert sorted(p.get_width() for p in traces.patches) == [3, 4, 6]
+    blocks = spectra(A={"conv.*": [6.0, 3.0]})  # a block that was asked for is the spectrum, not a layer of it
+    assert not spectrum.has_layers(blocks[blocks.metric == "eigenvalue"])
+    with pytest.raises(FldiagError, match="says nothing of single layers"):
+        spectrum.layers(blocks[blocks.metric == "eigenvalue"])
+
+
+def test_density_draws_the_curve_and_the_known_eigenvalues():
+    rows = [{"run": "A", "metric": "density", "x": x, "value": 2.0 - x, "stderr": 0.1} for x in (1.0, 0.0, 0.5)]
+    rows += [{"run": "A", "metric": "eigenvalue", "index": 1, "value": 0.9}]
+    ax = density.draw(pd.DataFrame(rows)).axes[0]
+    curve, ticks = ax.lines
+    assert curve.get_xdata().tolist() == [0, 0.5, 1] and curve.get_ydata().tolist() == [2, 1.5, 1] and ticks.get_xdata().tolist() == [0.9]
+    assert ax.get_yscale() == "log" and ax.get_ylim()[1] > 2
+    with pytest.raises(FldiagError, match="no rows of metric 'density'"):
+        density.draw(pd.DataFrame([{**rows[-1], "x": None}]))

@@ -137,6 +137,8 @@ class Iteration:
         distance = np.abs(r.values[:k, None] - r.values[None, :]) - r.residuals[None, :]
         distance[np.arange(len(distance)), np.arange(len(distance))] = np.inf
         gap = distance.min(axis=1)
+        if len(r.values) <= k:  # no neighbour is known yet, which does not mean that there is none
+            gap[:] = 0
         with np.errstate(divide="ignore", invalid="ignore"):
             squared = np.where(gap > 0, r.residuals[:k] ** 2 / gap, np.inf)
         r.bounds = np.minimum(r.residuals[:k], squared)
