@@ -37,8 +37,8 @@ def matching(console: Console, path: Path, out: Path | None, *, rounds: str | No
     rough = only(frame, round=last, metric="diagonal_error").dropna(subset="value")
     if len(rough):
         who = ", ".join(sorted({"the global model" if pd.isna(c) else str(int(c)) for c in rough["client"]}))
-        console.note(f"estimated diagonals (clients {who}): off by up to {rough['value'].max():.0%} in norm, so their H_N and H_D "
-                     "with D = diag are rough; those of tensor traces are better (raise --max-products)")
+        console.note(f"estimated diagonals (clients {who}): off by up to {rough['value'].max():.0%} in norm, so H_N and H_D with "
+                     "D = diag are rough; those of tensor traces are better (raise --max-products)")
     history.remarks(console, frame)
     console.done(*written)
 
