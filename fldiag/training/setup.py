@@ -120,7 +120,9 @@ class Setup:
 
     def _warm(self) -> None:
         """One forward: a model that does not fit the data is refused here, with the shapes."""
-        x = self.dataset.batch(torch.zeros(2, dtype=torch.long), None).to(self.device, self.dtype)  # batch-norm needs two
+        # Two for batch-norm; more because a ReLU that no example switches off would hide what a split leaves out.
+        few = torch.arange(16) % len(self.dataset.train_y)
+        x = self.dataset.batch(few, None).to(self.device, self.dtype)
         try:
             with torch.no_grad():
                 buffers = {n: b.clone().unsqueeze(0) for n, b in self.network.buffers.items()}
@@ -129,7 +131,7 @@ class Setup:
         except (RuntimeError, ValueError, TypeError) as error:
             raise FldiagError(f"model {self.config.model.name!r} does not take inputs of shape {self.dataset.shape}: "
                               f"{str(error).splitlines()[0]}", "choose a model that fits the data") from None
-        if out.shape[1:] != (2, self.dataset.classes):
+        if out.shape[1:] != (len(x), self.dataset.classes):
             raise FldiagError(f"model {self.config.model.name!r} returns {tuple(out.shape[2:])} numbers an example, the data has "
                               f"{self.dataset.classes} classes", "give the model as many outputs as there are classes")
 
