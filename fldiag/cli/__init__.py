@@ -1,0 +1,14 @@
+"""The verbs. Nothing heavy is imported before a verb runs, so ``fldiag --help`` answers at once."""
+
+from __future__ import annotations
+
+# isort: off  (the order of --help)
+from fldiag.cli import training, checkpoints, runs, toys, inform  # noqa: F401
+# isort: on
+from fldiag.cli.app import app, toy
+
+app.add_typer(toy, name="toy")
+
+
+def main() -> None:
+    app()

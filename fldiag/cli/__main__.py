@@ -1,0 +1,3 @@
+from fldiag.cli import main
+
+main()
