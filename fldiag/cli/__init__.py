@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-# isort: off  (the order of --help)
+# ruff: noqa: I001  (the order of --help)
 from fldiag.cli import training, checkpoints, runs, toys, inform  # noqa: F401
-# isort: on
 from fldiag.cli.app import app, toy
 
 app.add_typer(toy, name="toy")
