@@ -80,21 +80,27 @@ def inexact(problem: Problem) -> str | None:
         e = torch.zeros_like(problem.w)
         e[slices[name].start + at] = 1.0
         entry, ours = float(h(e)[slices[name].start + at]), float(flat[at])
-        if not abs(entry - ours) <= AGREEMENT[problem.dtype] * max(abs(entry), abs(ours)):
+        wrong = abs(entry - ours)
+        if not wrong <= AGREEMENT[problem.dtype] * max(abs(entry), abs(ours)):
+            # fitted examples have no curvature but the product's rounding, which is relative to the squared Jacobian
+            unit = _piece(problem, x, y, total=False, criterion=lambda z, _: z.square().sum() / (2 * len(z)))
+            if wrong <= 8 * torch.finfo(problem.dtype).eps * float(unit[name].reshape(-1)[at]):
+                continue
             return f"the entry of {name} disagrees with a Hessian-vector product"
     return None
 
 
-def _piece(problem: Problem, x: Tensor, y: Tensor, total: bool) -> dict[str, Tensor]:
+def _piece(problem: Problem, x: Tensor, y: Tensor, total: bool,
+           criterion: Callable[[Tensor, Tensor], Tensor] | None = None) -> dict[str, Tensor]:
     def call(x: Tensor) -> Any:
         with problem.guarded():
             return problem.call(problem.w, x)
 
-    def criterion(z: Tensor, y: Tensor) -> Tensor:
+    def own(z: Tensor, y: Tensor) -> Tensor:
         with problem.guarded():
             return problem.criterion(z, y).reshape(())
 
-    return exact.batch(problem.module, call, criterion, x, y, total=total)
+    return exact.batch(problem.module, call, criterion or own, x, y, total=total)
 
 
 def _exactly(problem: Problem, total: bool, progress: Progress | None) -> dict[str, Tensor]:

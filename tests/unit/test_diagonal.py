@@ -280,3 +280,19 @@ def test_estimated_tables_carry_errors_and_the_missed_target():
     frame = check(trace(problem("tanh"), rtol=1e-6, max_products=40))
     assert set(frame.estimator) == {"hutchinson-deflated"} and not bool(frame.converged[0])
     assert (frame.stderr >= 0).all() and frame.stderr[0] > 0
+
+
+@pytest.mark.parametrize("margin", [10.0, 40.0, 100.0])
+def test_a_perfectly_fitted_slice_is_still_exact(margin):
+    """Where the loss is rounding, so is its curvature in the outputs: that is no sign of coupled examples."""
+    net = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
+    with torch.no_grad():
+        for layer in (net[0], net[2]):
+            layer.weight.copy_(torch.eye(6) * margin ** 0.5)
+            layer.bias.zero_()
+    p = Problem(net, F.cross_entropy, (torch.eye(6).repeat(5, 1), torch.arange(6).repeat(5)))
+    d = diagonal_of(p)
+    assert d.estimator == "exact", d.why
+    prob = 1 / (1 + 5 * np.exp(-margin))  # of the right class, the same for every example
+    last = 6 * (margin ** 0.5) ** 2 * (1 - prob) / 6 * (prob + (1 - (1 - prob) / 5))  # sum over outputs of p (1 - p) |a|^2
+    assert abs(d.traces["2.weight"] - last) <= 1e-6 * last + 1e-15 * margin
