@@ -6,7 +6,7 @@ Ubaru, Chen and Saad (2017); for networks Ghorbani, Krishnan and Xiao (ICML 2019
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
@@ -17,7 +17,7 @@ from torch import Tensor
 from fldiag.diagnostics.linalg.lanczos import EigenPairs, Iteration
 from fldiag.diagnostics.linalg.operator import Matrix
 from fldiag.diagnostics.problem import Problem
-from fldiag.diagnostics.spectrum import Progress, Row, eigenpairs
+from fldiag.diagnostics.spectrum import Progress, Row, default_products, strict_pairs
 from fldiag.registry import diagnostic
 from fldiag.results.table import table
 from fldiag.seeding import torch_rng
@@ -45,12 +45,12 @@ def _smooth(grid: np.ndarray, nodes: np.ndarray, weights: np.ndarray, width: flo
 def density(problem: Problem, progress: Progress | None = None, *, k: Annotated[int, Field(ge=0)] = 5,
             steps: Annotated[int, Field(ge=2)] = 30, probes: Annotated[int, Field(ge=1)] = 4,
             points: Annotated[int, Field(ge=3)] = 501, width: Annotated[float, Field(gt=0)] | None = None,
-            tol: Annotated[float, Field(gt=0, lt=1)] = 1e-3, matrix: Matrix = "hessian", seed: int = 0,
-            pairs: Any = None) -> pd.DataFrame:
+            tol: Annotated[float, Field(gt=0, lt=1)] = 1e-3, max_products: Annotated[int, Field(ge=1)] | None = None,
+            matrix: Matrix = "hessian", seed: int = 0) -> pd.DataFrame:
     """Share of Hessian eigenvalues per unit, smoothed, over the whole range of the spectrum.
 
-    The ``k`` largest eigenvalues are computed, taken out and put back as themselves (``pairs``: use
-    these eigenpairs instead); ``steps`` Lanczos steps from each of ``probes`` random vectors sample the rest. Rows
+    The ``k`` largest eigenvalues are computed (or taken from a ``strict`` spectrum of the same problem), taken out
+    and put back as themselves; ``steps`` Lanczos steps from each of ``probes`` random vectors sample the rest. Rows
     ``density`` (at ``points`` values of column ``x``, smoothed by a Gaussian of standard deviation ``width``,
     default a hundredth of the range; integral 1; ``stderr`` over the probes) and ``eigenvalue``. Cost: the
     eigenpairs and probes * steps Hessian-vector products.
@@ -60,15 +60,16 @@ def density(problem: Problem, progress: Progress | None = None, *, k: Annotated[
     problem.probe()
     h, size = problem.hessian(matrix=matrix), problem.layout.size
     noise = 1e-6 if problem.dtype == torch.float32 else 1e-12
-    total, before = 100 + probes * steps, 0
+    budget = max_products or default_products(k)
+    total, before = budget + probes * steps, 0
 
     def tell(done: int, _: int, text: str) -> None:
         if progress:
             progress(min(before + done, total), total, text)
 
-    found: EigenPairs | None = pairs
-    if found is None and k:
-        found = eigenpairs(problem, k, tol=tol, seed=seed, operator=h, strict=True, progress=tell)
+    found: EigenPairs | None = None
+    if k:
+        found = strict_pairs(problem, k, tol=tol, matrix=matrix, max_products=budget, seed=seed, operator=h, progress=tell)
     known = np.zeros(0) if found is None else found.values
     vectors = torch.zeros(0, size, dtype=torch.float64, device=problem.device) if found is None else found.vectors
 

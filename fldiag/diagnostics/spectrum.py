@@ -29,6 +29,11 @@ Row = dict[str, Any]
 RATIO_INDEX = 5
 
 
+def default_products(k: int) -> int:
+    """Hessian-vector products allowed for k eigenpairs when nobody says how many."""
+    return max(100, 8 * k)
+
+
 def eigenpairs(problem: Problem, k: int = 5, *, which: Which = "largest", tol: float = 1e-3,
                max_products: int = 100, miss: float = 0.05, seed: int = 0, matrix: Matrix = "hessian",
                params: str | Sequence[str] | None = None, operator: Operator | None = None,
@@ -47,6 +52,15 @@ def eigenpairs(problem: Problem, k: int = 5, *, which: Which = "largest", tol: f
     limit = min(max(100, 3 * k + 20), max(k + 8, problem.memory // 2 // (8 * product.size)))
     return lanczos(product, product.size, k, which=which, tol=tol, max_products=max_products, miss=miss, noise=noise,
                    limit=limit, strict=strict, seed=seed, device=problem.device, progress=progress)
+
+
+def strict_pairs(problem: Problem, k: int, *, which: Which = "largest", tol: float = 1e-3, matrix: Matrix = "hessian",
+                 max_products: int, seed: int = 0, operator: Operator | None = None,
+                 progress: Progress | None = None) -> EigenPairs:
+    """``eigenpairs`` of the whole matrix with residuals within ``tol``, found once per problem."""
+    return problem.recall(("eigenpairs", k, which, tol, matrix, max_products, seed), lambda: eigenpairs(
+        problem, k, which=which, tol=tol, matrix=matrix, max_products=max_products, seed=seed, operator=operator,
+        strict=True, progress=progress))
 
 
 def loss_row(problem: Problem) -> Row:
@@ -79,7 +93,7 @@ def eigenvalue_rows(pairs: EigenPairs) -> list[Row]:
 def spectrum(problem: Problem, progress: Progress | None = None, *, k: Annotated[int, Field(ge=1)] = 5,
              which: Which = "largest", tol: Annotated[float, Field(gt=0, lt=1)] = 1e-3,
              max_products: Annotated[int, Field(ge=1)] | None = None, matrix: Matrix = "hessian",
-             params: str | None = None, per_layer: bool = False, seed: int = 0) -> pd.DataFrame:
+             params: str | None = None, per_layer: bool = False, strict: bool = False, seed: int = 0) -> pd.DataFrame:
     """Top-k Hessian eigenvalues with residuals, lambda_1 / lambda_5, and the loss.
 
     Rows ``loss`` (with its standard error over the examples), ``eigenvalue`` (index 1..k, each with the
@@ -87,14 +101,16 @@ def spectrum(problem: Problem, progress: Progress | None = None, *, k: Annotated
     relative error of every eigenvalue; ``converged`` is false where ``max_products`` Hessian-vector products
     (default: 100, or 8 k) did not reach it, or did not suffice to look for missed eigenvalues. ``matrix``:
     hessian, or ggn (Gauss-Newton). ``params``: only the diagonal block of the tensors whose names match this
-    pattern (``features.*``), named in ``layer``. ``per_layer``: also the first eigenvalue of every layer's own
+    pattern (``features.*``), named in ``layer``. ``strict``: also the residuals are within ``tol``, not only the
+    errors that follow from them (a few products more; ``density`` on the same problem then reuses the pairs).
+    ``per_layer``: also the first eigenvalue of every layer's own
     block (weight and bias). Cost: about 15 to 20 products at a minimum (30 to 60 near the initialisation), each
     worth 1.2 to 2 gradients of the slice; ``per_layer`` about 10 more a layer.
 
     Raises FldiagError when the loss is not finite or not a function of the weights alone, or no tensor matches.
     """
     rows = [loss_row(problem)]
-    budget, operator = max_products or max(100, 8 * k), problem.hessian(matrix=matrix)
+    budget, operator = max_products or default_products(k), problem.hessian(matrix=matrix)
     labels = [] if not per_layer else [*problem.layout.layers]
     pieces = [(params, params, k), *((label or "(model)", list(problem.layout.layers[label]), 1) for label in labels)]
     for done, (label, block, count) in enumerate(pieces):
@@ -103,8 +119,12 @@ def spectrum(problem: Problem, progress: Progress | None = None, *, k: Annotated
                 where = f"{label}: {text}" if done else text
                 progress(done * total + at, len(pieces) * total, where)
 
-        pairs = eigenpairs(problem, count, which=which, tol=tol, max_products=budget, seed=seed, params=block,
-                           operator=operator, progress=tell)
+        if strict and block is None:
+            pairs = strict_pairs(problem, count, which=which, tol=tol, matrix=matrix, max_products=budget, seed=seed,
+                                 operator=operator, progress=tell)
+        else:
+            pairs = eigenpairs(problem, count, which=which, tol=tol, max_products=budget, seed=seed, params=block,
+                               operator=operator, strict=strict, progress=tell)
         found = eigenvalue_rows(pairs)
         rows += [{**row, "layer": label} for row in (found[:1] if done else found)]
     return table(rows, **problem.common)

@@ -46,12 +46,13 @@ def spectrum(console: Console, paths: list[Path], out: Path | None, *, model: st
             def ask(name: str, problem: Problem = problem, progress: Any = progress, **more: Any) -> pd.DataFrame:
                 return api.diagnose(problem, name, cache=folder / "cache", progress=progress, **more)
 
-            tables.append(ask("spectrum", **options))
+            # the density takes sharp vectors out: found once, for both
+            tables.append(ask("spectrum", strict=density, **options))
             if trace or diagonal:
                 limit = {} if options["max_products"] is None else {"max_products": options["max_products"]}
                 tables.append(ask("diagonal" if diagonal else "trace", rtol=rtol, seed=options["seed"], **limit))
             if density:
-                curves.append(ask("density", k=options["k"], tol=options["tol"], matrix=options["matrix"], seed=options["seed"]))
+                curves.append(ask("density", **{o: options[o] for o in ("k", "tol", "max_products", "matrix", "seed")}))
     frame = pd.concat(tables, ignore_index=True)
     name = options, asked, precision, where["slice"], where["samples"], where["client"]
     path = folder / output.stem("spectrum", found, *name)

@@ -7,8 +7,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fldiag.diagnostics import Problem
+from fldiag.diagnostics import spectrum as module
 from fldiag.diagnostics.density import density, quadrature
-from fldiag.diagnostics.spectrum import eigenpairs
+from fldiag.diagnostics.linalg.lanczos import lanczos
+from fldiag.diagnostics.spectrum import spectrum
 from fldiag.results.table import check
 
 
@@ -80,11 +82,15 @@ def test_the_mean_of_the_density_is_the_trace_of_a_network():
     assert np.trapezoid(value * grid, grid) == pytest.approx(float(values.mean()), abs=0.1 * float(values.std()))
 
 
-def test_given_eigenpairs_are_used_and_none_are_needed():
-    p = net()
-    pairs = eigenpairs(p, 4, strict=True)
-    reused = density(p, pairs=pairs, probes=2)
-    assert reused[reused.metric == "eigenvalue"].value.tolist() == pairs.values.tolist()
+def test_the_pairs_of_a_strict_spectrum_are_reused_and_none_are_needed(monkeypatch):
+    p, calls = net(), []
+    monkeypatch.setattr(module, "lanczos", lambda *a, **o: calls.append(o) or lanczos(*a, **o))
+    before = spectrum(p, k=4, strict=True)
+    reused = density(p, k=4, probes=2)
+    assert len(calls) == 1 and calls[0]["strict"]
+    assert reused[reused.metric == "eigenvalue"].value.tolist() == before[before.metric == "eigenvalue"].value.tolist()
+    alone = density(net(), k=4, probes=2)
+    assert len(calls) == 2 and alone.value.tolist() == reused.value.tolist()  # the order of asking changes nothing
     plain = density(p, k=0, probes=2)
     assert set(plain.metric) == {"density"} and len(plain) == 501
 
