@@ -12,6 +12,7 @@ from fldiag.diagnostics.diagonal import diagonal, diagonal_of, inexact
 from fldiag.diagnostics.linalg import squares
 from fldiag.diagnostics.linalg.hutchinson import hutchinson
 from fldiag.diagnostics.linalg.lanczos import krylov
+from fldiag.diagnostics.spectrum import eigenpairs
 from fldiag.diagnostics.trace import trace
 from fldiag.errors import FldiagError
 from fldiag.results.table import check
@@ -296,3 +297,28 @@ def test_a_perfectly_fitted_slice_is_still_exact(margin):
     prob = 1 / (1 + 5 * np.exp(-margin))  # of the right class, the same for every example
     last = 6 * (margin ** 0.5) ** 2 * (1 - prob) / 6 * (prob + (1 - (1 - prob) / 5))  # sum over outputs of p (1 - p) |a|^2
     assert abs(d.traces["2.weight"] - last) <= 1e-6 * last + 1e-15 * margin
+
+
+def regression(n=40, features=6, outputs=2):
+    g = torch.Generator().manual_seed(5)
+    x = torch.randn(n, features, generator=g, dtype=torch.float64) * torch.arange(1, features + 1)
+    p = Problem(nn.Linear(features, outputs), lambda z, y: 0.5 * (z - y).square().sum(1).mean(),
+                (x, torch.randn(n, outputs, generator=g, dtype=torch.float64)), dtype=torch.float64)
+    design = torch.cat([x, torch.ones(n, 1)], 1)
+    return p, design.T @ design / n  # one such block for each output
+
+
+def test_T_H_1_trace_of_a_linear_regression_is_exact_and_its_estimates_unbiased():
+    p, block = regression()
+    true = 2 * float(block.trace())
+    assert diagonal_of(p).trace == pytest.approx(true, rel=1e-12)
+    found = [diagonal_of(p, estimate="hutchinson", deflate=0, max_products=8, rtol=1e-6, seed=s).trace for s in range(100)]
+    assert abs(np.mean(found) - true) <= 3 * np.std(found, ddof=1) / np.sqrt(len(found))
+
+
+def test_T_H_3_the_trace_is_at_least_the_largest_eigenvalue_of_a_convex_loss():
+    for p in (regression()[0], Problem(nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), F.cross_entropy,
+                                       (torch.randn(20, 1, 4, 4), torch.arange(20) % 3), dtype=torch.float64)):
+        top = eigenpairs(p, 1).values[0]
+        assert 0 < top * (1 - 1e-3) <= diagonal_of(p).trace
+        assert diagonal_of(p, estimate="hutchinson", rtol=0.05, max_products=400).trace >= 0.8 * top

@@ -46,7 +46,7 @@ def test_axis_is_symmetric_with_zero_in_the_middle(points, span):
 
 
 @pytest.mark.parametrize("how", ["eigen", "random"])
-def test_centre_is_the_loss_bit_for_bit(how):
+def test_T_L_1_centre_is_the_loss_bit_for_bit(how):
     p = problem()
     frame = check(landscape(p, directions=how, points=3))
     centre = frame[(frame.metric == "loss") & (frame.x == 0) & (frame.y == 0)]
@@ -65,7 +65,7 @@ def test_every_point_is_the_loss_at_its_coordinates():
     assert not np.allclose(surface(frame), surface(frame).T)  # x and y are not exchanged by accident
 
 
-def test_second_difference_along_each_axis_is_the_eigenvalue():
+def test_T_L_2_second_difference_along_each_axis_is_the_eigenvalue():
     p, h = problem(dtype=torch.float64, bend=nn.Tanh), 1e-3  # no kinks within the step
     frame = landscape(p, points=3, span=h, tol=1e-8)
     z, values = surface(frame), frame[frame.metric == "eigenvalue"].value.to_numpy()

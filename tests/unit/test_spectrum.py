@@ -48,7 +48,7 @@ def rows(frame, metric):
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-9), (torch.float32, 2e-6)])
 @pytest.mark.parametrize("which", ["largest", "smallest", "magnitude"])
 @pytest.mark.parametrize("values", [[9, 4, 4, 1, 0.5, 0.1, 0, -6], [0.0] * 5, [-1, -2, -2]], ids=str)
-def test_closed_form_of_a_quadratic(values, which, dtype, tolerance):
+def test_T_H_1_closed_form_of_a_quadratic(values, which, dtype, tolerance):
     p, a = quadratic(values, dtype=dtype)
     frame = check(spectrum(p, k=10, which=which))
     found = rows(frame, "eigenvalue")
@@ -89,7 +89,7 @@ def net(seed=0):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_eigenpairs_of_a_trained_net_are_those_of_its_dense_hessian(seed):
+def test_T_H_2_eigenpairs_of_a_trained_net_are_those_of_its_dense_hessian(seed):
     model, given = net(seed)
     p = Problem(model, cross_entropy, given)
     q = Problem(model, cross_entropy, given, dtype=torch.float64)
