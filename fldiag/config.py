@@ -140,6 +140,29 @@ class Checkpoint(Section):
         "these ids (clients that were not sampled are then trained too, for the record only)")
 
 
+class Metrics(Section):
+    """What is recorded of every local step besides the numbers of a round; ``Run.steps`` describes the tables. Training
+    itself is not changed by a bit."""
+
+    steps: bool = Field(False, description="record loss, norms, cosines and strengths of every local step")
+    every: Count = Field(1, description="record the steps of every this many rounds (and of the last)")
+    proximal: Literal["own", "kl", "l2"] = Field(
+        "own", description="which proximal loss: what the method itself computes of its own, if it has one (FedSOL with "
+        "part = head: its cosine over the head only); or kl or l2 for any method, so that runs can be compared: kl costs "
+        "one more forward and backward pass a step, l2 next to nothing")
+    tau: Positive = Field(3.0, description="temperature of proximal = kl")
+
+    @model_validator(mode="after")
+    def _needs_steps(self) -> Metrics:
+        if not self.steps and self != Metrics.model_construct():
+            raise ValueError("every, proximal and tau say how steps are recorded, and they are not; set metrics.steps = true")
+        return self
+
+    def of_round(self, t: int, rounds: int) -> bool:
+        """Whether the steps of round t (from 1) are recorded."""
+        return self.steps and (t % self.every == 0 or t == rounds)
+
+
 class Config(Section):
     """A run. Unknown keys are refused with the nearest known one."""
 
@@ -153,6 +176,7 @@ class Config(Section):
     method: Method = Method()
     train: Train = Train()
     checkpoint: Checkpoint = Checkpoint()
+    metrics: Metrics = Metrics()
 
     @model_validator(mode="before")
     @classmethod
@@ -186,8 +210,11 @@ class Config(Section):
 
     @property
     def hash(self) -> str:
-        """16 hex digits over everything that decides the bits of the run (not where the data lies)."""
-        text = json.dumps(self.model_dump(mode="json", exclude={"name": True, "data": {"root"}}), sort_keys=True)
+        """16 hex digits over everything that decides the bits of the run and its tables (not where the data lies)."""
+        tree = self.model_dump(mode="json", exclude={"name": True, "data": {"root"}})
+        if not self.metrics.steps:  # runs that record nothing keep the hash they had before anything could be recorded
+            del tree["metrics"]
+        text = json.dumps(tree, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def replace(self, **overrides: Any) -> Config:

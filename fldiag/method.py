@@ -81,6 +81,36 @@ class Perturbation:
     stop: int
 
 
+Key = tuple[str, str | None, str | None]  # metric, layer, which proximal loss
+
+
+class Notes:
+    """Numbers of local steps: what parts know of a step (``Step.note``, ``Step.publish``) and what the loop adds."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[Key, tuple[Tensor, Tensor | None]]] = [{}]  # the last is the step at work
+        self.scales: dict[Key, float] = {}
+
+    def add(self, metric: str, value: Tensor, *, layer: str | None = None, proximal: str | None = None,
+            where: Tensor | None = None, scale: float | None = None) -> None:
+        """``value`` [k] of the clients (``where`` [k]: only of these). ``scale``: column ``scaled`` is value * scale."""
+        key = metric, layer, proximal
+        self.steps[-1][key] = value.detach(), where
+        if scale is not None:
+            self.scales[key] = scale
+
+
+@dataclass(frozen=True)
+class Published:
+    """A proximal loss L_p at w on the step's minibatch, as a part of the method computed it."""
+
+    kind: str
+    g: Tensor  # [k, P - start] its gradient
+    value: Tensor | None  # [k]
+    start: int
+    g_u: Tensor | None  # [k, P] what to compare it with, when that is not the gradient of the local loss
+
+
 class Part:
     """Inherit and override the slots you fill. State is declared by the initial values you return."""
 

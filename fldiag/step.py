@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fldiag.config import Train
-from fldiag.method import Perturbation
+from fldiag.method import Notes, Perturbation, Published
 from fldiag.models.network import Bound, Network
 from fldiag.seeding import torch_rng
 
@@ -42,6 +42,7 @@ class Local:
     mean_size: float = 0.0  # examples a client has on average, over all N
     trained: tuple[int, int] | None = None  # entries of the weights that are trained (None: all)
     memo: dict[str, Any] = field(default_factory=dict)  # what parts keep within the round
+    notes: Notes | None = None  # where steps are recorded, when they are
 
     def rng(self, purpose: str) -> list[torch.Generator]:
         """One generator a client for a part's own randomness: it never shifts the data order."""
@@ -108,6 +109,23 @@ class Step:
         self._here: tuple[Tensor, Bound, Tensor | None, list[Tensor] | None] | None = None
         self._gradient: tuple[Tensor, Tensor] | None = None
         self._passed = False
+        self.published: Published | None = None
+
+    @property
+    def recording(self) -> bool:
+        return self.local.notes is not None
+
+    def note(self, metric: str, value: Tensor, **about: Any) -> None:
+        """Record a number [k] of this step, if steps are recorded; see ``Notes.add``."""
+        if self.local.notes is not None:
+            self.local.notes.add(metric, value, **about)
+
+    def publish(self, kind: str, g: Tensor, value: Tensor | None = None, *, start: int = 0, g_u: Tensor | None = None) -> None:
+        """Show the gradient g [k, P - start] (of the entries from ``start`` on) and the value [k] of a proximal loss at
+        w; of several the first counts. ``l2`` is ||w - w_g||^2 / 2, whose value follows from its gradient."""
+        if self.recording and self.published is None:
+            value = 0.5 * g.square().sum(-1, dtype=torch.float64) if kind == "l2" else value
+            self.published = Published(kind, g.clone(), value, start, g_u)
 
     @property
     def w(self) -> Tensor:
@@ -233,6 +251,26 @@ class Step:
         if self._gradient is None:
             self._gradient = self.gradient(self._losses)
         return self._gradient
+
+
+@dataclass(frozen=True)
+class KL:
+    """mean_x KL(softmax(f(x; w_g)/tau) || softmax(f(x; w)/tau)), [k]; no factor tau^2, the teacher is constant."""
+
+    tau: float
+
+    def __call__(self, step: Step, out: Output) -> Tensor:
+        teacher = F.log_softmax(step.received_logits() / self.tau, dim=-1)
+        student = F.log_softmax(out.logits / self.tau, dim=-1)
+        return step.mean((teacher.exp() * (teacher - student)).sum(-1))
+
+    def __str__(self) -> str:
+        return f"kl:{self.tau:g}"
+
+
+def noise_floor(dtype: torch.dtype) -> float:
+    """Norm below which a proximal gradient is rounding noise."""
+    return 1e-12 if dtype == torch.float64 else 1e-6
 
 
 def per_example_loss(logits: Tensor, y: Tensor) -> Tensor:

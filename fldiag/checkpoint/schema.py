@@ -25,6 +25,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
+from fldiag.checkpoint import flat, foreign
 from fldiag.errors import FldiagError
 
 SCHEMA = 1
@@ -107,11 +108,11 @@ def read_tensors(path: Path) -> Any:
     if path.stat().st_size == 0:
         raise FldiagError(f"checkpoint {path} is empty", "use another round's file, or train again with --resume")
     if path.suffix == ".safetensors":
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
+        from safetensors import SafetensorError, safe_open
         try:
-            return load_file(path)
-        except (SafetensorError, OSError) as error:
+            with safe_open(path, framework="pt") as file:
+                return flat.unflatten({name: file.get_tensor(name) for name in file.keys()}, file.metadata())  # noqa: SIM118
+        except (SafetensorError, OSError, ValueError) as error:
             raise FldiagError(f"checkpoint {path} is not a readable safetensors file: {error}",
                               "copy it again, or use another file") from None
     try:
@@ -138,7 +139,7 @@ def _legacy(path: Path) -> bool:
 
 
 def read(path: str | Path) -> Checkpoint:
-    """A checkpoint file of fldiag, or any plain state_dict (of tensors).
+    """A checkpoint file of fldiag, or any state_dict (of tensors), also inside a training program's own container.
 
     Raises FldiagError when the content is neither, or was written by a later schema.
     """
@@ -158,9 +159,7 @@ def read(path: str | Path) -> Checkpoint:
                                 content.get("clients"), buffers)
         _check(checkpoint)
         return checkpoint
-    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
-        content = content["state_dict"]
-    return Checkpoint(path, _tensors(path, content))
+    return Checkpoint(path, foreign.unwrap(path, content)[0])
 
 
 def _check(c: Checkpoint) -> None:
@@ -170,9 +169,11 @@ def _check(c: Checkpoint) -> None:
         if not isinstance(c.manifest.get(key), kind):
             raise FldiagError(f"checkpoint {c.path}: its manifest has no valid {key!r}", "the file was edited; use the original")
     spec = c.manifest["config"]
+    elsewhere = isinstance(c.manifest.get("origin"), dict)  # recorded from another program, which may not say what data it had
     sound = (all(isinstance(spec.get(k), dict) for k in ("data", "model", "partition", "clients", "method"))
              and isinstance(c.manifest["method"].get("name"), str) and isinstance(c.manifest.get("provenance", {}), dict)
-             and c.manifest["classes"] > 0 and all(isinstance(i, int) and i > 0 for i in c.manifest["shape"])
+             and c.manifest["classes"] > (-1 if elsewhere else 0)
+             and all(isinstance(i, int) and i > 0 for i in c.manifest["shape"])
              and all(isinstance(i, int) for i in c.client_ids))
     if not sound:
         raise FldiagError(f"checkpoint {c.path}: its manifest is not valid", "the file was edited; use the original")

@@ -6,6 +6,7 @@
     RUN/rounds/0030.pt    checkpoint of a round
     RUN/state/…           what training needs to go on: server and client state, only the newest
     RUN/metrics/0030.parquet  one row a number per round, up to that round; only the newest
+    RUN/steps/0030.parquet  numbers of the local steps of that round, when they are recorded (metrics.steps)
     RUN/partition.npz     indices of every client's examples
 
 Order of writing in a round: new files, then ``run.json``, then removal of superseded state. A kill at any
@@ -64,7 +65,7 @@ class Run:
                 raise ValueError("not a run index")
             kinds = {"hash": str, "status": str, "config": dict, "state": dict, "provenance": dict}
             wrong = [key for key, kind in kinds.items() if not isinstance(index.get(key), kind)]
-            if wrong or (index["done"] and "server" not in index["state"]):
+            if wrong or (index["done"] and "server" not in index["state"] and not isinstance(index.get("origin"), dict)):
                 raise ValueError(f"{', '.join(wrong) or 'state'} is missing or of the wrong kind")
             if int(index["schema"]) > schema.SCHEMA:
                 raise FldiagError(f"run {path} has schema {index['schema']}, this fldiag reads up to {schema.SCHEMA}",
@@ -87,12 +88,31 @@ class Run:
 
     @property
     def config(self) -> Config:
+        if isinstance(self.index.get("origin"), dict):
+            raise FldiagError(f"run {self.path} was trained by another program, so it has no config of fldiag",
+                              "it can be diagnosed (fldiag forgetting, matching, drift, landscape, spectrum), not trained",
+                              usage=True)
         try:
             return Config.model_validate(self.index["config"])
         except pydantic.ValidationError as error:
             why = registry.explain(error, "config", Config).what
             raise FldiagError(f"{self.path / 'run.json'}: its config is not valid ({why})",
                               "the file was edited; restore it or train again") from None
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """Of rounds that another program trained: ``recipe`` (whence they are), ``notes`` (what was missing), ``names`` and
+        ``examples`` of the clients by their number; empty for runs of fldiag. Raises FldiagError when it was edited."""
+        found = self.index.get("origin")
+        if found is None:
+            return {}
+        try:
+            return {"recipe": dict(found["recipe"]), "notes": [str(note) for note in found["notes"]],
+                    "names": {int(k): str(v) for k, v in found["names"].items()},
+                    "examples": {int(k): int(v) for k, v in found["examples"].items()}}
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise FldiagError(f"{self.path / 'run.json'}: its origin is not valid",
+                              "the file was edited; convert again") from None
 
     @property
     def rounds(self) -> list[int]:
@@ -147,6 +167,41 @@ class Run:
         self.index["metrics"] = f"metrics/{frame['round'].max():04d}.parquet"
         self.put(self.index["metrics"], lambda f: f.write(buffer.getvalue()))
 
+    @property
+    def recorded(self) -> list[int]:
+        """Rounds whose local steps were recorded."""
+        return sorted(int(Path(f).stem) for f in self.index["files"] if f.startswith("steps/"))
+
+    def steps(self, round: int | None = None) -> pd.DataFrame:
+        """The recorded numbers of the local steps (``metrics.steps = true``) of a round, or of all: a row for each sampled
+        client, step (``index``, from 1) and metric.
+
+        - ``loss``: of the minibatch, with all terms of the method's local loss, and ``grad_norm`` of its gradient g_u, where
+          the method takes that (at w_k + e), before corrections and clipping; ``update_norm`` ||w_k - w_g|| after the step.
+        - of a proximal loss L_p at w_k, the beginning of the step, on the same minibatch: ``proximal_loss``, and
+          ``cos_gu_gp``: the cosine of g_u and the gradient g_p of L_p, over all parameters and over the head's (layer
+          part:head). None where g_p is rounding noise, as in a round's first step. Column ``proximal`` names L_p: kl:TAU,
+          l2, or own: that of the method that FedSOL is combined with. With ``metrics.proximal = "own"`` these are what the
+          method computes anyway, if it has such a loss (FedSOL that perturbs the head with kl: the head's cosine only; a
+          projection: of the projected gradient); with kl or l2, all of them for any method.
+        - ``lambda_mean`` by layer: the mean of the adaptive strengths Lambda of FedSOL's perturbation at w_k, and in column
+          ``scaled`` times the root of the layer's size (1 when all its entries moved alike).
+
+        Raises FldiagError when there are none, or a table is missing or was changed.
+        """
+        there = self.recorded
+        if not there or (round is not None and round not in there):
+            raise FldiagError(f"run {self.path} recorded no local steps" + (f" of round {round}" if there else ""),
+                              f"it has those of {len(there)} rounds up to {there[-1]}" if there else
+                              "train with --set metrics.steps=true", usage=True)
+        return pd.concat([pd.read_parquet(self.verified(f"steps/{r:04d}.parquet"))
+                          for r in (there if round is None else [round])], ignore_index=True)
+
+    def put_steps(self, round: int, frame: pd.DataFrame) -> None:
+        buffer = io.BytesIO()
+        frame.to_parquet(buffer, index=False)
+        self.put(f"steps/{round:04d}.parquet", lambda f: f.write(buffer.getvalue()))
+
     # -- state for resuming: one file for the server, one a client, named by the round that wrote it
 
     def put_state(self, round: int, server: dict[str, Any], clients: dict[int, dict[str, Tensor]]) -> None:
@@ -164,8 +219,8 @@ class Run:
             self.index["files"].pop(f, None)
 
     def clean(self) -> None:
-        """Remove state and metrics that the committed run.json no longer lists."""
-        for folder in ("state", "metrics"):
+        """Remove state, metrics and steps that the committed run.json does not list."""
+        for folder in ("state", "metrics", "steps"):
             for f in (self.path / folder).glob("*"):
                 if f"{folder}/{f.name}" not in self.index["files"]:
                     f.unlink(missing_ok=True)

@@ -72,7 +72,9 @@ def spectrum(checkpoints: Checkpoints, k: Annotated[int, typer.Option("--k", "-k
                                                       "form.")] = 0.02,
              max_products: Annotated[int | None, typer.Option(help="Hessian-vector products allowed (default: 100, or 8 k; "
                                                                    "200 for a trace).")] = None,
-             memory: Annotated[str | None, typer.Option(help="Working memory, such as 500M (default 2G).")] = None,
+             memory: Annotated[str | None, typer.Option(help="Memory for batches, graphs and bases of vectors, such as 500M "
+                                                                     "(default 2G); model, data and single vectors come on "
+                                                                     "top.")] = None,
              engine: Annotated[str, typer.Option(help="lanczos, or pyhessian: as papers did it, with that package's power "
                                                       "iteration, probes and stopping rules.")] = "lanczos",
              batches: Annotated[int | None, typer.Option(help="With pyhessian: only so many batches of 64, as FedAlign's code "

@@ -12,8 +12,8 @@ from fldiag.console import Console, errors
 
 
 @app.command("list")
-def list_(what: Annotated[str, typer.Argument(help="methods, models, datasets, diagnostics or presets.")], json: Json = False,
-          debug: Debug = False) -> None:
+def list_(what: Annotated[str, typer.Argument(help="methods, models, datasets, diagnostics, presets or figures.")],
+          json: Json = False, debug: Debug = False) -> None:
     """What there is.
 
     Example: fldiag list methods

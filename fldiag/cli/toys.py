@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fldiag.cli.app import toy
-from fldiag.cli.options import Debug, Json, Out
+from fldiag.cli.options import Debug, Json, Out, Seed
 from fldiag.console import Console, errors
 
 
@@ -24,3 +24,39 @@ def plane(rho: Annotated[float, typer.Option(help="FedSOL's perturbation radius.
         from fldiag.verbs import toys as verb
 
         verb.plane(Console(json), rho, beta, tuple(a) if a else None, out)
+
+
+@toy.command()
+def iris(split: Annotated[str | None, typer.Option(help="Classes of a client: one, two, mixed (two and a tenth of the third) "
+                                                        "or dominant (80/10/10). Default: one.")] = None,
+         lr: Annotated[float | None, typer.Option(help="Learning rate of clients and distillation. Default: 0.01.")] = None,
+         raw: Annotated[bool, typer.Option("--raw", help="Do not standardise the features before the PCA.")] = False,
+         full_batch: Annotated[bool, typer.Option("--full-batch", help="Whole clients as minibatches, instead of 5 "
+                                                                       "flowers.")] = False,
+         train_test: Annotated[bool, typer.Option("--train-test", help="Train on 80 %, measure on the other 20 %, instead of "
+                                                                       "both on all.")] = False,
+         rounds: Annotated[int, typer.Option(help="Rounds of 5 local epochs.")] = 20,
+         seeds: Annotated[int, typer.Option(help="How many seeds.")] = 5,
+         methods: Annotated[str, typer.Option(help="Methods to compare, by comma.")] = "fedavg,feddf,fedproj",
+         variants: Annotated[bool, typer.Option("--variants", help="A table of protocols, the paper's learning rate among "
+                                                                   "them.")] = False,
+         executor: Annotated[str, typer.Option(help="serial or processes[:N].")] = "serial",
+         seed: Seed = None, out: Out = None, json: Json = False, debug: Debug = False) -> None:
+    """Decision regions on Iris: what three clients forget under FedAvg, FedDF and FedProj, beside the paper's numbers.
+
+    Example: fldiag toy iris --split two --seeds 3
+    """
+    with errors(debug):
+        from fldiag.errors import FldiagError
+        from fldiag.toys.iris import Protocol
+        from fldiag.verbs import toys as verb
+
+        given = [flag for flag, value in (("--split", split), ("--lr", lr), ("--raw", raw or None),
+                                          ("--full-batch", full_batch or None)) if value is not None]
+        if variants and given:
+            raise FldiagError(f"--variants has its own protocols, so {', '.join(given)} would be ignored",
+                              "leave out one or the other", usage=True)
+        chosen = None if variants else Protocol(split or "one", 0.01 if lr is None else lr, None if full_batch else 5, raw,
+                                                train_test, rounds)
+        names = [name.strip() for name in methods.split(",") if name.strip()]
+        verb.iris(Console(json), chosen, names, seeds, seed or 0, rounds, train_test, executor, out)

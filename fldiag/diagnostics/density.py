@@ -17,10 +17,18 @@ from torch import Tensor
 from fldiag.diagnostics.linalg.lanczos import EigenPairs, Iteration
 from fldiag.diagnostics.linalg.operator import Matrix
 from fldiag.diagnostics.problem import Problem
-from fldiag.diagnostics.spectrum import Progress, Row, default_products, strict_pairs
+from fldiag.diagnostics.spectrum import NOISE, Progress, Row, default_products, finite_loss, strict_pairs
+from fldiag.errors import FldiagError
 from fldiag.registry import diagnostic
 from fldiag.results.table import table
 from fldiag.seeding import torch_rng
+
+#: Lanczos steps from each random vector.
+STEPS = 30
+#: Bytes of vectors that are there however little memory is allowed.
+SMALL = 16 * 2**20
+#: More values of the density than these are a mistake.
+MOST_POINTS = 100_000
 
 
 def quadrature(operator: Callable[[Tensor], Tensor], start: Tensor, steps: int, noise: float) -> tuple[np.ndarray, np.ndarray]:
@@ -41,9 +49,19 @@ def _smooth(grid: np.ndarray, nodes: np.ndarray, weights: np.ndarray, width: flo
     return np.exp(-0.5 * steps**2) @ weights / (width * np.sqrt(2 * np.pi))
 
 
+def affordable(problem: Problem, steps: int = STEPS) -> None:
+    """Raises FldiagError when half of the problem's memory (and ``SMALL``) does not hold the vectors that a density keeps."""
+    each, room = 8 * problem.layout.size, problem.memory // 2
+    if steps * each > max(room, SMALL):
+        fit = room // each
+        raise FldiagError(f"{steps} steps of the density keep {steps} vectors of {each / 2**20:,.1f} MiB, more than half of the "
+                          f"{problem.memory / 2**20:,.0f} MiB of memory", f"allow {-(-2 * steps * each // 2**20):,} MiB"
+                          + (f", or take steps = {fit}" if fit > 1 else ""), usage=True)
+
+
 @diagnostic("density")
 def density(problem: Problem, progress: Progress | None = None, *, k: Annotated[int, Field(ge=0)] = 5,
-            steps: Annotated[int, Field(ge=2)] = 30, probes: Annotated[int, Field(ge=1)] = 4,
+            steps: Annotated[int, Field(ge=2)] = STEPS, probes: Annotated[int, Field(ge=1)] = 4,
             points: Annotated[int, Field(ge=3)] = 501, width: Annotated[float, Field(gt=0)] | None = None,
             tol: Annotated[float, Field(gt=0, lt=1)] = 1e-3, max_products: Annotated[int, Field(ge=1)] | None = None,
             matrix: Matrix = "hessian", seed: int = 0) -> pd.DataFrame:
@@ -51,15 +69,16 @@ def density(problem: Problem, progress: Progress | None = None, *, k: Annotated[
 
     The ``k`` largest eigenvalues are computed (or taken from a ``strict`` spectrum of the same problem), taken out
     and put back as themselves; ``steps`` Lanczos steps from each of ``probes`` random vectors sample the rest. Rows
-    ``density`` (at ``points`` values of column ``x``, smoothed by a Gaussian of standard deviation ``width``,
-    default a hundredth of the range; integral 1; ``stderr`` over the probes) and ``eigenvalue``. Cost: the
-    eigenpairs and probes * steps Hessian-vector products.
+    ``density`` (at ``points`` values of column ``x``, or at as many as two to a ``width`` take; smoothed by a Gaussian of
+    standard deviation ``width``, default a hundredth of the range; integral 1; ``stderr`` over the probes) and
+    ``eigenvalue``. Cost: the eigenpairs and probes * steps Hessian-vector products.
 
-    Raises FldiagError when the loss is not a function of the weights alone.
+    Raises FldiagError when the loss is not finite or not a function of the weights alone, when half of the memory does not
+    hold ``steps`` vectors, or when ``width`` is too narrow for the range of the spectrum.
     """
-    problem.probe()
-    h, size = problem.hessian(matrix=matrix), problem.layout.size
-    noise = 1e-6 if problem.dtype == torch.float32 else 1e-12
+    affordable(problem, steps)
+    finite_loss(problem)
+    h, size, noise = problem.hessian(matrix=matrix), problem.layout.size, NOISE[problem.dtype]
     budget = max_products or default_products(k)
     total, before = budget + probes * steps, 0
 
@@ -88,11 +107,15 @@ def density(problem: Problem, progress: Progress | None = None, *, k: Annotated[
     low, high = float(everything.min()), float(everything.max())
     # two digits, and edges at multiples: rounding in the last Ritz value shall not move the grid
     width = width or float(f"{max((high - low) / 100, 1e-12 + 1e-6 * abs(high)):.1e}")
-    grid = width * np.linspace(round(low / width) - 5, round(high / width) + 5, points)
+    first, last = round(low / width) - 5, round(high / width) + 5
+    if last - first > MOST_POINTS / 2:
+        raise FldiagError(f"width = {width:g} is too narrow for a spectrum from {low:.3g} to {high:.3g}",
+                          f"use a width of at least {2.1 * (high - low) / MOST_POINTS:.2g}", usage=True)
+    grid = width * np.linspace(first, last, max(points, 2 * (last - first) + 1))
     peaks = _smooth(grid, known, np.full(len(known), 1 / size), width)
     rest = (size - len(known)) / size
     curves = np.array([peaks + rest * _smooth(grid, nodes, weights, width) for nodes, weights in rules] or [peaks])
-    error = curves.std(0, ddof=1) / np.sqrt(len(curves)) if len(curves) > 1 else np.zeros(points)
+    error = curves.std(0, ddof=1) / np.sqrt(len(curves)) if len(curves) > 1 else np.zeros(len(grid))
     rows: list[Row] = [{"metric": "density", "x": float(x), "value": float(v), "estimator": "lanczos quadrature",
                         "stderr": float(e) if len(curves) > 1 or not rules else None}
                        for x, v, e in zip(grid, curves.mean(0), error, strict=True)]

@@ -8,40 +8,32 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pandas as pd
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fldiag.diagnostics.linalg import exact
 from fldiag.diagnostics.linalg.hutchinson import hutchinson
 from fldiag.diagnostics.linalg.lanczos import krylov
-from fldiag.diagnostics.linalg.structure import obstacle
-from fldiag.diagnostics.operators import build
-from fldiag.diagnostics.probe import sample
+from fldiag.diagnostics.piecewise import at_once, inexact, piece
 from fldiag.diagnostics.problem import Problem
+from fldiag.diagnostics.spectrum import NOISE, Progress, Row, finite_loss
 from fldiag.errors import FldiagError
 from fldiag.registry import diagnostic
 from fldiag.results.table import table
 
-Progress = Callable[[int, int, str], None]
-Row = dict[str, Any]
 Per = Literal["layer", "tensor"]
 Estimate = Literal["auto", "exact", "hutchinson"]
-
-#: Relative difference of an entry from its Hessian-vector product above which the exact form is not used.
-AGREEMENT = {torch.float32: 1e-3, torch.float64: 1e-8}
-#: Bytes of one piece of the exact computation; larger ones fall out of the processor's caches.
-PIECE = 32 * 2**20
 
 
 @dataclass(frozen=True)
 class Diagonal:
     """``values`` [P] (None if only traces were asked for) and ``traces`` per tensor name in float64, with standard
     errors (None when exact); ``trace``: of the whole. ``estimator``: exact, hutchinson-deflated or hutchinson.
-    ``converged``: exact, or the target was reached. ``why``: what kept it from being exact."""
+    ``converged``: exact, or the target was reached (of the diagonal if it was asked for; ``trace_converged``: of the
+    trace). ``why``: what kept it from being exact."""
 
     values: Tensor | None
     stderr: Tensor | None
@@ -52,72 +44,26 @@ class Diagonal:
     estimator: str
     converged: bool
     products: int
+    trace_converged: bool = True
     why: str | None = None
-
-
-def inexact(problem: Problem) -> str | None:
-    """Why diag(H) is not the computable diag(J^T H_L J) for this problem; None when it is.
-
-    Decided from the module graph and confirmed on a few examples: entries of three tensors are compared with
-    Hessian-vector products.
-    """
-    if problem.batch_dependent:
-        return "outputs depend on the batch"
-    why = obstacle(problem.module)
-    if why:
-        return why
-    x, y = sample(problem, 16)
-    try:
-        found = _piece(problem, x, y, total=False)
-    except (ValueError, RuntimeError, NotImplementedError) as error:
-        return str(error)
-    h = build(problem, "double backward", "hessian", problem.w, [lambda: (x, y)], [1.0])
-    assert h is not None
-    places, slices = [n for n in problem.layout.names if n in found], problem.layout.slices()
-    for name in sorted({places[0], places[len(places) // 2], places[-1]} if places else ()):
-        flat = found[name].reshape(-1)
-        at = int(flat.abs().argmax())
-        e = torch.zeros_like(problem.w)
-        e[slices[name].start + at] = 1.0
-        entry, ours = float(h(e)[slices[name].start + at]), float(flat[at])
-        wrong = abs(entry - ours)
-        if not wrong <= AGREEMENT[problem.dtype] * max(abs(entry), abs(ours)):
-            # fitted examples have no curvature but the product's rounding, which is relative to the squared Jacobian
-            unit = _piece(problem, x, y, total=False, criterion=lambda z, _: z.square().sum() / (2 * len(z)))
-            if wrong <= 8 * torch.finfo(problem.dtype).eps * float(unit[name].reshape(-1)[at]):
-                continue
-            return f"the entry of {name} disagrees with a Hessian-vector product"
-    return None
-
-
-def _piece(problem: Problem, x: Tensor, y: Tensor, total: bool,
-           criterion: Callable[[Tensor, Tensor], Tensor] | None = None) -> dict[str, Tensor]:
-    def call(x: Tensor) -> Any:
-        with problem.guarded():
-            return problem.call(problem.w, x)
-
-    def own(z: Tensor, y: Tensor) -> Tensor:
-        with problem.guarded():
-            return problem.criterion(z, y).reshape(())
-
-    return exact.batch(problem.module, call, criterion or own, x, y, total=total)
 
 
 def _exactly(problem: Problem, total: bool, progress: Progress | None) -> dict[str, Tensor]:
     found = {n: torch.zeros(() if total else s, dtype=torch.float64, device=problem.device)
              for n, s in zip(problem.layout.names, problem.layout.shapes, strict=True)}
-    facts = problem.probe()
-    room = min(problem.memory // 4, PIECE) if problem.device.type == "cpu" else problem.memory // 4
-    # the cotangents of all outputs lie side by side; a graph holds about four tensors to one of them
-    step = max(1, 4 * room // (facts.graph_bytes * (facts.classes or 4)))
+    step = at_once(problem)
     for i, (start, stop) in enumerate(problem.bounds):
         x, y = problem.batch(i)
         for at in range(0, stop - start, step):
             xs, ys = x[at:at + step], y[at:at + step]
-            for name, value in _piece(problem, xs, ys, total).items():
+            for name, value in piece(problem, xs, ys, total).items():
                 found[name].add_(value, alpha=len(xs) / problem.n)
         if progress:
             progress(stop, problem.n, "exact trace" if total else "exact diagonal")
+    odd = next((n for n, v in found.items() if not bool(torch.isfinite(v).all())), None)
+    if odd:
+        raise FldiagError(f"the curvature of {odd} on slice {problem.slice_name!r} is not finite",
+                          "use dtype float64, or weights from before the training diverged")
     return found
 
 
@@ -130,13 +76,13 @@ def diagonal_of(problem: Problem, *, entries: bool = True, estimate: Estimate = 
     way), else by random probes until the relative standard error is at most ``rtol`` or ``max_products``
     Hessian-vector products are spent, the first ``deflate`` of them for a Krylov space that is counted exactly.
 
-    Raises FldiagError when ``exact`` is asked for and not possible.
+    Raises FldiagError when ``exact`` is asked for and not possible, or loss or curvature are not finite.
     """
     if not 0 < rtol < 1 or max_products < 2 or deflate < 0:
         raise FldiagError(f"no estimate with rtol = {rtol}, max_products = {max_products}, deflate = {deflate}",
                           "0 < rtol < 1, max_products at least 2, deflate at least 0", usage=True)
-    problem.probe()
-    why = "it was not asked for" if estimate == "hutchinson" else problem.recall("inexact", lambda: inexact(problem))
+    finite_loss(problem)
+    why = "it was not asked for" if estimate == "hutchinson" else inexact(problem)
     if why and estimate == "exact":
         raise FldiagError(f"the exact diagonal is not known for this model: {why}", "use estimate = 'auto'")
     names = problem.layout.names
@@ -154,7 +100,7 @@ def diagonal_of(problem: Problem, *, entries: bool = True, estimate: Estimate = 
 
     known = None
     if count:
-        known = krylov(h, size, count, noise=1e-6 if problem.dtype == torch.float32 else 1e-12, seed=seed,
+        known = krylov(h, size, count, noise=NOISE[problem.dtype], seed=seed,
                        device=problem.device, progress=tell(0))
     groups = [torch.arange(s.start, s.stop, device=problem.device) for s in problem.layout.slices().values()]
     s = hutchinson(h, size, groups, krylov=known, rtol=rtol, most=max_products - h.products, diagonal=entries,
@@ -162,13 +108,14 @@ def diagonal_of(problem: Problem, *, entries: bool = True, estimate: Estimate = 
     found_traces, errors = s.traces.tolist(), s.stderrs.tolist()
     return Diagonal(s.diagonal, s.diagonal_stderr, dict(zip(names, found_traces[:-1], strict=True)),
                     dict(zip(names, errors[:-1], strict=True)), found_traces[-1], errors[-1],
-                    "hutchinson-deflated" if known else "hutchinson", s.converged, h.products, why)
+                    "hutchinson-deflated" if known else "hutchinson", s.converged, h.products,
+                    errors[-1] <= rtol * abs(found_traces[-1]), why)
 
 
 def trace_rows(problem: Problem, d: Diagonal, per: Per) -> list[Row]:
     """The trace of the whole and of every layer (a module's weight and bias) or tensor."""
     common = {"metric": "trace", "estimator": d.estimator}
-    rows: list[Row] = [{**common, "value": d.trace, "stderr": d.trace_stderr, "converged": d.converged}]
+    rows: list[Row] = [{**common, "value": d.trace, "stderr": d.trace_stderr, "converged": d.trace_converged}]
     for label, names in parts(problem, per).items():
         errors = [d.trace_stderrs[n] for n in names]
         # the tensors' estimates share their probes, so their errors may add up
@@ -184,15 +131,16 @@ def parts(problem: Problem, per: Per) -> dict[str, tuple[str, ...]]:
     return {label or "(model)": names for label, names in problem.layout.layers.items()}
 
 
-def _norm(values: Tensor, stderr: Tensor | None) -> tuple[float, float | None]:
-    """The Euclidean norm without the part that noise adds to it, and its standard error to first order."""
+def norm(values: Tensor, stderr: Tensor | None) -> tuple[float, float | None]:
+    """The Euclidean norm without the part that noise adds to it (0 where it is all noise), and its standard error to first
+    order."""
     square = float(values.square().sum())
     if stderr is None:
         return math.sqrt(square), None
     noise = stderr.square()
-    norm = math.sqrt(max(0.0, square - float(noise.sum())))
+    size = math.sqrt(max(0.0, square - float(noise.sum())))
     spread = math.sqrt(float((4 * values.square() * noise).sum()))
-    return norm, spread / (2 * norm) if norm else math.sqrt(spread)
+    return size, spread / (2 * size) if size else math.sqrt(spread)
 
 
 @diagnostic("diagonal")
@@ -217,9 +165,9 @@ def diagonal(problem: Problem, progress: Progress | None = None, *, per: Per = "
     for label, names in [(None, problem.layout.names), *parts(problem, per).items()]:
         values = torch.cat([d.values[slices[n]] for n in names])
         stderr = None if d.stderr is None else torch.cat([d.stderr[slices[n]] for n in names])
-        norm, error = _norm(values, stderr)
+        size, error = norm(values, stderr)
         common: Row = {"layer": label, "estimator": d.estimator, "converged": d.converged}
-        rows.append({**common, "metric": "diagonal_norm", "value": norm, "stderr": error})
+        rows.append({**common, "metric": "diagonal_norm", "value": size, "stderr": error})
         for metric, at in (("diagonal_max", int(values.argmax())), ("diagonal_min", int(values.argmin()))):
             rows.append({**common, "metric": metric, "value": float(values[at]),
                          "stderr": None if stderr is None else float(stderr[at])})

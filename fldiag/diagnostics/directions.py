@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from fldiag.diagnostics import inputs
+from fldiag.diagnostics.interpolation import Path
 from fldiag.diagnostics.problem import Problem
-from fldiag.diagnostics.spectrum import Progress, Row, eigenpairs, eigenvalue_rows
+from fldiag.diagnostics.spectrum import NOISE, Progress, Row, eigenpairs, eigenvalue_rows
 from fldiag.errors import FldiagError
 from fldiag.seeding import torch_rng
 
@@ -42,7 +43,7 @@ def eigen(problem: Problem, *, k: int, tol: float, max_products: int, seed: int,
     if len(pairs.values) < 2:
         raise FldiagError(f"max_products = {max_products} gives one eigenvector, a landscape needs two",
                           "allow at least 20 products", usage=True)
-    return Directions(pairs.vectors[0], pairs.vectors[1], eigenvalue_rows(pairs))
+    return Directions(pairs.vectors[0], pairs.vectors[1], eigenvalue_rows(pairs, noise=NOISE[problem.dtype]))
 
 
 def random(problem: Problem, *, seed: int) -> Directions:
@@ -76,7 +77,9 @@ def plane(problem: Problem, through: Sequence[Any] | None) -> Directions:
     """The plane through the problem's weights and two more weight sets (vectors or dicts of named tensors).
 
     ``d1`` points to the first one, ``d2`` is the rest of the second one; both have unit norm, so coordinates
-    are Euclidean distances. Rows ``point`` (index 0, 1, 2): where the three lie, and the loss there.
+    are Euclidean distances. Rows ``point`` (index 0, 1, 2): where the three lie, and their losses. Those are with their own
+    buffers (batch-norm statistics) if the weight sets are dicts that hold them; the surface has the problem's everywhere.
+    Column ``buffers`` of a model that has any: ``own``, or ``fixed`` (the problem's).
     Raises FldiagError when the three lie on a line or do not fit the model.
     """
     if through is None or isinstance(through, (str, bytes)) or len(through) != 2:
@@ -95,10 +98,13 @@ def plane(problem: Problem, through: Sequence[Any] | None) -> Directions:
         raise FldiagError("the three weight sets lie on one line, so they span no plane",
                           "choose three different checkpoints", usage=True)
     rows: list[Row] = []
+    running = any(b.is_floating_point() for b in problem.buffers.values())
     for index, (w, x, y) in enumerate(((problem.w, 0.0, 0.0), (ends[0], size_a, 0.0), (ends[1], x_b, y_b))):
-        value, stderr = problem.loss(w)
+        path = Path.to(problem, through[index - 1]) if running and index else None
+        value, stderr = path.evaluate(1.0) if path and path.buffers == "interpolated" else problem.loss(w)
+        kind = {"buffers": "fixed" if path and path.buffers == "fixed" else "own"} if running else {}
         rows.append({"metric": "point", "index": index, "x": x, "y": y, "value": value, "stderr": stderr,
-                     "estimator": "exact"})
+                     "estimator": "exact", **kind})
     return Directions(d1, rest / y_b, rows, reach=max(size_a, abs(x_b), y_b))
 
 

@@ -25,7 +25,7 @@ from fldiag.results.table import table
 Progress = Callable[[int, int, str], None]
 Row = dict[str, Any]
 Radius = Annotated[float, Field(ge=0)]
-#: What training records of every local step when asked to: rows with round, client and index = step, from 1.
+#: Of what training records of every local step when asked to (``Run.steps``): what is also measured here.
 STEP_METRICS = ("cos_gu_gp", "proximal_loss", "lambda_mean")
 ETAS, RHOS = (1e-4, 1e-3, 1e-2), (3e-3, 1e-2, 3e-2)
 
@@ -50,8 +50,10 @@ def drift(history: History, progress: Progress | None = None, *, rho: tuple[Radi
       ``proximal_loss`` L_p (``loss``: kl with temperature ``tau``, or l2); ``cos_gu_gp`` for every radius ``rho``, with
       g_u the gradient of the local loss at w + e, e from ``part`` of the weights, ``strength`` and ``per`` as in FedSOL
       (layer part:head: over the head's entries only); ``lambda_mean`` by layer, and in column ``scaled`` times the root
-      of the layer's size (1 when all entries moved alike). The same names with estimator ``steps`` are means over the
-      local steps that training recorded.
+      of the layer's size (1 when all entries moved alike).
+    - The same names with estimator ``steps`` are means over the ``n_steps`` local steps that training recorded with
+      ``metrics.steps = true`` (see ``Run.steps``), at the weights and minibatches of those steps and the method's own
+      perturbation. Column ``proximal`` names the proximal loss.
     - with ``representation``: ``cka`` between what the heads of the trained and the received model see of the test data.
     - with ``propositions``: of the last round, what ``fldiag.diagnostics.propositions.check`` says, in float64.
 
@@ -148,8 +150,10 @@ def _proximal(history: History, stored: Stored, j: int, radii: tuple[float, ...]
                 value = proximal.cosine(g_u[where], g_p[where]) if (rho, layer) in cosines else None
                 if value is not None:
                     cosines[rho, layer].append(value)
-    rows = [{**base, "metric": "proximal_loss", "value": prox}]
-    rows += [{**base, "metric": "cos_gu_gp", "rho": rho, "layer": layer, "value": float(np.mean(found)) if found else None}
+    which = f"kl:{options['tau']:g}" if options["kind"] == "kl" else "l2"
+    rows = [{**base, "metric": "proximal_loss", "value": prox, "proximal": which}]
+    rows += [{**base, "metric": "cos_gu_gp", "rho": rho, "layer": layer, "value": float(np.mean(found)) if found else None,
+              "proximal": which}
              for (rho, layer), found in cosines.items()]
     strong = proximal.strengths(w, start[0], layout, per)
     groups = layout.layers if per == "layer" else {n: (n,) for n in layout.names}
@@ -182,7 +186,7 @@ def _means(rows: list[Row], sizes: dict[str, int]) -> list[Row]:
         slice_ = members[0]["slice"] if members[0]["slice"] == "test" else "train"
         scaled = [row["scaled"] for row in members if "scaled" in row]
         found.append({"metric": metric, "moment": moment, "scope": "global", "layer": layer, "rho": rho, "slice": slice_,
-                      "n_examples": sizes[slice_],
+                      "n_examples": sizes[slice_], "proximal": members[0].get("proximal"),
                       "value": float(np.mean(values)) if values else None, "n_clients": len(values),
                       "stderr": float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else None,
                       **({"scaled": float(np.mean(scaled))} if scaled else {})})
@@ -217,18 +221,25 @@ def _propositions(history: History, stored: Stored, options: dict[str, Any]) -> 
 
 
 def _recorded(history: History) -> list[Row]:
-    """Means over the local steps that training recorded, of the rounds that were read."""
-    steps = history.steps()
-    if steps is None or steps.empty:
-        return []
-    steps = steps[steps["metric"].isin(STEP_METRICS)].dropna(subset=["index", "client"])
-    steps = steps[steps["round"].isin(history.read)]
-    rows = []
-    for (metric, r, k), part in steps.groupby(["metric", "round", "client"]):
-        for layer, piece in part.groupby("layer", dropna=False):
-            values = piece["value"].dropna().astype(float)
-            rows.append({"metric": str(metric), "round": int(r), "client": int(k), "layer": None if pd.isna(layer) else layer,
-                         "moment": "trained", "scope": "client", "slice": f"client:{int(k)}/train", "estimator": "steps",
-                         "value": float(values.mean()) if len(values) else None, "masked": not len(values),
-                         "n_steps": len(values)})
-    return rows
+    """Means over the local steps that training recorded, of the rounds that were read: every client's, and theirs."""
+    rows: list[Row] = []
+    for r in history.read:
+        steps = history.steps(r)
+        if steps is None or steps.empty:
+            continue
+        steps = steps[steps["metric"].isin(STEP_METRICS)].dropna(subset=["index", "client"])
+        steps = steps.reindex(columns=["metric", "layer", "proximal", "client", "value", "scaled"])
+        for (metric, layer, kind), part in steps.groupby(["metric", "layer", "proximal"], dropna=False, sort=False):
+            about: Row = {"round": r, "metric": metric, "layer": None if pd.isna(layer) else layer, "moment": "trained",
+                          "proximal": None if pd.isna(kind) else kind, "estimator": "steps"}
+            per = part[["value", "scaled"]].astype(float).groupby(part["client"])
+            means, counts = per.mean(), per["value"].count()
+            for k, value, scaled in means.itertuples():
+                rows.append({**about, "scope": "client", "client": int(k), "slice": f"client:{int(k)}/train", "value": value,
+                             "scaled": scaled, "n_steps": int(counts[k])})
+            known = means["value"].dropna()
+            rows.append({**about, "scope": "global", "slice": "train", "n_clients": len(known), "n_steps": int(counts.sum()),
+                         "stderr": known.std() / len(known) ** 0.5 if len(known) > 1 else None,
+                         "value": known.mean() if len(known) else None, "scaled": means["scaled"].mean()})
+    return [{**row, "value": v if known else None, "masked": not known}
+            for row in rows for v in [row["value"]] for known in [v is not None and bool(np.isfinite(v))]]

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fldiag.diagnostics.probe import same
 from fldiag.diagnostics.problem import Problem
 from fldiag.errors import FldiagError
 from fldiag.models.network import chain_of, pool_first
@@ -29,8 +30,8 @@ BuffersAt = Callable[..., dict[str, Tensor]]
 class Evaluator:
     """The loss at ``w + c_1 d_1 + c_2 d_2 + ...`` as a function of the coefficients.
 
-    ``reach``: the size of the coefficients to come; the fast way is compared there with ``problem.loss`` before
-    it is used, and never used when they disagree. ``bf16``: layers compute in bfloat16 (losses in float32).
+    ``reach``: the size of the coefficients to come; the fast way is compared there with the model's outputs before
+    it is used (output by output), and never used when they disagree. ``bf16``: layers compute in bfloat16 (losses in float32).
     ``buffers``: the model's buffers at some coefficients (default: the problem's everywhere). With all
     coefficients zero the answer is ``problem.loss()``, to the bit and whatever the precision.
 
@@ -73,19 +74,14 @@ class Evaluator:
                     kept.append(_layer(*chain[self._start], views, x))
 
     def _agrees(self, reach: float) -> bool:
-        """Whether the fast way gives the problem's own loss, at two far points."""
+        """Whether the fast way gives the model's outputs, at two far points."""
         tolerance = 1e-4 if self.problem.dtype == torch.float32 else 1e-9
         signs = ([1.0] * len(self.directions), [(-0.5) ** (i + 1) for i in range(len(self.directions))])
-        bf16, self.bf16 = self.bf16, False
-        try:
-            for places in ([reach * s for s in sign] for sign in signs):
-                ours, theirs = self(*places)[0], self.problem.loss(self.at(*places))[0]
-                if math.isfinite(ours) != math.isfinite(theirs):
+        with torch.no_grad():
+            for sign in signs:
+                places = tuple(reach * s for s in sign)
+                if not same(self._called(places), self._chained(places), tolerance):
                     return False
-                if math.isfinite(ours) and abs(ours - theirs) > tolerance * max(abs(theirs), 1e-3):
-                    return False
-        finally:
-            self.bf16 = bf16
         return True
 
     # -- parts of an evaluation

@@ -15,9 +15,11 @@ import pandas as pd
 from pydantic import Field
 
 from fldiag.diagnostics.history import History
+from fldiag.diagnostics.kept import Kept
 from fldiag.diagnostics.pool import Scores, wilson
 from fldiag.diagnostics.stored import Stored
 from fldiag.registry import diagnostic
+from fldiag.results.provenance import digest
 from fldiag.results.table import table
 
 Progress = Callable[[int, int, str], None]
@@ -26,7 +28,7 @@ Row = dict[str, Any]
 
 @diagnostic("forgetting", on="run")
 def forgetting(history: History, progress: Progress | None = None, *, min_count: Annotated[int, Field(ge=1)] = 5,
-               confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95) -> pd.DataFrame:
+               confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95, store: Any = None) -> pd.DataFrame:
     """Accuracy and loss before and after local training and after averaging; what is forgotten, by class and client.
 
     Every stored round, moments received, trained and aggregated, on slices ``test``, ``client:k/train`` (the client's
@@ -48,14 +50,25 @@ def forgetting(history: History, progress: Progress | None = None, *, min_count:
       read, in column ``note``.
 
     A number on fewer than ``min_count`` examples is not shown but ``masked``. Regression data have losses only.
+    ``store``: a file (or an ArrayStore) that keeps finished rounds, so that a call that was interrupted goes on.
     Cost: one evaluation of every stored model on test and all training data a round.
 
     Raises FldiagError when no round has client weights.
     """
     measure = _Measure(history, min_count, confidence)
+    kept = Kept(store, lambda: digest("forgetting", history.digest(), min_count, confidence))
     rows: list[Row] = []
-    for stored in history.each(progress):
-        rows += measure.round(stored)
+    try:
+        for stored in history.each(progress):
+            if (there := kept.take(stored, measure)) is not None:
+                rows += there
+                continue
+            noted = len(history.notes)
+            rows += (new := measure.round(stored))
+            kept.add(stored.round, new, history.notes[noted:], measure)
+    except BaseException:  # Ctrl-C above all
+        kept.save()
+        raise
     rows += measure.class_examples()
     return table([*rows, *history.notes], **history.common, estimator="exact")
 
@@ -76,6 +89,22 @@ class _Measure:
         self.before: tuple[int, np.ndarray] | None = None
         self.last: tuple[Any, Scores] | None = None
         self.seen_clients: set[int] = set()
+
+    def state(self) -> dict[str, np.ndarray]:
+        """What the next rounds are compared with, as arrays."""
+        found: dict[str, Any] = {"best": self.best}
+        if self.before is not None:
+            found |= {"before_round": np.array(self.before[0]), "before": self.before[1]}
+        if self.last is not None:
+            found |= {f"last_{name}": value for name, value in vars(self.last[1]).items()}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def resume(self, stored: Stored, state: dict[str, np.ndarray]) -> None:
+        """Take up the state after the round ``stored``."""
+        self.best = state.get("best")
+        self.before = (int(state["before_round"]), state["before"]) if "before" in state else None
+        scores = Scores(state["last_loss"], state.get("last_right"), state["last_valid"])
+        self.last = (stored.aggregated, stored.buffers), scores
 
     # -- one round
 

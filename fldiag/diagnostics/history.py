@@ -24,6 +24,9 @@ from fldiag.results.provenance import digest
 #: Options that choose rounds, data and device rather than tune a diagnostic.
 OPTIONS = ("rounds", "samples", "stack", "device", "dtype", "root", "download", "model", "data", "name")
 REMEDY = "train with client weights in the checkpoints: fldiag train … --set checkpoint.clients=sampled"
+UNDEALT = "the run does not say which examples belong to which client"
+RECEIVED = "give what the clients received: fldiag convert … --global-pattern PATTERN or --initial FILE"
+DEAL = "give them when the run is made: fldiag convert … --partition FILE (forgetting --why: or take --slice test)"
 
 
 class History:
@@ -41,7 +44,7 @@ class History:
                  shares: Literal["n", "uniform", "batches"] = "n", batch_size: int = 1, samples: int | None = None,
                  stack: Literal["auto", "on", "off"] = "auto", device: str | torch.device = "cpu",
                  dtype: torch.dtype = torch.float32, files: Mapping[str, str | None] | None = None,
-                 notes: Sequence[str] = (), steps: Callable[[], pd.DataFrame] | None = None):
+                 notes: Sequence[str] = (), steps: Callable[[int], pd.DataFrame | None] | None = None):
         if stack not in ("auto", "on", "off"):
             raise FldiagError(f"stack = {stack!r} is not one of auto, on, off", "choose one of them", usage=True)
         self.device, self.dtype, self.dataset, self.parts = torch.device(device), dtype, dataset, list(parts)
@@ -54,6 +57,8 @@ class History:
         self.stack = stacked(self.network, dataset, stack)
         self._rounds, self._remarks, self._steps = dict(sorted(rounds.items())), tuple(notes), steps
         self.files = dict(files or {})
+        self.examples: dict[int, int] = {}  # where the partition is not known
+        self.remedy = REMEDY
         self.notes: list[dict[str, Any]] = []
         self.read: list[int] = []
 
@@ -75,7 +80,7 @@ class History:
                               f"it has {ranges(run.rounds)}", usage=True)
         if run.index["config"].get("checkpoint", {}).get("clients") == "none":
             raise FldiagError(f"run {run.path} holds no client weights", REMEDY)
-        chosen = sorted(set(rounds)) if rounds is not None else run.rounds
+        chosen = sorted(set(rounds)) if rounds is not None else [r for r in run.rounds if r] or run.rounds  # 0: before training
         first = first_readable(run, chosen, model, data)
         dataset = targets._dataset(first, root, download)
         module = targets._module(first, dataset)
@@ -86,12 +91,21 @@ class History:
         reader = Reader(run, module, device, dtype)
         every = config.get("checkpoint", {}).get("every", 1)
         lost = sorted(set(range(every, run.done + 1, every)) - set(run.rounds)) if rounds is None else []
-        return History(module, dataset, parts or [], {r: lambda r=r: reader(r) for r in chosen},  # type: ignore[misc]
+        notes = [f"run.json lists no checkpoint of round {ranges(lost)}"] if lost else []
+        if parts is None:
+            parts = [np.empty(0, dtype=np.int64)] * int(run.index["config"]["clients"]["total"])
+            notes.append(f"{UNDEALT}: what needs them is left out")
+        made = History(module, dataset, parts, {r: lambda r=r: reader(r) for r in chosen},  # type: ignore[misc]
                        name=name or run.path.name, labels=labels, samples=samples, stack=stack, device=device, dtype=dtype,
                        shares=train.get("aggregate", "n"), batch_size=int(train.get("batch_size", 1)),
                        files={**{f"{r}": sha256(run.path / f"rounds/{r:04d}.pt") for r in chosen},
-                              "metrics": sha256(run.path / str(run.index.get("metrics")))}, steps=lambda: run.metrics,
-                       notes=[f"run.json lists no checkpoint of round {ranges(lost)}"] if lost else [])
+                              "metrics": sha256(run.path / str(run.index.get("metrics"))),
+                              **{f: digest for f, digest in run.index["files"].items() if f.startswith("steps/")}},
+                       steps=lambda r: run.steps(r) if r in run.recorded else None,
+                       notes=[*notes, *run.origin.get("notes", [])])
+        if run.origin:
+            made.examples, made.remedy = run.origin["examples"], RECEIVED
+        return made
 
     # -- reading
 
@@ -131,7 +145,7 @@ class History:
         if not self.read:
             raise first or FldiagError(f"{self.name}: no stored round can be used", "see its run.json")
         if clients and not usable:
-            raise FldiagError(f"{self.name} holds no round with client weights", REMEDY)
+            raise FldiagError(f"{self.name} holds no round with client weights", self.remedy)
 
     def last(self) -> Stored:
         """The last round that has received and trained weights; ``notes`` says what was passed over."""
@@ -147,16 +161,16 @@ class History:
             if stored.complete and all(k < len(self.parts) for k in stored.ids):
                 self.read = [r]
                 return stored
-        raise FldiagError(f"{self.name} holds no round with client weights", REMEDY)
+        raise FldiagError(f"{self.name} holds no round with client weights", self.remedy)
 
-    def steps(self) -> pd.DataFrame | None:
-        """The run's own table of metrics, where training may have recorded its local steps; None when there is none."""
+    def steps(self, round: int) -> pd.DataFrame | None:
+        """What training recorded of the local steps of a round (see ``Run.steps``); None when it recorded nothing."""
         if self._steps is None:
             return None
         try:
-            return self._steps()
+            return self._steps(round)
         except FldiagError as error:
-            self.note(None, error.what)
+            self.note(round, error.what)
             return None
 
     def note(self, round: int | None, text: str, client: int | None = None) -> None:
@@ -170,13 +184,15 @@ class History:
 
     def problem(self, weights: Weights, where: slice, name: str, **labels: Any) -> Problem:
         """The loss surface around weights on a stretch of the pool."""
+        if where.stop <= where.start and not any(map(len, self.parts)):
+            raise FldiagError(UNDEALT, DEAL)
         loss: Callable[..., Tensor] = targets.half_squared_error if self.dataset.regression else F.cross_entropy
         return Problem(self.network.module, loss, self.pool.take(where, name), *weights, name=self.name, dtype=self.dtype,
                        device=self.device, labels={**self.labels, **labels})
 
     def weights(self, ids: Sequence[int]) -> np.ndarray:
         """The aggregation weights [K] of these clients (they sum to 1), by the rule that the run's config names."""
-        n = np.array([len(self.parts[k]) for k in ids], dtype=float)
+        n = np.array([len(self.parts[k]) or self.examples.get(k, 0) for k in ids], dtype=float)
         p = {"n": n, "batches": n // self.batch_size, "uniform": np.ones_like(n)}[self.shares]
         return p / p.sum() if p.sum() else np.full(len(n), 1 / max(len(n), 1))
 
@@ -192,7 +208,8 @@ class History:
             out = self.network.bind(w[None], {n: b[None].clone() for n, b in self.network.buffers.items()})(x[None])
         weights: Any = sorted(self.files.items()) or [self._weights(read) for read in self._rounds.values()]
         return digest(weights, list(self._rounds), self.dataset.fingerprint(), list(self.parts), self.samples, out,
-                      repr(self.network.module), str(self.dtype), self.stack, self.name, self.labels, list(self._remarks))
+                      repr(self.network.module), str(self.dtype), self.stack, self.name, self.labels, list(self._remarks),
+                      *([[[k, n] for k, n in sorted(self.examples.items())]] if self.examples else []))
 
     @staticmethod
     def _weights(read: Callable[[], Stored]) -> Any:

@@ -23,7 +23,7 @@ from fldiag.diagnostics.directions import Directions
 from fldiag.diagnostics.evaluator import Evaluator
 from fldiag.diagnostics.points import Points
 from fldiag.diagnostics.problem import Problem
-from fldiag.diagnostics.spectrum import Progress, Row
+from fldiag.diagnostics.spectrum import Progress, Row, finite_loss
 from fldiag.errors import FldiagError
 from fldiag.registry import diagnostic
 from fldiag.results.provenance import digest
@@ -78,9 +78,11 @@ def landscape(problem: Problem, progress: Progress | None = None, *,
     again with it, the evaluation goes on where it stopped. Cost: about 130 to 250 evaluations of the slice for
     41 points (``full``: points^2).
 
-    Raises FldiagError for an even number of points, weights that span no plane, or a store of other weights.
+    Raises FldiagError for an even number of points, weights that span no plane, a store of other weights, or a loss at the
+    weights that is not finite.
     """
     axis(points, 1.0)
+    finite_loss(problem)
     ends = dict(through) if isinstance(through, Mapping) else list(through) if isinstance(through, Sequence) else None
     kept = Points((points, points), store, lambda: digest(
         problem.digest(), directions, points, span, ends, k, tol, max_products, seed, bf16))

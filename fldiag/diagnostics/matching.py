@@ -15,11 +15,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fldiag.diagnostics.comparison import Summary, matching_rows, overlap_rows
-from fldiag.diagnostics.diagonal import Diagonal, Estimate, diagonal_of
+from fldiag.diagnostics import stack as stacks
+from fldiag.diagnostics.comparison import Space, Summary, matching_rows, overlap_rows
+from fldiag.diagnostics.diagonal import Diagonal, Estimate, diagonal_of, norm
 from fldiag.diagnostics.history import History
+from fldiag.diagnostics.linalg.lanczos import EigenPairs
 from fldiag.diagnostics.problem import Problem
-from fldiag.diagnostics.spectrum import eigenpairs, eigenvalue_rows, loss_row
+from fldiag.diagnostics.spectrum import NOISE, eigenvalue_rows, loss_row, strict_pairs
+from fldiag.diagnostics.stack import Stack
 from fldiag.diagnostics.stored import Stored
 from fldiag.errors import FldiagError
 from fldiag.registry import diagnostic
@@ -39,6 +42,11 @@ class Options:
     max_products: int
     deflate: int
     seed: int
+    stack: Stack
+
+    @property
+    def spectrum(self) -> dict[str, Any]:
+        return {"k": self.k, "tol": self.tol, "max_products": max(100, 8 * self.k, self.max_products), "seed": self.seed}
 
     def diagonal(self, problem: Problem, progress: Progress) -> Diagonal:
         return diagonal_of(problem, estimate=self.estimate, rtol=self.rtol, max_products=self.max_products,
@@ -49,8 +57,8 @@ class Options:
 def matching(history: History, progress: Progress | None = None, *, data: Literal["both", "client", "global"] = "both",
              k: Annotated[int, Field(ge=0)] = 5, split: bool = True, every_round: bool = False, estimate: Estimate = "auto",
              rtol: Annotated[float, Field(gt=0, lt=1)] = 0.02, max_products: Annotated[int, Field(ge=2)] = 200,
-             deflate: Annotated[int, Field(ge=0)] = 20, tol: Annotated[float, Field(gt=0, lt=1)] = 1e-3,
-             seed: int = 0) -> pd.DataFrame:
+             deflate: Annotated[int, Field(ge=0)] = 20, tol: Annotated[float, Field(gt=0, lt=1)] = 1e-3, seed: int = 0,
+             stack: Stack = "auto") -> pd.DataFrame:
     """Cross-client Hessian matching: H_N and H_D, top eigenvalues and traces, overlap of the sharpest directions.
 
     Hessians H_k of the clients' trained weights, on each client's own training data (``data`` client) or on all clients'
@@ -64,19 +72,23 @@ def matching(history: History, progress: Progress | None = None, *, data: Litera
       (lambda_max is index 1), ``eigenvalue_ratio``, ``trace`` (H_T), ``diagonal_norm``.
     - ``eigenspace_overlap`` of the top-k eigenspaces on own data (global if not asked for): the mean squared cosine of the
       principal angles (``principal_angle``, by index); 1 for the same space, about k / P by chance, P weights. Of every
-      pair and its mean; of every client with the aggregated model as ``global_overlap``.
+      pair and its mean; of every client with the aggregated model as ``global_overlap``. None (``masked``, and not in the
+      mean) where one of the k eigenvalues is zero: its eigenvector is arbitrary.
     - with ``split``: for the top k eigenvectors v of the aggregated model's Hessian H on global data (column index),
       ``curvature`` v'H_k v of every client's own data, and ``curvature_share`` p_k v'H_k v, p_k the client's share of the
       examples: they sum up to the eigenvalue.
 
     Diagonals and traces are exact where ``diagonal`` is; else estimates with the same random probes for all clients
     (``rtol``, ``max_products``, ``deflate`` as there), and the entries of a diagonal are then rough: column ``converged``,
-    and rows ``diagonal_error``, the relative error of D. Of the last round with client weights, or all with
-    ``every_round``. Cost a client: about 4 Hessian-vector products on own and on global data, and one spectrum.
+    and rows ``diagonal_error``, the relative error of D; norms, also those in H_N and H_D, are without the part that noise
+    adds. Of the last round with client weights, or all with ``every_round``. Cost a client: about 4 Hessian-vector
+    products on own and on global data, and one spectrum.
+    ``stack``: the clients' Hessians are multiplied side by side, never (off), where that is faster by a fixed rule on
+    shapes (auto: small networks of affine layers on few examples), or wherever they can be (on); the numbers stay the same.
 
     Raises FldiagError when no round has client weights, or no client's Hessian can be computed.
     """
-    options = Options(k, tol, estimate, rtol, max_products, deflate, seed)
+    options = Options(k, tol, estimate, rtol, max_products, deflate, seed, stack)
     places: list[Data] = ["client", "global"] if data == "both" else [data]
     rows: list[Row] = []
     for stored in history.each() if every_round else [history.last()]:
@@ -98,25 +110,25 @@ class _Round:
         owners = [c for c in range(len(history.parts)) if history.pool.own(c).stop > history.pool.own(c).start]
         self._total = len(places) * len(stored.ids) + 1 + (len(owners) if split and options.k else 0)
         rows: list[Row] = []
-        spaces: dict[int, Tensor] = {}
-        top: Tensor | None
+        spaces: dict[int, Space] = {}
+        top: Space | None
         common: Row
         for place in places:
             found = self._clients(place, spectrum=place == places[0], rows=rows)
-            spaces |= {s.client: s.eigenvectors for s in found if s.eigenvectors is not None}
+            spaces |= {s.client: s.space for s in found if s.space is not None}
             rows += matching_rows(found, place, self._slice(place))
         whole = history.problem((stored.aggregated, stored.buffers), history.pool.clients, "train", moment="aggregated",
                                 scope="global")
         top, common = None, {}
         try:
             common, summary = self._of(whole, True, rows, "global model")
-            top = summary.eigenvectors
+            top = summary.space
         except FldiagError as error:
             history.note(stored.round, f"the aggregated model is left out: {error.what}")
         if spaces:
             rows += overlap_rows(spaces, top, self._slice(places[0]))
         if top is not None and split:
-            rows += self._split(whole, top, owners, common)
+            rows += self._split(whole, top.vectors, owners, common)
         return rows
 
     def _slice(self, place: Data) -> Row:
@@ -133,53 +145,82 @@ class _Round:
 
     def _clients(self, place: Data, spectrum: bool, rows: list[Row]) -> list[Summary]:
         history, stored = self.history, self.stored
-        found: list[Summary] = []
-        first: FldiagError | None = None
         known = {(n["client"], n["round"]) for n in history.notes}
-        for j, client in enumerate(stored.ids):
+        made: dict[int, Summary] = {}
+        own: dict[int, list[Row]] = {}
+        failed: dict[int, FldiagError] = {}
+        for group in self._groups(place, spectrum):
+            problems = self._problems(place, group, failed)
+            pairs = stacks.eigenpairs([*problems.values()], **self.options.spectrum,
+                                      progress=self._tell(f"{len(problems)} clients side by side"))
+            for (client, problem), found in zip(problems.items(), pairs, strict=True):
+                try:
+                    own[client] = []
+                    made[client] = self._of(problem, spectrum, own[client], f"client {client}", found, data=place)[1]
+                except FldiagError as error:
+                    failed[client] = error
+            self._done += len(group)
+        for client in stored.ids:
+            rows += own.get(client, [])
+            if client in failed and (client, stored.round) not in known:  # one complaint a client will do
+                history.note(stored.round, f"client {client} is left out: {failed[client].what}", client)
+        if failed and not made:
+            raise failed[next(c for c in stored.ids if c in failed)]
+        if len(made) == 1:
+            history.note(stored.round, f"only client {next(iter(made))} on {place} data: there are no pairs to compare")
+        return [made[client] for client in stored.ids if client in made]
+
+    def _groups(self, place: Data, spectrum: bool) -> list[list[int]]:
+        """The clients of the round whose Hessians are multiplied together."""
+        pool, ids = self.history.pool, self.stored.ids
+        if not spectrum or not self.options.k:
+            return [[c] for c in ids]
+        where = {c: pool.clients if place == "global" else pool.own(c) for c in ids}
+        return stacks.groups(self.history.network, {c: w.stop - w.start for c, w in where.items()}, self.options.stack)
+
+    def _problems(self, place: Data, group: list[int], failed: dict[int, FldiagError]) -> dict[int, Problem]:
+        history, stored = self.history, self.stored
+        found: dict[int, Problem] = {}
+        for client in group:
             where, name = (history.pool.clients, "train") if place == "global" else (
                 history.pool.own(client), f"client:{client}/train")
             try:
-                problem = history.problem(stored.client(j), where, name, moment="trained", scope="client", client=client)
-                found.append(self._of(problem, spectrum, rows, f"client {client}", data=place)[1])
+                found[client] = history.problem(stored.client(stored.ids.index(client)), where, name, moment="trained",
+                                                scope="client", client=client)
             except FldiagError as error:
-                first = first or error
-                if (client, stored.round) not in known:  # one complaint a client will do
-                    history.note(stored.round, f"client {client} is left out: {error.what}", client)
-            self._done += 1
-        if first and not found:
-            raise first
-        if len(found) == 1:
-            history.note(stored.round, f"only client {found[0].client} on {place} data: there are no pairs to compare")
+                failed[client] = error
         return found
 
-    def _of(self, problem: Problem, spectrum: bool, rows: list[Row], who: str, **columns: Any) -> tuple[Row, Summary]:
-        """Rows of one model's Hessian on one slice, appended only when all of them could be made."""
+    def _of(self, problem: Problem, spectrum: bool, rows: list[Row], who: str, pairs: EigenPairs | None = None,
+            **columns: Any) -> tuple[Row, Summary]:
+        """Rows of one model's Hessian on one slice, appended only when all of them could be made.
+
+        ``pairs``: its eigenpairs, where they are known already.
+        """
         options, common = self.options, {**problem.common, **columns}
         if not bool(torch.isfinite(problem.w).all()):
             raise FldiagError("its weights are not finite", "choose rounds from before the training diverged")
         mine = [loss_row(problem)]
         d = options.diagonal(problem, self._tell(who))
         assert d.values is not None  # entries were asked for
-        norm, error = float(torch.linalg.vector_norm(d.values)), None
+        size, error = norm(d.values, d.stderr)
         if d.stderr is not None:
-            error = float(torch.linalg.vector_norm(d.stderr))
-            mine.append({"metric": "diagonal_error", "value": error / norm if norm else None, "estimator": d.estimator})
-        mine.append({"metric": "diagonal_norm", "value": norm, "stderr": error, "estimator": d.estimator,
+            rough, whole = (float(torch.linalg.vector_norm(v)) for v in (d.stderr, d.values))
+            mine.append({"metric": "diagonal_error", "value": rough / whole if whole else None, "estimator": d.estimator})
+        mine.append({"metric": "diagonal_norm", "value": size, "stderr": error, "estimator": d.estimator,
                      "converged": d.converged})
         mine.append({"metric": "trace", "value": d.trace, "stderr": d.trace_stderr, "estimator": d.estimator,
-                     "converged": d.trace_stderr is None or d.trace_stderr <= options.rtol * abs(d.trace)})
-        vectors = None
+                     "converged": d.trace_converged})
+        space = None
         if spectrum and options.k:
             # strict: the overlaps are of the vectors
-            pairs = eigenpairs(problem, options.k, tol=options.tol, max_products=max(100, 8 * options.k, options.max_products),
-                               strict=True, seed=options.seed, progress=self._tell(who))
-            mine += eigenvalue_rows(pairs)
-            vectors = pairs.vectors.to(self.history.dtype)
+            pairs = pairs or strict_pairs(problem, **options.spectrum, progress=self._tell(who))
+            mine += eigenvalue_rows(pairs, noise=NOISE[problem.dtype])
+            space = Space.of(pairs, self.history.dtype, NOISE[problem.dtype])
         rows += [{**common, **row} for row in mine]
-        return common, self._summary(problem, d, vectors, common)
+        return common, self._summary(problem, d, space, common)
 
-    def _summary(self, problem: Problem, d: Diagonal, vectors: Tensor | None, common: Row) -> Summary:
+    def _summary(self, problem: Problem, d: Diagonal, space: Space | None, common: Row) -> Summary:
         assert d.values is not None
         traces = torch.tensor([d.traces[n] for n in problem.layout.names], dtype=torch.float64)
         errors = None
@@ -188,7 +229,7 @@ class _Round:
         fine = errors is None or bool(errors.norm() <= self.options.rtol * traces.norm())
         kept = d.values.to(self.history.dtype), None if d.stderr is None else d.stderr.to(self.history.dtype)
         return Summary(int(common.get("client", -1)), problem.n, {"diag": kept, "tensor_trace": (traces, errors)},
-                       d.estimator, {"diag": d.converged, "tensor_trace": fine}, vectors)
+                       d.estimator, {"diag": d.converged, "tensor_trace": fine}, space)
 
     def _split(self, whole: Problem, vectors: Tensor, owners: list[int], common: Row) -> list[Row]:
         history, rows = self.history, []

@@ -116,9 +116,8 @@ def operator(problem: Problem, w: Tensor, *, matrix: Matrix = "hessian", form: F
     return found
 
 
-def block_index(problem: Problem, which: str | Sequence[str]) -> Tensor:
-    """Where the tensors lie in the weights whose names match a pattern (as file names do: ``features.*``) or are
-    listed.
+def block_names(problem: Problem, which: str | Sequence[str]) -> list[str]:
+    """The tensors whose names match a pattern (as file names do: ``features.*``) or are listed.
 
     Raises FldiagError when no tensor is meant.
     """
@@ -126,5 +125,10 @@ def block_index(problem: Problem, which: str | Sequence[str]) -> Tensor:
     names = [n for n in known if (fnmatch.fnmatchcase(n, which) if isinstance(which, str) else n in which)]
     if not names:
         raise FldiagError(f"params = {which!r} matches no parameter", nearest(str(which), known), usage=True)
+    return names
+
+
+def block_index(problem: Problem, which: str | Sequence[str]) -> Tensor:
+    """Where the tensors of ``block_names`` lie in the weights."""
     slices = problem.layout.slices()
-    return torch.cat([torch.arange(slices[n].start, slices[n].stop) for n in names]).to(problem.device)
+    return torch.cat([torch.arange(slices[n].start, slices[n].stop) for n in block_names(problem, which)]).to(problem.device)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +21,7 @@ from fldiag import data
 from fldiag.data import Dataset
 from fldiag.data.slices import Slice
 from fldiag.errors import FldiagError
-from fldiag.models.network import Network, forward_macs
+from fldiag.models.network import Bound, Network, forward_macs
 
 #: Examples in a batch of one model; as in training's own evaluation, so that the numbers are the run's.
 BATCH = 500
@@ -131,28 +134,54 @@ def evaluate(network: Network, pool: Pool, models: Sequence[Weights], *, stack: 
     loss = np.empty((count, pool.n))
     right = None if pool.dataset.regression else np.empty((count, pool.n), dtype=bool)
     valid = np.array([bool(torch.isfinite(w).all()) for w, _ in models], dtype=bool)
+    # only a chain of layers: another module is called with its parameters put in place, one call at a time
+    threads = max(1, min(torch.get_num_threads(), count)) if pool.device.type == "cpu" and network.stackable else 1
     size, groups = BATCH, [[i] for i in range(count)]
     if stack:
         work = forward_macs(network.module, pool.dataset.shape) * min(count, STACK)
         size = min(BATCH, max(100, STACK_WORK // max(work, 1)))
-        groups = [list(range(i, min(i + STACK, count))) for i in range(0, count, STACK)]
+        each = min(STACK, -(-count // threads))
+        groups = [list(range(i, min(i + each, count))) for i in range(0, count, each)]
     bound = []
     for group in groups:
         rows = torch.stack([models[i][0] for i in group]).to(pool.device, pool.dtype)
         buffers = {n: b.unsqueeze(0).clone() for n, b in models[group[0]][1].items()}
         bound.append(network.bind(rows, buffers))
-    with torch.no_grad():
+    with workers(threads) as run:
         for where in pool.batches(slice(0, pool.n), size, mixed=not network.batch_dependent):
             x, y = pool.read(where.start, where.stop)
-            for group, model in zip(groups, bound, strict=True):
-                outputs = model(x.expand(len(group), *x.shape))
-                losses = per_example(outputs, y.expand(len(group), *y.shape))
-                loss[group, where] = losses.double().cpu().numpy()
-                if right is not None:
-                    right[group, where] = (outputs.argmax(-1) == y).cpu().numpy()
+
+            def score(group: list[int], model: Bound, where: slice = where, x: Tensor = x, y: Tensor = y) -> None:
+                with torch.no_grad():
+                    outputs = model(x.expand(len(group), *x.shape))
+                    losses = per_example(outputs, y.expand(len(group), *y.shape))
+                    loss[group, where] = losses.double().cpu().numpy()
+                    if right is not None:
+                        right[group, where] = (outputs.argmax(-1) == y).cpu().numpy()
+
+            list(run(score, groups, bound))
     valid &= ~np.isnan(loss).any(1)
     loss[~valid] = np.nan
     return Scores(loss, right, valid)
+
+
+@contextmanager
+def workers(threads: int) -> Iterator[Callable[..., Iterable[Any]]]:
+    """A ``map`` in so many threads with one of torch's each.
+
+    Small layers of one model do not fill two cores, and on a busy machine torch's own threads spend most of the time
+    waiting for each other (analyses/speed/forgetting.py); a model a thread does not. Afterwards torch has as many threads
+    as before.
+    """
+    if threads == 1:
+        yield map
+        return
+    before = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            yield pool.map
+    finally:
+        torch.set_num_threads(before)
 
 
 def wilson(right: float, n: float, confidence: float) -> tuple[float, float]:

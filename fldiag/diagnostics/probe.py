@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fldiag.errors import FldiagError
+from fldiag.seeding import torch_rng
 
 if TYPE_CHECKING:
     from fldiag.diagnostics.problem import Problem
@@ -33,6 +35,7 @@ class Facts:
 
     batch_dependent: bool  # an example's output depends on the other examples of its batch
     classes: int | None  # labels must lie in 0..classes-1; None when the targets are not class numbers
+    outputs: int  # numbers an example's output has
     per_example: PerExample | None  # (outputs, y) -> losses [b], None when the loss cannot be taken apart
     channels_last: bool  # whether evaluations without gradients use the channels-last memory format
     graph_bytes: int  # memory an example takes in a graph that is differentiated twice
@@ -98,8 +101,7 @@ def _check_model(problem: Problem, x: Tensor, y: Tensor, tolerance: float) -> An
         raise FldiagError(f"the model failed on a batch of shape {list(x.shape)} and type {x.dtype}: {error}",
                           "check that the data are what the model takes (shape, type, normalised)") from error
     if not same(x, seen, 0.0):
-        raise FldiagError("the model changes its input in place",
-                          "let it work on a copy (first layer inplace=False)")
+        raise FldiagError("the model changes its input in place", "let it work on a copy (first layer inplace=False)")
     moved = [n for n, b in held.items() if not same(b, problem.buffers[n], 0.0)]
     if moved:
         raise FldiagError(f"an evaluation changes the buffers {', '.join(moved[:4])}: "
@@ -150,21 +152,54 @@ def _check_loss(problem: Problem, z: Any, y: Tensor, tolerance: float) -> Tensor
         raise FldiagError(f"the loss is {float(value)} (not finite: the {place})",
                           "diagnose a checkpoint from before the training diverged")
     if not same(value, loss(z, y), tolerance):
-        raise FldiagError("two evaluations of the loss on the same outputs disagree",
-                          "make the loss deterministic")
+        raise FldiagError("two evaluations of the loss on the same outputs disagree", "make the loss deterministic")
     b = len(y)
     if isinstance(z, Tensor) and z.ndim and len(z) == b:
         twice = loss(torch.cat([z, z]), torch.cat([y, y]))
-        if same(twice, 2 * value, 1e-3) and float(value.abs()) > 0:
+        doubles = same(twice, 2 * value, 1e-3) and float(value.abs()) > 0
+        fair = same(twice, value, 1e-3) and _is_mean(loss, z, y) is not False and _shaken(problem, z, y) is not False
+        if (doubles or not fair) and y.is_floating_point() and z.shape != y.shape and z.numel() == y.numel():
+            raise FldiagError(f"the loss compares outputs {list(z.shape)} with targets {list(y.shape)}: broadcasting "
+                              "pairs every example with every other one",
+                              f"reshape the targets to {['n', *z.shape[1:]]}".replace("'", ""))
+        if doubles:
             raise FldiagError("the loss doubles when every example is given twice: it is a sum",
                               'use the mean over examples (reduction="mean")')
-        cuts = [c for c in (1, b // 2) if 0 < c < b]
-        parts = [(c * loss(z[:c], y[:c]) + (b - c) * loss(z[c:], y[c:])) / b for c in cuts]
-        if not same(twice, value, 1e-3) or not all(same(p, value, 1e-3) for p in parts):
+        if not fair:
             raise FldiagError("the loss of a batch is not the mean over its examples: class weights, "
                               "ignored labels or another normalisation make batches count differently",
                               "give a loss that is the plain mean over examples")
     return value
+
+
+def _is_mean(loss: Callable[[Any, Tensor], Tensor], z: Tensor, y: Tensor) -> bool | None:
+    """Whether the loss of the batch is the mean of those of its parts; None where it is not finite."""
+    b, whole = len(y), float(loss(z, y))
+    for cut in {1, b // 2} - {0, b}:
+        parts = [cut / b * float(loss(z[:cut], y[:cut])), (1 - cut / b) * float(loss(z[cut:], y[cut:]))]
+        if math.isfinite(whole) and not abs(sum(parts) - whole) <= 1e-3 * abs(whole) + 1e-5 * max(map(abs, parts)):
+            return False
+    return True if math.isfinite(whole) else None
+
+
+def _shaken(problem: Problem, z: Tensor, y: Tensor) -> bool | None:
+    """``_is_mean`` for outputs that differ: where all examples have one loss, every way to weigh them is the mean.
+
+    On the CPU, where a loss that takes only some outputs (probabilities, say) raises and does no harm.
+    """
+    z, y = z.detach().cpu(), y.cpu()
+    criterion = copy.deepcopy(problem.criterion).cpu() if isinstance(problem.criterion, nn.Module) else problem.criterion
+    size = max(1.0, *(float(t.abs().max()) for t in (z, y) if t.is_floating_point()))
+    rng = torch_rng(0, "outputs to try the loss on")
+    noise, shares = torch.randn(z.shape, generator=rng), torch.rand(z.shape, generator=rng)
+    for tried in (z + 3 * size * noise, shares):
+        try:
+            found = _is_mean(criterion, tried.to(z), y)
+        except Exception:  # not one of this loss's outputs
+            continue
+        if found is not None:
+            return found
+    return None
 
 
 def _shape(thing: Any) -> str:
@@ -256,5 +291,6 @@ def examine(problem: Problem) -> Facts:
         check_labels(y, classes, [i for r in runs for i in r], problem.slice_name)
         value = _check_loss(problem, z, y, tolerance)
         return Facts(batch_dependent=_batch_dependent(problem, x, z, tolerance), classes=classes,
+                     outputs=z[0].numel() if isinstance(z, Tensor) and z.ndim else 1,
                      per_example=_per_example(problem.criterion, z, y, value),
                      channels_last=_channels_last(problem, x, z), graph_bytes=_graph_bytes(problem, x, y))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fldiag.diagnostics import inputs
+from fldiag.diagnostics.linalg.hvp import derivative
 from fldiag.diagnostics.linalg.operator import Matrix, Operator
 from fldiag.diagnostics.operators import Form, operator
 from fldiag.diagnostics.probe import Facts, check_labels, examine
@@ -260,8 +261,7 @@ class Problem:
         total = torch.zeros_like(at, dtype=torch.float64)
         for loss, share in zip(*self._terms(), strict=True):
             with torch.enable_grad():
-                value = loss(at)
-                part = torch.autograd.grad(value, at, allow_unused=True)[0] if value.requires_grad else None
+                part = derivative(loss(at), at)
             if part is not None:
                 total.add_(part, alpha=share)
         return total

@@ -16,7 +16,7 @@ from fldiag.diagnostics.interpolation import Path, barrier
 from fldiag.diagnostics.landscape import axis
 from fldiag.diagnostics.points import Points
 from fldiag.diagnostics.problem import Problem
-from fldiag.diagnostics.spectrum import Progress, Row, eigenpairs, eigenvalue_rows
+from fldiag.diagnostics.spectrum import NOISE, Progress, Row, eigenpairs, eigenvalue_rows, finite_loss
 from fldiag.errors import FldiagError
 from fldiag.registry import diagnostic
 from fldiag.results.provenance import digest
@@ -44,8 +44,10 @@ def profile(problem: Problem, progress: Progress | None = None, *,
     sets hold them, else stay the problem's: column ``buffers`` says ``interpolated`` or ``fixed``.
 
     ``store`` as for ``landscape``. Cost: lines x points evaluations of the slice.
-    Raises FldiagError for an even number of points, or weight sets that do not fit the model.
+    Raises FldiagError for an even number of points, weight sets that do not fit the model, or a loss at the weights that is
+    not finite.
     """
+    finite_loss(problem)
     job = _Job(problem, progress, points or (21 if directions == "through" else 41), seed)
     ends = dict(through) if isinstance(through, Mapping) else list(through) if isinstance(through, Sequence) else None
 
@@ -86,14 +88,14 @@ class _Job:
                 raise FldiagError(f"{count} lines need as many eigenvectors, {len(pairs.values)} found",
                                   "ask for fewer lines or allow more products", usage=True)
             along = torch.stack([pairs.vectors[i] for i in range(count)])
-            found = {"rows": eigenvalue_rows(pairs), "curvature": [float(v) for v in pairs.values[:count]],
+            found = {"rows": eigenvalue_rows(pairs, noise=NOISE[p.dtype]), "curvature": [float(v) for v in pairs.values[:count]],
                      "residual": [float(v) for v in pairs.residuals[:count]]}
         else:
             along = torch.stack([rules.random_direction(p, self.seed, i) for i in range(count)])
             found = {"rows": [], "curvature": [float(d @ p.hvp(d.to(p.dtype))) for d in along],
                      "residual": [None] * count}
         kept.keep({"directions": along.cpu().numpy()}, found)
-        gradient, centre = p.gradient(), p.loss()[0]
+        gradient, centre = p.gradient(), finite_loss(p)[0]
         rows: list[Row] = []
         try:
             for i, d in enumerate(along):

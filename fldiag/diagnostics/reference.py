@@ -160,7 +160,7 @@ def eigenvalues(problem: Problem, k: int = 5, *, tol: float = 1e-3, most: int = 
         return values, residuals, spent
 
     values, residuals, spent = _run(problem, seed, "pyhessian eigenvalues", work)
-    common: Row = {"estimator": "pyhessian", "n_examples": loader.n}
+    common: Row = {"estimator": "pyhessian", "n_examples": loader.n, "which": "magnitude", "matrix": "hessian"}
     for i, (value, residual, (products, stopped)) in enumerate(zip(values, residuals, spent, strict=True), start=1):
         rows.append({**common, "metric": "eigenvalue", "index": i, "value": float(value), "residual": residual,
                      "converged": stopped, "products": products})

@@ -60,7 +60,7 @@ class Reader:
     def __init__(self, run: Run, module: nn.Module, device: str, dtype: torch.dtype):
         self.run, self.module, self.device, self.dtype = run, module, torch.device(device), dtype
         self.layout = Layout.of(module)
-        self._before: tuple[int, Buffers] = (0, dict(module.named_buffers()))
+        self._before: tuple[int, Buffers] = (-1 if 0 in run.rounds else 0, dict(module.named_buffers()))
 
     def __call__(self, r: int) -> Stored:
         c = self.run.checkpoint(r)
@@ -68,7 +68,8 @@ class Reader:
         received_buffers = self._received(r)
         self._before = r, buffers
         if c.clients is None or c.received is None:
-            return Stored(r, aggregated, buffers=buffers, notes=("no client weights in this round",))
+            what = "no client weights in this round" if c.clients is None else "what the clients received is not there"
+            return Stored(r, aggregated, buffers=buffers, notes=(what,) if r else ())  # round 0 is before the first
         size = self.layout.size
         if c.clients.shape[1:] != (size,) or c.received.shape != (size,):
             return Stored(r, aggregated, buffers=buffers,
@@ -88,7 +89,8 @@ class Reader:
             return {}
         if self._before[0] != r - 1:
             try:
-                start = dict(self.module.named_buffers()) if r == 1 else self._state(self.run.checkpoint(r - 1))[1]
+                first = r == 1 and 0 not in self.run.rounds
+                start = dict(self.module.named_buffers()) if first else self._state(self.run.checkpoint(r - 1))[1]
             except FldiagError:
                 return None
             self._before = r - 1, start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fldiag import data, models
+from fldiag.checkpoint import foreign
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.checkpoint.store import Run
 from fldiag.data import Dataset, partition
@@ -76,11 +78,11 @@ def _dataset(c: Checkpoint, root: str | None, download: bool) -> Dataset:
         return c.data
     if c.data is not None:
         return data.load(str(c.data), root, download)
-    if not c.manifest:
+    spec = c.manifest["config"].get("data", {}) if c.manifest else {}
+    if "name" not in spec:
         raise FldiagError(f"{c.path} does not say which data it belongs to",
                           "give them: --data digits | npz:PATH | pkg.mod:loader", usage=True)
-    spec = c.manifest["config"].get("data", {})
-    name = str(spec.get("name"))
+    name = str(spec["name"])
     if ":" in name and not name.startswith("npz:"):
         raise FldiagError(f"{c.path} names the data {name!r}, user code that is never run because a file says so",
                           f"if you trust it, say so yourself: --data {name}")
@@ -101,11 +103,11 @@ def _module(c: Checkpoint, dataset: Dataset | None) -> nn.Module:
     if c.model is not None:
         shape, classes = (dataset.shape, dataset.classes) if dataset is not None else _shapes(c)
         return models.build(str(c.model), shape, classes, code=True)
-    if not c.manifest:
+    spec = dict(c.manifest["config"].get("model", {})) if c.manifest else {}
+    if "name" not in spec:
         raise FldiagError(f"{c.path} holds weights but does not say which model they belong to",
                           "give it: --model NAME (fldiag list models) or --model pkg.mod:factory", usage=True)
-    spec = dict(c.manifest["config"].get("model", {}))
-    name = str(spec.pop("name", ""))
+    name = str(spec.pop("name"))
     return models.build(name, tuple(c.manifest["shape"]), c.manifest["classes"], spec)
 
 
@@ -117,9 +119,12 @@ def _shapes(c: Checkpoint) -> tuple[tuple[int, ...], int]:
 
 
 def _weights(c: Checkpoint, module: nn.Module, client: int | None) -> tuple[Any, Any]:
-    names = {n for n, _ in module.named_buffers()}
-    params = {n: t for n, t in c.state.items() if n not in names}
-    buffers = {n: t for n, t in c.state.items() if n in names}
+    names, state = {n for n, _ in module.named_buffers()}, c.state
+    if not c.manifest and (prefix := foreign.prefix_of(state, module)):
+        warnings.warn(f"{c.path.name}: the names fit the model without {prefix!r} before them", stacklevel=3)
+        state = foreign.strip(state, prefix)
+    params = {n: t for n, t in state.items() if n not in names}
+    buffers = {n: t for n, t in state.items() if n in names}
     if client is None:
         return params, buffers
     if c.clients is None or client not in c.client_ids:
@@ -138,7 +143,7 @@ def _partition(c: Checkpoint, dataset: Dataset) -> list[Any] | None:
     file = c.path.parent.parent / "partition.npz"
     if file.is_file():
         return partition.load_parts(file)
-    if not c.manifest:
+    if not c.manifest or "origin" in c.manifest:  # how another program dealt its data cannot be told from here
         return None
     from fldiag.config import Partition
 

@@ -12,7 +12,7 @@ from fldiag.errors import FldiagError
 from fldiag.method import Part, Perturbation
 from fldiag.params import Layout, norm, per_tensor_norm
 from fldiag.parts.withheld import Withheld
-from fldiag.step import Output, Step
+from fldiag.step import Output, Step, noise_floor
 
 if TYPE_CHECKING:
     from fldiag.config import Config
@@ -77,12 +77,20 @@ class ProximalPerturbation(Part):
     def gradient(self, step: Step, start: int, stop: int) -> Tensor:
         """g_p on the perturbed part, [k, stop - start]."""
         if self.loss_p is None:
-            return (step.w - step.local.w_g)[:, start:stop]
+            d = step.w - step.local.w_g
+            step.publish("l2", d)
+            return d[:, start:stop]
         if isinstance(self.loss_p, Withheld):
-            return self.loss_p.proximal_gradient(step)[:, start:stop]
+            g = self.loss_p.proximal_gradient(step)
+            step.publish("own", g)
+            return g[:, start:stop]
         if self.part == "head":
-            return step.head_gradient(self.loss_p)[1]
-        return step.gradient(self.loss_p)[1][:, start:stop]
+            value, g = step.head_gradient(self.loss_p)
+            step.publish(str(self.loss_p), g, value, start=start)
+            return g
+        value, g = step.gradient(self.loss_p)
+        step.publish(str(self.loss_p), g, value)
+        return g[:, start:stop]
 
     def perturb(self, step: Step) -> Perturbation | None:
         if not self.rho:
@@ -93,9 +101,20 @@ class ProximalPerturbation(Part):
         floor = self.floor if self.floor is not None else noise_floor(g.dtype)
         e = torch.where(length >= floor, self.rho * g / (length + GUARD), 0.0)
         if self.strength == "adaptive":
-            d = step.w[:, start:stop] - step.local.w_g[start:stop]
-            e = e * strengths(d, step.local.network.layout.part(start, stop), self.lambda_norm)
+            e = e * self.strengths(step, start, stop)
         return Perturbation(e, start, stop)
+
+    def strengths(self, step: Step, start: int, stop: int) -> Tensor:
+        """Lambda on the perturbed part, [k, stop - start]."""
+        layout = step.local.network.layout.part(start, stop)
+        found = strengths(step.w[:, start:stop] - step.local.w_g[start:stop], layout, self.lambda_norm)
+        if step.recording:
+            for name, members in groups_of(layout, self.lambda_norm).items():
+                values = torch.cat([layout.views(found)[n].flatten(1) for n in members], dim=-1)
+                mean = values.double().mean(-1)
+                step.note("lambda_mean", mean, layer=name or members[0], where=mean > 0,
+                          scale=None if self.lambda_norm == "dim0" else values.shape[-1] ** 0.5)
+        return found
 
 
 def needs_classes(dataset: Dataset) -> None:
@@ -105,9 +124,9 @@ def needs_classes(dataset: Dataset) -> None:
                           "set method.loss = 'l2'", usage=True)
 
 
-def noise_floor(dtype: torch.dtype) -> float:
-    """Norm below which a proximal gradient is rounding noise."""
-    return 1e-12 if dtype == torch.float64 else 1e-6
+def groups_of(layout: Layout, rule: str) -> dict[str, tuple[str, ...]]:
+    """The tensors over which Lambda is normalised together (dim0: inside which)."""
+    return layout.layers if rule == "layer" else {n: (n,) for n in layout.names}
 
 
 def strengths(d: Tensor, layout: Layout, rule: str = "layer") -> Tensor:
@@ -119,7 +138,7 @@ def strengths(d: Tensor, layout: Layout, rule: str = "layer") -> Tensor:
         return torch.cat([_ratio(v.abs(), torch.linalg.vector_norm(v, dim=1, keepdim=True)).flatten(1) for v in views],
                          dim=-1)
     sizes = dict(zip(layout.names, layout.sizes, strict=True))
-    groups = [[n] for n in layout.names] if rule == "tensor" else list(layout.layers.values())
+    groups = groups_of(layout, rule).values()
     return _ratio(d.abs(), per_tensor_norm(d, [sum(sizes[n] for n in group) for group in groups]))
 
 

@@ -12,9 +12,9 @@ from fldiag.method import Part, Round
 from fldiag.params import dot, norm
 from fldiag.parts.distillation import refuse
 from fldiag.parts.ensemble import Ensemble, divergence
-from fldiag.parts.perturbation import needs_classes, noise_floor
+from fldiag.parts.perturbation import needs_classes
 from fldiag.seeding import torch_rng
-from fldiag.step import Local, Output, Step
+from fldiag.step import Local, Output, Step, noise_floor
 
 if TYPE_CHECKING:
     from fldiag.config import Config
@@ -51,9 +51,14 @@ class ProximalProjection(Part):
 
     def correct(self, step: Step, g: Tensor) -> Tensor:
         if self.loss_p is None:
-            return project(g, step.w - step.local.w_g)
-        g_p = step.gradient(self.loss_p)[1]
-        return torch.where(norm(g_p) >= noise_floor(g_p.dtype), project(g, g_p), g)
+            d = step.w - step.local.w_g
+            g_u = project(g, d)
+            step.publish("l2", d, g_u=g_u)
+            return g_u
+        value, g_p = step.gradient(self.loss_p)
+        g_u = torch.where(norm(g_p) >= noise_floor(g_p.dtype), project(g, g_p), g)
+        step.publish(str(self.loss_p), g_p, value, g_u=g_u)
+        return g_u
 
 
 class MemoryProjection(Part):

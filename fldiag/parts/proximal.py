@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fldiag.errors import FldiagError
 from fldiag.method import Part
 from fldiag.params import dot
-from fldiag.step import Output, Step
+from fldiag.step import KL, Output, Step
 
 if TYPE_CHECKING:
     from fldiag.config import Config
@@ -21,14 +21,8 @@ if TYPE_CHECKING:
 
 
 def kl(tau: float) -> Callable[[Step, Output], Tensor]:
-    """mean_x KL(softmax(f(x; w_g)/tau) || softmax(f(x; w)/tau)), [k]; no factor tau^2, the teacher is constant."""
-
-    def term(step: Step, out: Output) -> Tensor:
-        teacher = F.log_softmax(step.received_logits() / tau, dim=-1)
-        student = F.log_softmax(out.logits / tau, dim=-1)
-        return step.mean((teacher.exp() * (teacher - student)).sum(-1))
-
-    return term
+    """KL(received || own model) of the outputs at temperature tau, [k]."""
+    return KL(tau)
 
 
 def l2(step: Step, out: Output) -> Tensor:
@@ -44,6 +38,8 @@ class Proximal(Part):
         self.mu = mu
 
     def correct(self, step: Step, g: Tensor) -> Tensor:
+        if step.recording and self.mu:
+            step.publish("l2", step.w - step.local.w_g)
         return step.pull(g, step.local.w_g, self.mu)
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from fldiag.method import Perturbation
-from fldiag.parts.perturbation import ProximalPerturbation, ascent, strengths
+from fldiag.parts.perturbation import ProximalPerturbation, ascent
 from fldiag.step import Output, Step
 
 #: id -> the point of grad L_l, the point of grad L_p (None: no such term): w, w + eps_p or w + eps_c
@@ -40,13 +40,22 @@ class Strategy(ProximalPerturbation):
         if not self.rho:
             return None
         start, stop = self.bounds(step.local.network.layout)
-        g_p = step.gradient(self.term)[1] if self.term is not None else step.w - step.local.w_g
+        g_p = self.gradient_at_w(step)
         g = (step.local_gradient()[1] + g_p)[:, start:stop]
         e = ascent(g, self.rho)
         if self.strength == "adaptive":
-            d = step.w[:, start:stop] - step.local.w_g[start:stop]
-            e = e * strengths(d, step.local.network.layout.part(start, stop), self.lambda_norm)
+            e = e * self.strengths(step, start, stop)
         return Perturbation(e, start, stop)
+
+    def gradient_at_w(self, step: Step) -> Tensor:
+        """g_p over all parameters, [k, P]."""
+        if self.term is None:
+            d = step.w - step.local.w_g
+            step.publish("l2", d)
+            return d
+        value, g = step.gradient(self.term)
+        step.publish(str(self.term), g, value)
+        return g
 
     def perturb(self, step: Step) -> Perturbation | None:
         e = self.point(step, self.local_at)
@@ -59,7 +68,7 @@ class Strategy(ProximalPerturbation):
         at = self.proximal_at
         e = step.local.memo["strategy"] if at == self.local_at else self.point(step, at)
         if self.term is not None:
-            return g.add_(step.gradient(self.term, e)[1], alpha=self.beta)
+            return g.add_(self.gradient_at_w(step) if e is None else step.gradient(self.term, e)[1], alpha=self.beta)
         centre = step.local.w_g.expand_as(step.w)
         if e is not None:
             centre = centre.clone()

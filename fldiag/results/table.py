@@ -35,6 +35,13 @@ def table(rows: Iterable[Mapping[str, Any]], **common: Any) -> pd.DataFrame:
     return frame
 
 
+def columns(data: Mapping[str, Any], **common: Any) -> pd.DataFrame:
+    """The same from whole columns (arrays of one length), where there are too many rows to make each a dict."""
+    extra = sorted({*data, *common} - set(COLUMNS))
+    frame = pd.DataFrame({**data, **common}, columns=[*COLUMNS, *extra])
+    return frame.astype(COLUMNS)
+
+
 def check(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame, or FldiagError naming the first column or value that breaks the schema."""
     missing = [c for c in COLUMNS if c not in frame.columns]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from fldiag.method import Method
 from fldiag.seeding import torch_rng
 from fldiag.step import Local, Output, Step
 from fldiag.training.optim import OPTIMIZERS, SGD, Adam
+from fldiag.training.record import Recorder
 from fldiag.training.schedule import Batches
 
 MOMENTUM = "optimizer.momentum"  # the clients' state of that name, with train.keep_momentum
@@ -32,9 +34,10 @@ class Trained:
     loss: Tensor  # [K] mean minibatch loss
     state: dict[str, Tensor]
     uploads: dict[str, Tensor] = field(default_factory=dict)
+    notes: pd.DataFrame | None = None  # numbers of the local steps, when they are recorded
 
 
-def train(local: Local, method: Method, feed: Feed) -> Trained:
+def train(local: Local, method: Method, feed: Feed, recorder: Recorder | None = None) -> Trained:
     """Local training of a cohort. ``local`` (its ``w``, state and buffers) is changed in place."""
 
     def losses(step: Step, out: Output) -> Tensor:
@@ -46,6 +49,7 @@ def train(local: Local, method: Method, feed: Feed) -> Trained:
         return total
 
     seen = torch.zeros(len(local.ids), dtype=torch.float64, device=local.w.device)
+    local.notes = recorder
     for part in method:
         part.begin(local)
     trained = slice(*(local.trained or (None,)))
@@ -60,12 +64,18 @@ def train(local: Local, method: Method, feed: Feed) -> Trained:
         for part in method:
             e = part.perturb(step) if e is None else e
         loss, g = step.local_gradient(e)
+        before = g.clone() if recorder else None  # corrections may overwrite it
         for part in method:
             g = part.correct(step, g)
+        if recorder and before is not None:
+            recorder.step(step, loss, before)
         optimizer.step(step.w[:, trained], g[:, trained], step.decay)
+        if recorder:
+            recorder.moved(step)
         seen[: step.k] += loss
     result = Trained(local.ids, local.w, local.buffers, local.n, local.steps,
                       local.effective_steps(), seen / local.steps.clamp(min=1), local.state)
+    result.notes = recorder.rows(local.ids) if recorder else None
     for part in method:
         result.uploads.update(part.finish(local))
     return result

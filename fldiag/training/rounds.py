@@ -25,6 +25,7 @@ from fldiag.training import executor as executors
 from fldiag.training.client import MOMENTUM, Trained
 from fldiag.training.evaluate import evaluate
 from fldiag.training.personalise import METRIC, measure, planned
+from fldiag.training.record import round_rows, step_rows
 from fldiag.training.server import aggregate, mean_buffers
 from fldiag.training.setup import Setup, provenance
 
@@ -58,19 +59,20 @@ class Federation:
             w = part.send(w, self.state)
         return w
 
-    def train(self, ids: list[int], execute: Callable[[list[Any]], Any]) -> Trained:
-        """Local training of these clients from the current state; nothing of it is kept here."""
+    def train(self, ids: list[int], execute: Callable[[list[Any]], Any], record: bool = False) -> Trained:
+        """Local training of these clients from the current state; nothing of it is kept here. ``record``: their steps."""
         setup, method = self.setup, self.setup.method
         start = self.sent()
         states = {i: self.clients.get(i, self._client0) for i in ids} if self._client0 else {}
         sent = {name: self.state[name] for name in method.sent if name in self.state}
-        return merge(list(execute(setup.units(self.t, ids, start, self.buffers, sent, states))), ids)
+        units = setup.units(self.t, ids, start, self.buffers, sent, states)
+        return merge(list(execute([replace(unit, record=record) for unit in units])), ids)
 
     def round(self, execute: Callable[[list[Any]], Any]) -> tuple[Round, Trained]:
         """Train one round. Returns what the server saw and the merged clients' results."""
         setup, method = self.setup, self.setup.method
         ids = sorted(setup.schedule.sampled(self.t))
-        trained = self.train(ids, execute)
+        trained = self.train(ids, execute, setup.config.metrics.of_round(self.t + 1, setup.config.rounds))
         lr = setup.config.train.lr * setup.config.train.lr_decay**self.t
         seen = Round(self.t, lr, self.w, ids, trained.rows, trained.n, trained.steps, setup.config.clients.total,
                      sum(map(len, setup.parts)), trained.uploads, dict(self.state), trained.effective, setup.network,
@@ -114,7 +116,12 @@ def merge(cohorts: list[Trained], ids: list[int]) -> Trained:
 
     return Trained(ids, join([c.rows for c in cohorts]), joins("buffers"), join([c.n for c in cohorts]),
                    join([c.steps for c in cohorts]), join([c.effective for c in cohorts]), join([c.loss for c in cohorts]),
-                   joins("state"), joins("uploads"))
+                   joins("state"), joins("uploads"), join_notes([c.notes for c in cohorts]))
+
+
+def join_notes(notes: list[pd.DataFrame | None]) -> pd.DataFrame | None:
+    there = [n for n in notes if n is not None]
+    return pd.concat(there).sort_values("client", kind="stable", ignore_index=True) if there else None
 
 
 def train(config: Config, *, out: str | Path | None = None, executor: str = "serial", on_event: Event | None = None,
@@ -192,6 +199,8 @@ def _loop(config: Config, run: Run, federation: Federation, rows: list[dict[str,
         stored = t % config.checkpoint.every == 0 or t == config.rounds
         recorded = federation.train(ids, pool.map) if stored and (ids := unsampled(federation)) else None
         seen, trained = federation.round(pool.map)
+        if trained.notes is not None:
+            run.put_steps(t, step_rows(t, trained, **common))
         if not federation.finite:
             rows.append({"round": t, "moment": "aggregated", "scope": "global", "metric": "diverged", "value": 1.0})
             run.index["status"] = "diverged"
@@ -223,23 +232,6 @@ def _loop(config: Config, run: Run, federation: Federation, rows: list[dict[str,
         run.clean()
 
 
-def round_rows(t: int, scores: dict[str, float], seen: Round, trained: Trained, federation: Federation) -> list[dict[str, Any]]:
-    """The round's numbers: test accuracy and loss, mean local loss, bytes a client sends and receives."""
-    n, item = int(scores["n"]), federation.w.element_size()
-    buffers = sum(b[0].numel() * b.element_size() for b in trained.buffers.values())
-    up = item * seen.w_g.numel() + buffers + sum(u[0].numel() * u.element_size() for u in seen.uploads.values())
-    down = item * seen.w_g.numel() + buffers + sum(s.numel() * s.element_size() for s in seen.sent.values())
-    if federation.setup.method.isolated:
-        up = down = 0
-    rows = [{"round": t, "moment": "aggregated", "scope": "global", "slice": "test", "metric": m, "value": scores[m],
-             "n_examples": n, "estimator": "exact"} for m in ("accuracy", "loss") if m in scores]
-    rows.append({"round": t, "moment": "trained", "scope": "global", "slice": "train", "metric": "minibatch_loss",
-                 "value": float(trained.loss @ seen.p.to(trained.loss.device)), "n_examples": int(seen.n.sum())})
-    rows += [{"round": t, "moment": "trained", "scope": "client", "metric": metric, "value": float(value), "unit": "bytes"}
-             for metric, value in (("uplink", up), ("downlink", down))]
-    return rows
-
-
 def unsampled(federation: Federation) -> list[int]:
     """Clients whose trained weights the checkpoint is to hold though they are not sampled in the coming round."""
     keep, config = federation.setup.config.checkpoint.clients, federation.setup.config
@@ -251,7 +243,7 @@ def _store(run: Run, federation: Federation, cohorts: list[Trained], received: T
     setup, t = federation.setup, federation.t
     config = setup.config
     keep = config.checkpoint.clients
-    trained = merge([replace(c, state={}, uploads={}) for c in cohorts], sorted(i for c in cohorts for i in c.ids))
+    trained = merge([replace(c, state={}, uploads={}, notes=None) for c in cohorts], sorted(i for c in cohorts for i in c.ids))
     wanted = keep if isinstance(keep, tuple) else () if keep == "none" else trained.ids
     chosen = [j for j, i in enumerate(trained.ids) if i in wanted]
     spec = config.model_dump(mode="json")

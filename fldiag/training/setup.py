@@ -23,6 +23,8 @@ from fldiag.seeding import seed_for
 from fldiag.step import Local
 from fldiag.training import client
 from fldiag.training.client import Feed, Trained
+from fldiag.training.record import Recorder
+from fldiag.training.record import check as check_metrics
 from fldiag.training.schedule import Batches, Schedule, Seeded
 
 #: Clients in one stack, at the most: bounds memory and leaves work for several processes.
@@ -43,6 +45,7 @@ class Unit:
     buffers: dict[str, Tensor]
     sent: dict[str, Tensor]
     state: dict[str, Tensor]  # name -> [K, ...]
+    record: bool = False  # the local steps
 
 
 class Setup:
@@ -67,6 +70,7 @@ class Setup:
         self._warm()  # before the method looks: a split that is none is given up there
         self.method: Method = registry.method.get(config.method.name).build(**config.method.options)
         self.method.check(self.network, self.dataset, config)
+        check_metrics(config.metrics, self.dataset)
         if any(part.public for part in self.method):
             self._check_public()
         self.schedule = schedule or Seeded(config.seed, config.clients.total, config.clients.per_round, config.train.epochs,
@@ -172,7 +176,7 @@ class Setup:
             {n: b.to(self.device).expand(k, *b.shape).clone() for n, b in unit.buffers.items()}, feed.x, feed.offset,
             self.public, sum(map(len, self.parts)) / len(self.parts))
         with self.seeded("model", unit.t, unit.ids[0]):  # dropout; such models are not stacked
-            return client.train(local, self.method, feed)
+            return client.train(local, self.method, feed, Recorder(config.metrics) if unit.record else None)
 
 
 def provenance(setup: Setup) -> dict[str, Any]:

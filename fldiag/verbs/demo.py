@@ -9,7 +9,7 @@ from fldiag import config as configs
 from fldiag.checkpoint.store import Run
 from fldiag.console import Console
 from fldiag.training import rounds
-from fldiag.verbs import landscape, output
+from fldiag.verbs import landscape, output, report
 
 METHODS = ("fedavg", "fedsol")
 COLUMNS = {"method": "method", "accuracy": "test accuracy", "test_loss": "test loss", "loss": "train loss", "lambda_1": "λ1",
@@ -17,7 +17,7 @@ COLUMNS = {"method": "method", "accuracy": "test accuracy", "test_loss": "test l
 
 
 def demo(console: Console, out: Path | None, device: str, seed: int) -> None:
-    """Train both methods on the digits, draw both landscapes on shared axes, print a summary."""
+    """Train both methods on the digits, draw both landscapes on shared axes, print a summary, write a report."""
     folder = output.prepare(out or output.FALLBACK / "demo")
     runs = [_trained(console, folder, name, seed, device) for name in METHODS]
     found = [run.checkpoint() for run in runs]
@@ -34,12 +34,15 @@ def demo(console: Console, out: Path | None, device: str, seed: int) -> None:
                      "test_loss": float(scores[run.done, "loss"])})
     console.say(f"digits, 20 clients (LDA 0.1), 10 sampled a round, {runs[0].done} rounds, seed {seed}:")
     console.table(rows, COLUMNS)
+    page = report.demo(console, [run.path for run in runs], folder, device)
     console.say(f"interactive: {output.beside(path, '.html')}")
-    console.done(*written)
+    console.say(f"everything on one page: {page}")
+    console.done(page, *written)
 
 
 def _trained(console: Console, folder: Path, method: str, seed: int, device: str) -> Run:
-    config = configs.load("digits", [f"method.name={method}", f"seed={seed}", "checkpoint.every=10"])
+    config = configs.load("digits", [f"method.name={method}", f"seed={seed}", "checkpoint.every=10",
+                                     "checkpoint.clients=sampled"])
     with console.progress(f"training {method}") as progress:
         def on_event(event: dict[str, Any]) -> None:
             if event["event"] == "round":

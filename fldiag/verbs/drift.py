@@ -10,10 +10,13 @@ import pandas as pd
 from fldiag.console import Console
 from fldiag.plotting import drift as picture
 from fldiag.plotting import style
+from fldiag.plotting.forgetting import only
 from fldiag.verbs import history
 
 COLUMNS = {"round": "round", "global_local": "global–local", "local_local": "local–local", "updates": "cos updates",
            "gradients": "cos gradients", "angle": "cos g_u g_p", "proximal": "proximal loss", "cka": "CKA"}
+RECORDED = {"round": "round", "angle": "cos g_u g_p", "head": "in the head", "proximal": "proximal loss", "which": "which",
+            "steps": "steps"}
 _SOURCES = {"global_local": ("global_local_divergence", "trained"), "local_local": ("local_local_divergence", "trained"),
             "updates": ("update_cosine", "trained"), "gradients": ("gradient_cosine", "received"),
             "proximal": ("proximal_loss", "trained"), "cka": ("cka", "trained")}
@@ -32,10 +35,31 @@ def drift(console: Console, path: Path, out: Path | None, *, rounds: str | None,
     console.table(rows, COLUMNS)
     if lowest is not None:
         console.say(f"cos g_u g_p at rho = {lowest:g}; the table has {', '.join(f'{v:g}' for v in options['rho'])}")
+    recorded = [row for r in history.spread_rounds(frame, "global_local_divergence") if (row := _recorded(frame, r))]
+    if recorded:
+        console.say("means over the local steps that training recorded:")
+        console.table(recorded, RECORDED)
+    else:
+        console.say("training recorded no cos g_u g_p and proximal loss of its local steps; --set metrics.steps=true "
+                    "--set metrics.proximal=kl does")
     for text in orders(frame):
         console.say(text)
     history.remarks(console, frame)
     console.done(*written)
+
+
+def _recorded(frame: pd.DataFrame, r: int) -> dict[str, Any]:
+    """What was recorded of the steps of a round; empty when nothing."""
+    rows = only(frame, estimator="steps", scope="global", round=r)
+    rows = rows[rows["metric"].isin(["cos_gu_gp", "proximal_loss"])]
+    row: dict[str, Any] = {}
+    for key, metric, layer in (("angle", "cos_gu_gp", None), ("head", "cos_gu_gp", "part:head"),
+                               ("proximal", "proximal_loss", None)):
+        found = only(rows, metric=metric)
+        found = found[found["layer"].isna()] if layer is None else only(found, layer=layer)
+        if len(found):
+            row |= {key: found["value"].iloc[0], "which": found["proximal"].iloc[0], "steps": int(found["n_steps"].iloc[0])}
+    return {"round": r, "estimator": "steps", **row} if row else {}
 
 
 def orders(frame: pd.DataFrame) -> list[str]:

@@ -17,8 +17,12 @@ def listing(console: Console, what: str) -> None:
         found = config.presets()
     elif what in KINDS:
         found = KINDS[what].describe()
+    elif what == "figures":
+        from fldiag.figures import reported
+
+        found = {name: f"{study.title} ({study.source})" for name, study in reported.studies().items()}
     else:
-        raise unknown("list", what, [*KINDS, "presets"])
+        raise unknown("list", what, [*KINDS, "presets", "figures"])
     console.table([{"name": n, "what": d} for n, d in found.items()], {"name": "name", "what": "what it is"})
     if console.machine:
         console.done()

@@ -46,8 +46,12 @@ def landscape(console: Console, paths: list[Path], out: Path | None, *, directio
     if directions == "plane":
         if len(problems) != 3:
             raise FldiagError(f"a plane goes through three checkpoints, {len(problems)} given", "give three", usage=True)
-        through = [p.w for p in problems[1:]]
+        through = [{**p.layout.views(p.w), **p.buffers} for p in problems[1:]]
         found, problems = found[:1], problems[:1]
+        if problems[0].buffers:
+            console.note("the surface has the buffers of the first checkpoint everywhere; the losses of the points are with "
+                         "their own")
+    output.frozen(console, problems)
     options = {"directions": directions, "points": points or 41, "span": span, "seed": seed, "grid_rtol": grid_rtol,
                "full": full, "bf16": bf16}
     frame = surfaces(console, problems, folder / "cache", through=through, **options)
@@ -148,6 +152,11 @@ def say(console: Console, part: pd.DataFrame, who: str) -> None:
     if (error := value("precision_error_share")) is not None:
         console.say(f"{lead}bf16 error {100 * error:.2g} % of the loss range, at most {value('precision_error'):.2g} "
                     f"(from {value('precision_error', 'index'):.0f} check points)")
+    values = part[(part["metric"] == "eigenvalue")].sort_values("index")
+    flat = values["value"].abs() <= values["residual"].clip(lower=1e-6 * values["value"].abs().max())
+    if len(values) and flat.iloc[:2].any():
+        console.note(f"{lead}eigenvalue {1 if flat.iloc[0] else 2} is zero within its error: the direction shown for it is "
+                     "arbitrary")
     shares = part.loc[part["metric"] == "explained_variance", "value"]
     if len(shares):
         away = part.loc[part["metric"] == "projection_error", "value"]

@@ -20,6 +20,7 @@ from fldiag import api
 from fldiag.checkpoint import schema
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.checkpoint.store import Run
+from fldiag.console import Console
 from fldiag.diagnostics import target
 from fldiag.diagnostics.problem import Problem
 from fldiag.errors import FldiagError
@@ -105,6 +106,15 @@ def write_table(frame: pd.DataFrame, path: Path, problems: list[Problem], found:
                        options={k: v for k, v in options.items() if isinstance(v, (str, int, float, bool, type(None)))})
     schema.write_atomic(beside(path, ".json"), lambda f: f.write(json.dumps(about, indent=1).encode()))
     return [beside(path, ".json"), beside(path, ".csv")]
+
+
+def frozen(console: Console, problems: list[Problem]) -> None:
+    """Says where frozen parameters are counted as weights."""
+    for problem in problems:
+        held = [p.numel() for p in problem.module.parameters() if not p.requires_grad]
+        if held:
+            console.note(f"{problem.name}: {sum(held):,} of {problem.layout.size:,} parameters are frozen (requires_grad = "
+                         "False); they count as weights like the others")
 
 
 def prepare(path: Path) -> Path:

@@ -11,6 +11,7 @@ import pandas as pd
 from fldiag import api
 from fldiag.console import Console
 from fldiag.diagnostics import reference
+from fldiag.diagnostics.density import affordable
 from fldiag.diagnostics.problem import Problem
 from fldiag.errors import FldiagError
 from fldiag.plotting import density as smooth
@@ -20,7 +21,8 @@ from fldiag.results.table import table
 from fldiag.verbs import output
 
 COLUMNS = {"run": "checkpoint", "metric": "metric", "layer": "layer", "index": "index", "value": "value", "residual": "residual",
-           "stderr": "± stderr", "converged": "converged", "estimator": "estimator", "products": "products"}
+           "stderr": "± stderr", "converged": "converged", "estimator": "estimator", "products": "products", "which": "which",
+           "matrix": "matrix"}
 ENGINES = ("lanczos", "pyhessian")
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
@@ -36,6 +38,9 @@ def spectrum(console: Console, paths: list[Path], out: Path | None, *, model: st
     room = {} if memory is None else {"memory": size(memory)}
     folder = output.prepare(output.folder(found, out))
     problems = output.problems(found, {**where, **room, "dtype": output.dtype(precision)})
+    output.frozen(console, problems)
+    for problem in problems if density else []:
+        affordable(problem)
     tables, curves = [], []
     for problem in problems:
         with console.progress(problem.name) as progress:
@@ -67,7 +72,9 @@ def spectrum(console: Console, paths: list[Path], out: Path | None, *, model: st
         written += style.save(picture.layers(frame), output.beside(path, "-layers"), ("pdf", "png"))
     written += style.save(picture.draw(frame), path, ("pdf", "png"))
     known = ("run", "metric", "index", "value")
-    kept = {c: h for c, h in COLUMNS.items() if c in known or (c in frame.columns and frame[c].notna().any())}
+    usual = {"which": {"largest"}, "matrix": {"hessian"}}  # what goes without saying
+    kept = {c: h for c, h in COLUMNS.items()
+            if c in known or (c in frame.columns and set(frame[c].dropna()) - usual.get(c, set()))}
     console.table(frame[list(kept)].astype(object).where(frame[list(kept)].notna(), None).to_dict("records"), kept)
     _remark(console, frame, engine)
     console.done(*written)

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from fldiag.checkpoint import schema
 from fldiag.console import Console
+from fldiag.errors import FldiagError
+from fldiag.plotting import iris as flowers
 from fldiag.plotting import style
 from fldiag.plotting import toy as picture
-from fldiag.results.provenance import provenance
+from fldiag.results.provenance import digest, provenance
+from fldiag.toys import iris as iris_toy
+from fldiag.toys import iris_reported
 from fldiag.toys import plane as toy
 from fldiag.verbs import output
+from fldiag.verbs.train import ANNOUNCE, duration
 
 
 def plane(console: Console, rho: float, beta: float, a: tuple[float, ...] | None, out: Path | None) -> None:
@@ -42,3 +53,79 @@ def plane(console: Console, rho: float, beta: float, a: tuple[float, ...] | None
         console.note(f"rho = {rho:g} is not below |w_l* - w_g| = {geometry['distance']:.4g}: FedSOL has no equilibrium "
                      "and hovers around w_g")
     console.done(output.beside(path, ".json"), output.beside(path, ".csv"), *pictures)
+
+
+def iris(console: Console, protocol: iris_toy.Protocol | None, methods: Sequence[str], seeds: int, first: int, rounds: int,
+         train_test: bool, executor: str, out: Path | None) -> None:
+    """One protocol, or all variants when it is None (then ``rounds`` and ``train_test`` apply to each)."""
+    if seeds < 1:
+        raise FldiagError(f"seeds = {seeds} leaves nothing to train", "give --seeds 1 or more", usage=True)
+    protocols = iris_toy.variants(rounds=rounds, train_test=train_test) if protocol is None else (protocol,)
+    chosen = range(first, first + seeds)
+    what = "variants" if protocol is None else protocol.name
+    about = {"protocols": [asdict(p) | {"name": p.name} for p in protocols], "methods": list(methods), "seeds": list(chosen)}
+    path = output.prepare(out or output.FALLBACK) / f"toy-iris-{what}-{digest(about)[:8]}"
+    keep = path.with_name(f".{path.name}.parts")
+    with console.progress("iris") as bar:
+        frame = iris_toy.run(protocols, methods, chosen, keep=keep, executor=executor, progress=_forecast(console, bar))
+    found = iris_reported.summary(frame)
+    said = iris_reported.statements(frame)
+    about = {**provenance(seed=first), **about, "reported": iris_reported.REPORTED, "statements": said}
+    for suffix, content in ((".csv", _csv(frame)), ("-summary.csv", _csv(found)), (".json", json.dumps(about, indent=1))):
+        style.write(output.beside(path, suffix), content.encode())
+    seed_rows = iris_reported.per_seed(frame)
+    if protocol is None:
+        pictures = style.save(flowers.protocols(seed_rows, iris_reported.REPORTED), path, ("pdf", "png"))
+    else:
+        pictures = style.save(flowers.measures(seed_rows, frame, iris_reported.REPORTED),
+                              path.with_name(f"{path.name}-measures"), ("pdf", "png"))
+        pictures += style.save(flowers.regions(frame), path, ("pdf", "png"))
+    shutil.rmtree(keep, ignore_errors=True)
+    _shown(console, found, several=len(protocols) > 1)
+    for sentence in said:
+        console.say(sentence)
+    console.result["statements"] = said
+    if protocol is not None and protocol.lr != iris_reported.REPORTED_LR:
+        console.note(f"the paper's learning rate is {iris_reported.REPORTED_LR:g}: --lr {iris_reported.REPORTED_LR:g}, or "
+                     "--variants for other protocols beside this one")
+    console.done(output.beside(path, ".json"), output.beside(path, "-summary.csv"), output.beside(path, ".csv"), *pictures)
+
+
+def _shown(console: Console, found: pd.DataFrame, *, several: bool) -> None:
+    if console.machine:
+        console.result["rows"] = found.astype(object).where(found.notna(), None).to_dict("records")
+        return
+    columns = {"accuracy": "global (%)", "paper": "paper (%)", "late": "last 5 rounds", "local": "clients (%)", "drop": "drop",
+               "forgetting": "worst class", "disagreement": "differs (%)"}
+    rows = []
+    for _, row in found.iterrows():
+        shown = {"run": row["run"], "method": row["method"],
+                 "paper": "–" if pd.isna(row["reported"]) else f"{100 * row['reported']:.2f}"}
+        for m in iris_reported.MEASURES:
+            spread = "" if pd.isna(row[f"{m}_std"]) else f" ± {100 * row[f'{m}_std']:.1f}"
+            shown[m] = f"{100 * row[m]:.1f}{spread}"
+        rows.append(shown)
+    console.table(rows, {**({"run": "protocol"} if several else {}), "method": "method", **columns})
+
+
+def _csv(frame: pd.DataFrame) -> str:
+    text = io.StringIO()
+    frame.to_csv(text, index=False, float_format="%.12g")
+    return text.getvalue()
+
+
+def _forecast(console: Console, bar: Callable[[int, int, str], None]) -> Callable[[int, int, str], None]:
+    """The bar, and one remark when what is left takes longer than a minute."""
+    began, told = time.perf_counter(), False
+
+    def progress(done: int, total: int, text: str) -> None:
+        nonlocal told
+        elapsed = time.perf_counter() - began
+        # Methods differ in cost: after three trainings each of the default ones has been timed.
+        if not told and done >= 3 and elapsed > 1:
+            told, rest = True, elapsed / done * (total - done)
+            if rest > ANNOUNCE:
+                console.note(f"about {duration(rest)} to go: {total - done} of {total} trainings")
+        bar(done, total, text)
+
+    return progress

@@ -88,6 +88,22 @@ def test_drift_of_some_rounds(trained):
     assert "proposition 2: error falls as eta^" in result.stdout
 
 
+def test_drift_says_what_training_recorded_or_how_to_record_it(trained, tmp_path):
+    few = ("--no-gradients", "--no-representation", "--no-propositions")
+    text = run("drift", trained, "--rounds", "4", *few).stdout
+    assert "--set metrics.steps=true --set metrics.proximal=kl" in text and "means over the local steps" not in text
+    run("train", "digits", *SMALL, "--set", "checkpoint.clients=sampled", "--set", "metrics.steps=true", "--set",
+        "metrics.proximal=l2", "--out", tmp_path / "run")
+    result = run("drift", tmp_path / "run", *few)
+    assert "means over the local steps" in result.stdout and "metrics.steps" not in result.stdout
+    frame = table(last(result))
+    steps = frame[(frame.estimator == "steps") & (frame.scope == "global")]
+    assert set(steps["round"]) == {1, 2, 3, 4} and set(steps.metric) == {"cos_gu_gp", "proximal_loss"} and set(steps.proximal) == {"l2"}
+    rows = json.loads(run("drift", tmp_path / "run", *few, "--json").stdout)["rows"]
+    shown = {r["round"]: r for r in rows if r.get("estimator") == "steps"}
+    assert shown[2]["proximal"] == pytest.approx(float(steps[(steps["round"] == 2) & (steps.metric == "proximal_loss")].value.iloc[0]))
+
+
 def test_a_damaged_round_in_the_middle_and_a_lost_one_are_skipped_and_named(copy):
     content = (copy / "rounds" / "0002.pt").read_bytes()
     (copy / "rounds" / "0002.pt").write_bytes(content[: len(content) // 2])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import fldiag
@@ -51,10 +52,16 @@ def test_help_answers_without_torch_and_quickly():
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
         seconds.append(time.perf_counter() - began)
         assert done.returncode == 0, done.stderr
-    assert all(verb in done.stdout for verb in ("demo", "train", "landscape", "spectrum", "toy", "list", "explain"))
+    assert all(verb in done.stdout for verb in ("demo", "train", "landscape", "spectrum", "matching", "forgetting",
+                                                  "drift", "report", "convert", "figures", "toy", "list", "explain"))
 
 
-@pytest.mark.parametrize("verb", ["demo", "train", "landscape", "spectrum", "partition", "toy plane", "list", "explain"])
+def verbs(group=get_command(app), before=""):
+    for name, command in group.commands.items():
+        yield from verbs(command, f"{before}{name} ") if hasattr(command, "commands") else [before + name]
+
+
+@pytest.mark.parametrize("verb", verbs())
 def test_every_verb_has_help_with_an_example(verb):
     text = run(*verb.split(), "--help").stdout
     assert "Example: fldiag" in text and "--debug" in text and "--json" in text

@@ -11,6 +11,7 @@ from fldiag.diagnostics import spectrum as module
 from fldiag.diagnostics.density import density, quadrature
 from fldiag.diagnostics.linalg.lanczos import lanczos
 from fldiag.diagnostics.spectrum import spectrum
+from fldiag.errors import FldiagError
 from fldiag.results.table import check
 
 
@@ -93,6 +94,30 @@ def test_the_pairs_of_a_strict_spectrum_are_reused_and_none_are_needed(monkeypat
     assert len(calls) == 2 and alone.value.tolist() == reused.value.tolist()  # the order of asking changes nothing
     plain = density(p, k=0, probes=2)
     assert set(plain.metric) == {"density"} and len(plain) == 501
+
+
+@pytest.mark.parametrize("width", [3e-4, 1e-2, 1.0, None])
+def test_the_grid_resolves_every_width(width):
+    curve = density(net(), steps=8, probes=1, width=width, points=11).query("metric == 'density'")
+    assert np.trapezoid(curve.value.to_numpy(dtype=float), curve.x.to_numpy()) == pytest.approx(1, abs=1e-3)
+
+
+def test_a_width_that_no_grid_resolves_is_refused_with_one_that_does():
+    with pytest.raises(FldiagError, match="width = 1e-09 is too narrow") as caught:
+        density(net(), k=1, steps=4, probes=1, width=1e-9)
+    enough = float(caught.value.remedy.rpartition(" ")[2])
+    assert len(density(net(), k=1, steps=4, probes=1, width=enough)) > 50_000
+
+
+def test_vectors_beyond_the_memory_are_refused_before_any_work():
+    big, calls = nn.Linear(400, 400), []
+    p = Problem(big, lambda z, y: calls.append(1) or z.square().mean(), (torch.randn(5, 400), torch.zeros(5)), memory=40 * 2**20)
+    with pytest.raises(FldiagError, match=r"30 steps of the density keep 30 vectors of 1\.2 MiB.*of the 40 MiB.*allow 74 MiB"):
+        density(p)
+    assert not calls
+    assert len(density(p, k=0, steps=16, probes=1)) > 500  # 16 of them fit half of it
+    with pytest.raises(FldiagError, match="take steps = 16"):
+        density(p, k=0, steps=17)
 
 
 def test_all_eigenvalues_known_leaves_nothing_to_sample():

@@ -192,10 +192,18 @@ def test_minibatches_are_averaged(federation):
 def test_recorded_steps_are_read_as_means(federation):
     rows = [{"round": 1, "client": 0, "metric": "cos_gu_gp", "index": i, "layer": None, "value": v}
             for i, v in ((1, None), (2, 0.5), (3, 0.1))]
-    rows.append({"round": 9, "client": 0, "metric": "cos_gu_gp", "index": 1, "layer": None, "value": 7.0})
-    federation._steps = lambda: pd.DataFrame([*rows, {"round": 1, "metric": "accuracy", "value": 1.0}])
-    row = one(drift(federation, **PLAIN), "cos_gu_gp", estimator="steps")
-    assert row.value == pytest.approx(0.3) and row.n_steps == 2 and row["round"] == 1
+    rows += [{"round": 1, "client": 2, "metric": "cos_gu_gp", "index": 2, "layer": None, "value": -0.5},
+             {"round": 1, "client": 2, "metric": "loss", "index": 2, "layer": None, "value": 9.0}]
+    asked = []
+    federation._steps = lambda r: asked.append(r) or pd.DataFrame(rows)
+    frame = drift(federation, **PLAIN)
+    row = one(frame, "cos_gu_gp", estimator="steps", client=0)
+    assert asked == [1] and row.value == pytest.approx(0.3) and row.n_steps == 2 and row["round"] == 1
+    mean = one(frame, "cos_gu_gp", estimator="steps", scope="global")
+    assert mean.value == pytest.approx(-0.1) and mean.n_clients == 2 and mean.n_steps == 3
+    assert set(frame[frame.estimator == "steps"].metric) == {"cos_gu_gp"}
+    federation._steps = lambda r: None
+    assert "steps" not in set(drift(federation, **PLAIN).estimator)
 
 
 def test_wrong_choices():

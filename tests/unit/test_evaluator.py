@@ -75,11 +75,13 @@ def test_one_direction_or_three(count):
     assert Evaluator(p, found)(*c)[0] == pytest.approx(p.loss(p.w + sum(a * d for a, d in zip(c, found, strict=True)))[0], rel=1e-12)
 
 
-def test_a_fast_way_that_disagrees_is_not_used(monkeypatch):
+@pytest.mark.parametrize("scale", [1.0, 1e-8, 1e8])
+def test_a_fast_way_that_disagrees_is_not_used_whatever_the_unit_of_the_loss(monkeypatch, scale):
     from fldiag.diagnostics import evaluator
 
     right = evaluator._layer
-    p = problem()
+    p = problem(loss=lambda z, y: scale * F.cross_entropy(z, y))
+    assert Evaluator(p, directions(p)).chain is not None
     found = directions(p)
     monkeypatch.setattr(evaluator, "_layer", lambda name, m, views, x: right(name, m, views, x) * (1.01 if name == "3" else 1))
     evaluate = Evaluator(p, found)

@@ -12,6 +12,7 @@ from scipy.stats import binomtest
 from sklearn.metrics import accuracy_score, log_loss, recall_score
 from torch import nn
 
+import fldiag
 from fldiag.diagnostics.forgetting import forgetting
 from fldiag.diagnostics.history import History
 from fldiag.diagnostics.pool import wilson
@@ -222,3 +223,67 @@ def test_samples_keep_every_client_and_class_knowledge():
     assert one(frame, "accuracy", client=0, moment="trained", slice="test").n_examples == 20
     assert one(frame, "accuracy", client=1, moment="trained", slice="client:1/train").n_examples == 10
     assert one(frame, "class_examples", client=0, index=1).value == 30  # what it holds, not what was looked at
+
+
+class Stop(BaseException):
+    """As KeyboardInterrupt, which pytest would take for itself."""
+
+
+def rounds_of(count, broken=()):
+    """Rounds of a drifting federation whose received model is the aggregated one of the round before."""
+    torch.manual_seed(0)
+    sent = identity()
+    for r in range(1, count + 1):
+        clients = [sent + torch.randn(20) for _ in range(2)]
+        if r in broken:
+            clients[0][3] = float("nan")
+        made = stored(sent, clients, torch.stack([c for c in clients if bool(torch.isfinite(c).all())]).mean(0), round=r,
+                      ids=[0, 2] if r == 1 else [1, 0])
+        sent = made.aggregated
+        yield made
+
+
+@pytest.mark.parametrize("stack", ["on", "off"])
+@pytest.mark.parametrize("after", [1, 2, 4])
+def test_an_interrupted_call_goes_on_where_it_was(after, stack, tmp_path, monkeypatch):
+    def made():
+        parts = [*PARTS, np.arange(50, 70)]
+        return history(linear(), separable(), parts, *rounds_of(5, broken=(2,)), stack=stack)
+
+    whole, counts = forgetting(made()), []
+    evaluate = History.evaluate
+
+    def counting(self, models):
+        if len(counts) == after:
+            raise Stop
+        counts.append(len(models))
+        return evaluate(self, models)
+
+    monkeypatch.setattr(History, "evaluate", counting)
+    with pytest.raises(Stop):
+        forgetting(made(), store=tmp_path / "kept.npz")
+    before, counts[:] = after, []
+    after = 99
+    again = forgetting(made(), store=tmp_path / "kept.npz")
+    pd.testing.assert_frame_equal(again, whole, check_exact=True)
+    assert counts == [3] * (5 - before)  # two clients and the aggregated model: what they received is known
+    with pytest.raises(FldiagError, match="choose another file"):
+        forgetting(made(), store=tmp_path / "kept.npz", min_count=2)
+
+
+def test_an_interrupted_diagnosis_is_kept_in_the_cache(tmp_path, monkeypatch):
+    made, seen, evaluate = history(linear(), separable(), [*PARTS, np.arange(9)], *rounds_of(3)), [], History.evaluate
+
+    def counting(self, models):
+        seen.append(len(models))
+        if len(seen) == 3:
+            raise Stop
+        return evaluate(self, models)
+
+    monkeypatch.setattr(History, "evaluate", counting)
+    with pytest.raises(Stop):
+        fldiag.diagnose(made, "forgetting", cache=tmp_path)
+    assert [f.suffixes for f in tmp_path.iterdir()] == [[".partial", ".npz"]]
+    frame = fldiag.diagnose(made, "forgetting", cache=tmp_path)
+    assert len(seen) == 4 and set(frame["round"].dropna()) == {1, 2, 3}
+    assert not list(tmp_path.glob("*.partial.npz"))

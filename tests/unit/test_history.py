@@ -10,7 +10,7 @@ from torch import nn
 import fldiag
 from fldiag.diagnostics.forgetting import forgetting
 from fldiag.diagnostics.history import History
-from fldiag.diagnostics.pool import stacked
+from fldiag.diagnostics.pool import stacked, workers
 from fldiag.diagnostics.stored import ranges
 from fldiag.errors import FldiagError
 from fldiag.params import flatten
@@ -98,6 +98,31 @@ def test_stacking_is_a_rule_or_a_wish():
         stacked(Network(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))), data, "on")
     with pytest.raises(FldiagError, match="not one of auto, on, off"):
         history(small, data, [np.arange(4)], stored(identity(), [always(0)]), stack="maybe")
+
+
+@pytest.mark.parametrize("stack", ["on", "off"])
+def test_models_in_threads_score_as_one_after_another(stack):
+    data, parts = helpers.images((70, 40, 31))
+    net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 4))
+    rows = 0.5 * torch.randn(7, flatten(net).numel(), generator=torch.Generator().manual_seed(1)).double()
+    made = history(net, data, parts, stored(rows[0], rows[1:]), dtype=torch.float64, stack=stack)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            found.append(made.evaluate([(w, {}) for w in rows]))
+            assert torch.get_num_threads() == threads
+        with pytest.raises(RuntimeError):
+            made.evaluate([(w[:-1], {}) for w in rows])
+        with pytest.raises(ZeroDivisionError), workers(2) as run:
+            list(run(lambda v: 1 / v, [1, 0]))
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert np.allclose(found[0].loss, found[1].loss, rtol=1e-12, atol=0) and (found[0].right == found[1].right).all()
+    assert len(np.unique(found[0].loss[:, 0])) == 7 and made.evaluate([]).loss.shape == (0, made.pool.n)
+    with workers(2) as run:
+        assert set(run(lambda _: torch.get_num_threads(), range(9))) == {1}
 
 
 def test_ranges():

@@ -8,6 +8,8 @@ from torch.autograd.function import once_differentiable
 
 from fldiag.diagnostics import Problem
 from fldiag.diagnostics.linalg.hvp import Hessian
+from fldiag.diagnostics.spectrum import spectrum
+from fldiag.diagnostics.trace import trace
 from fldiag.errors import FldiagError
 
 
@@ -28,6 +30,21 @@ class Attention(nn.Module):
         return self.out(self.mix(tokens, tokens, tokens, need_weights=False)[0].mean(1))
 
 
+class Residual(nn.Module):
+    """Sums, ReLU and batch-norm that uses its running statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.na = nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2)
+        self.b, self.nb, self.out = nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2), nn.Linear(2, 3)
+        for norm in (self.na, self.nb):
+            nn.init.normal_(norm.running_mean), nn.init.uniform_(norm.running_var, 0.5, 2), nn.init.normal_(norm.weight)
+
+    def forward(self, x):
+        out = F.relu(self.na(self.a(x)))
+        return self.out(F.relu(out + self.nb(self.b(out))).mean((2, 3)))
+
+
 NETS = {
     "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.GELU(), nn.Linear(4, 3)),
     "conv": lambda: nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
@@ -35,7 +52,7 @@ NETS = {
     "group norm": lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(),
                                         nn.Linear(16, 3)),
     "batch norm": batch_norm_net,
-    "attention": Attention,
+    "attention": Attention, "residual": Residual,
 }
 
 
@@ -139,6 +156,23 @@ def test_works_under_no_grad():
     with torch.no_grad():
         inside = p.hvp(torch.ones_like(p.w))
     assert torch.equal(inside, p.hvp(torch.ones_like(p.w)))
+
+
+def test_a_model_that_spoils_its_own_derivative_gets_one_clear_error():
+    class Spoils(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(16, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x):
+            a = self.a(x.flatten(1))
+            b = self.b(a)
+            return self.c(b + a.relu_())  # b still needs what a was
+
+    p = Problem(Spoils(), F.cross_entropy, (torch.randn(5, 1, 4, 4), torch.arange(5) % 3))
+    for evaluate in (spectrum, trace, Problem.gradient, lambda p: spectrum(p, matrix="ggn")):
+        with pytest.raises(FldiagError, match=r"cannot be differentiated: one of .* modified by an inplace.*inplace=False"):
+            evaluate(p)
 
 
 def test_wrong_size_and_missing_second_derivatives_are_explained():

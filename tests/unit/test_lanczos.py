@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fldiag.diagnostics.linalg import lanczos as lanczos_module
+from fldiag.diagnostics.linalg import iteration
 from fldiag.diagnostics.linalg.basis import Basis
 from fldiag.diagnostics.linalg.lanczos import krylov, lanczos
-from fldiag.diagnostics.linalg.missed import Unseen
+from fldiag.diagnostics.linalg.missed import Unseen, innocent
 from fldiag.errors import FldiagError
 
 
@@ -74,9 +74,9 @@ def test_an_eigenvalue_lies_within_every_residual_even_before_convergence(size, 
     assert found.residuals == pytest.approx(measured(a, found), abs=1e-9)
     for value, residual in zip(found.values, found.residuals, strict=True):
         assert np.abs(true - value).min() <= residual + 1e-9
-    if found.converged.all() and len(found.values) == k and found.products == size:
+    if found.converged.all() and len(found.values) == k and found.missed == 0:
         order = {"largest": -true, "smallest": true, "magnitude": -abs(true)}[which]
-        assert found.values == pytest.approx(true[np.argsort(order)][:k], abs=1e-8)
+        assert found.values == pytest.approx(true[np.argsort(order)][:k], rel=1e-3, abs=1e-8)
 
 
 def test_the_residual_counts_what_an_asymmetric_operator_breaks():
@@ -208,11 +208,11 @@ def test_the_limit_bounds_the_basis_also_when_the_budget_is_spent():
             longest.append(self.count + 1)
             return super().append(v)
 
-    before, lanczos_module.Basis = lanczos_module.Basis, Watched
+    before, iteration.Basis = iteration.Basis, Watched
     try:
         found = lanczos(lambda v: d * v, 500, 4, max_products=60, limit=16)
     finally:
-        lanczos_module.Basis = before
+        iteration.Basis = before
     assert found.products == 60 and max(longest) <= 17 and not found.converged.all()
     assert found.residuals == pytest.approx(measured(torch.diag(d), found), abs=1e-8)
 
@@ -282,3 +282,43 @@ def test_a_single_ritz_value_is_not_taken_for_an_eigenvalue(seed):
     pairs = lanczos(lambda v: entries * v, 60, 1, tol=1e-3, miss=0.0, max_products=60, seed=seed)
     assert pairs.converged.all()
     assert float(pairs.values[0]) == pytest.approx(5, rel=1e-3)
+
+
+BULK = np.linspace(-0.2, 0.5, 150)
+CLOSE = {"second of one": ([5, 4.9, 3], 1), "fourth of four": ([5, 4, 3, 2.997, 2], 4), "third of three": ([5, 4, 3, 2.985, 2], 3),
+         "sixth of five": ([8, 6, 5, 4, 3, 2.9], 5)}
+
+
+@pytest.mark.parametrize("which", ["largest", "smallest", "magnitude"])
+@pytest.mark.parametrize("name", CLOSE)
+def test_what_is_called_converged_is_right_also_with_a_close_neighbour(name, which):
+    """The neighbour mixes with a wanted eigenvector, and the sequence alone cannot tell: seeds of which at most the
+    share ``miss`` may be wrong (0.05; three in forty are within its scatter)."""
+    values, k = CLOSE[name]
+    spectrum = torch.tensor([*values, *BULK], dtype=torch.float64) * (-1 if which == "smallest" else 1)
+    true, wrong = np.array(values[:k]) * (-1 if which == "smallest" else 1), 0
+    for seed in range(40):
+        d = spectrum[torch.randperm(len(spectrum), generator=torch.Generator().manual_seed(seed))]
+        found = lanczos(lambda v, d=d: d * v, len(d), k, which=which, noise=1e-12, seed=seed)
+        assert found.converged.all() and found.products < 40
+        wrong += bool((np.abs(found.values - true) > 1e-3 * np.abs(true)).any())
+    assert wrong <= 3
+
+
+def test_ritz_vectors_taken_out_of_the_search_hide_nothing():
+    """An eigenvector beyond the edge keeps at least the promised quotient outside of vectors with those residuals."""
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        values = np.concatenate([[3.0], rng.uniform(-1, 2, 12)])
+        h = np.diag(values)
+        mixed = np.linalg.qr(np.eye(13)[:, 1:7] + 0.02 * rng.standard_normal((13, 6)))[0]
+        theta, y = np.linalg.eigh(mixed.T @ h @ mixed)
+        y, theta = (mixed @ y)[:, ::-1], theta[::-1]
+        residuals = np.linalg.norm(h @ y - y * theta, axis=0)
+        keep, fall = innocent(np.concatenate([[9.0], theta]), np.concatenate([[0.0], residuals]), 3.0, 1)
+        out = y[:, : keep - 1]
+        u = np.eye(13)[0] - out @ out.T[:, 0]
+        assert u @ h @ u / (u @ u) >= 3.0 - fall - 1e-12
+        assert keep == 1 or fall > 0
+    assert innocent(np.array([2.0, 1.0, 0.99]), np.array([0.0, 1e-3, 0.5]), 1.9, 1)[0] == 2  # the last is too uncertain
+    assert innocent(np.array([2.0]), np.array([0.0]), 1.9, 1) == (1, 0.0)

@@ -140,6 +140,29 @@ def test_plane_passes_through_its_points():
     assert frame.x.max() >= 1.2 * given.x.abs().max() and surface(frame)[1, 1] == p.loss()[0]
 
 
+def test_points_have_their_own_buffers_if_they_bring_them_and_say_so():
+    def normed(seed):
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)).train()
+        for _ in range(20):
+            net((seed + 1) * torch.randn(40, 4) + seed)
+        return net.eval()
+
+    nets = [normed(i) for i in range(3)]
+    x, y = torch.randn(30, 4), torch.arange(30) % 3
+    p = Problem(nets[0], cross_entropy, (x, y))
+    weights = [torch.cat([t.detach().flatten() for t in n.parameters()]) for n in nets]
+    own = [float(cross_entropy(n(x), y)) for n in nets]
+    fixed = [p.loss(w)[0] for w in weights]
+    assert min(abs(a - b) for a, b in zip(own[1:], fixed[1:], strict=True)) > 0.01
+    for through, expected, kinds in (
+            ([n.state_dict() for n in nets[1:]], own, ["own"] * 3), (weights[1:], fixed, ["own", "fixed", "fixed"]),
+            ([nets[1].state_dict(), weights[2]], [*own[:2], fixed[2]], ["own", "own", "fixed"])):
+        given = pd.DataFrame(rules.plane(p, through).rows)
+        assert given.value.tolist() == pytest.approx(expected, rel=1e-5) and given.buffers.tolist() == kinds
+    assert "buffers" not in pd.DataFrame(rules.plane(problem(), [problem().w + 1, problem(2.0).w]).rows)
+
+
 def test_points_on_a_line_span_no_plane():
     p = problem()
     step = torch.ones_like(p.w)

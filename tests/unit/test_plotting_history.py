@@ -66,6 +66,34 @@ def test_drift_panels_follow_what_was_computed(made, tables, tmp_path):
     assert lines[0][1].get_ydata()[2] == pytest.approx(float(wanted))
 
 
+def with_steps(frame, rounds=(1, 2, 3)):
+    """The table with rows of local steps that training recorded."""
+    common = {"run": "made", "scope": "global", "moment": "trained", "estimator": "steps", "proximal": "kl:3", "stderr": 0.01}
+    rows = [{**common, "round": r, "metric": metric, "layer": layer, "value": value + r, "scaled": scaled}
+            for r in rounds for metric, layer, value, scaled in (
+                ("cos_gu_gp", None, -0.2, None), ("cos_gu_gp", "part:head", -0.3, None), ("proximal_loss", None, 5.0, None),
+                ("lambda_mean", "0", 0.1, 0.1 * r + 0.5))]
+    return pd.concat([frame, pd.DataFrame(rows)], ignore_index=True)
+
+
+def test_drift_shows_recorded_steps_beside_the_recomputed(tables, tmp_path):
+    frame = with_steps(tables["drift"], (1, 2, 3, 5))
+    fig = drawn(drift.draw(frame), tmp_path, "steps")
+    labels = {ax.get_ylabel(): ax for ax in fig.axes}
+    assert len(fig.axes) == 8 and "proximal loss, KL, τ = 3\n(mean over local steps)" in labels
+    angles = labels["cosine of g_u and g_p\n(mean over local steps)"]
+    whole, head = angles.get_lines()[:2]
+    assert whole.get_ydata()[[0, 1, 2, 4]] == pytest.approx([0.8, 1.8, 2.8, 4.8]) and np.isnan(whole.get_ydata()[3])
+    assert head.get_ydata()[0] == pytest.approx(0.7)
+    bars = labels["mean Λ × √size"].containers
+    assert len(bars) == 2 and [b.get_height() for b in bars[0]] == pytest.approx([1.0])  # of round 5, beside the trained models'
+    exact = tables["drift"].query("metric == 'lambda_mean' and scope == 'global' and round == 5").scaled.astype(float).tolist()
+    assert [b.get_height() for b in bars[1]] == pytest.approx(exact)
+    csv = tmp_path / "steps.csv"
+    frame.to_csv(csv, index=False)
+    assert len(drawn(drift.draw(pd.read_csv(csv)), tmp_path, "again").axes) == 8
+
+
 def test_account_shows_every_term_and_the_true_change(tables, tmp_path):
     fig = drawn(account.draw(tables["account"]), tmp_path)
     terms = fig.axes[0]

@@ -97,6 +97,28 @@ class Branches(Tokens):
         return self.out(z if float(z.sum()) > 0 else z * z)
 
 
+class Writes(Tokens):
+    def forward(self, x):
+        z = torch.zeros_like(x.flatten(1)[:, :4])
+        z.add_(self.mix(x.flatten(1)[:, :4]))
+        return self.out(z * z)
+
+
+class Adds(Tokens):
+    def forward(self, x):
+        z = torch.zeros_like(x.flatten(1)[:, :4])
+        kept = z
+        z += self.mix(x.flatten(1)[:, :4])
+        return self.out(kept * kept)
+
+
+class Out(Tokens):
+    def forward(self, x):
+        z = torch.zeros_like(x.flatten(1)[:, :4])
+        torch.add(self.mix(x.flatten(1)[:, :4]), 1.0, out=z)
+        return self.out(z * z)
+
+
 class OwnWeight(Tokens):
     def __init__(self):
         super().__init__()
@@ -129,7 +151,8 @@ BAD = {
     "pads in mode": lambda: nn.Sequential(nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular"), nn.Flatten(), nn.Linear(16, 3)),
     "PReLU": chain(nn.PReLU()), "tied": tied, "hooks": hooked, r"a product of activations \(mul\)": Gate, "mul": Square,
     "mix is used twice": Twice, "mix.weight is used outside": Outside, "used outside its layer": Functional,
-    "a division": Divides, "cannot be traced": Branches, "holds weights outside": OwnWeight, "the operation amax": Tokens,
+    r"in place on what does not depend on weights \(add_\)": Writes, r"does not depend on weights \(iadd\)": Adds,
+    r"does not depend on weights \(add\)": Out, "a division": Divides, "cannot be traced": Branches, "holds weights outside": OwnWeight, "the operation amax": Tokens,
     "MultiheadAttention": lambda: nn.MultiheadAttention(4, 2),
     "Parametrized": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)),
 }

@@ -42,6 +42,14 @@ class Basis:
             v.addmv_(b.T, c, alpha=-1.0)
         return coefficients
 
+    def without(self, v: Tensor, coefficients: Tensor) -> Tensor:
+        """v less its part in the space of the orthonormal combinations [count, k]: none of them is formed."""
+        inside = torch.cat([b @ v for b in self._filled()])
+        inside, v = coefficients @ (coefficients.T @ inside), v.clone()
+        for b, c in zip(self._filled(), inside.split([len(b) for b in self._filled()]), strict=True):
+            v.addmv_(b.T, c, alpha=-1.0)
+        return v
+
     def combine(self, coefficients: np.ndarray) -> Tensor:
         """[count, k] -> rows [k, P]."""
         c = torch.as_tensor(coefficients, dtype=torch.float64, device=self.device)

@@ -4,6 +4,9 @@ Every link is affine in its input between kinks. ``Linked`` networks are nested 
 layers, convolutions, batch-norm with running statistics, ReLU and pooling: piecewise linear in their weights.
 What a link needs to map tangents and cotangents (a mask, the places of maxima) is saved by ``forward``.
 Cotangents may come several to an example (r of them side by side: [b * r, ...] with b saved examples).
+
+K models side by side are a network too: their examples lie one model after the other, [K * b, ...], and the weights
+of a link that ``stacks`` are [K, ...]. Links without weights see nothing but more examples.
 """
 
 from __future__ import annotations
@@ -129,6 +132,8 @@ def per_channel(values: Tensor, like: Tensor) -> Tensor:
 class Weighted:
     """A layer with a weight and perhaps a bias: linear in its input and linear in its weights."""
 
+    stacks = False  # whether it takes the weights of several models
+
     def __init__(self, name: str, bias: bool):
         prefix = f"{name}." if name else ""
         self.weight, self.bias = f"{prefix}weight", f"{prefix}bias" if bias else None
@@ -148,16 +153,34 @@ class Weighted:
         """The gradient of the weight (its shape counts), summed over the examples."""
         raise NotImplementedError
 
+    def shift(self, g: Tensor, weight: Tensor) -> Tensor:
+        """The gradient of the bias, summed over the examples."""
+        return sum_over_all_but_channels(g)
+
+
+def by_model(a: Tensor, weight: Tensor) -> Tensor:
+    """The examples of the K models that the weight [K, ...] belongs to: [K * b, ...] -> [K, b, ...]."""
+    return a.unflatten(0, (len(weight), -1))
+
 
 class Linear(Weighted):
+    stacks = True
+
     def apply(self, a: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return F.linear(a, weight, bias)
+        if weight.ndim == 2:
+            return F.linear(a, weight, bias)
+        a = by_model(a, weight)
+        out = torch.bmm(a, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), a, weight.mT)
+        return out.flatten(0, 1)
 
     def back(self, g: Tensor, weight: Tensor, a: Tensor) -> Tensor:
-        return g @ weight
+        return g @ weight if weight.ndim == 2 else torch.bmm(by_model(g, weight), weight).flatten(0, 1)
 
     def weigh(self, g: Tensor, a: Tensor, weight: Tensor) -> Tensor:
-        return g.T @ a
+        return g.T @ a if weight.ndim == 2 else torch.bmm(by_model(g, weight).mT, by_model(a, weight))
+
+    def shift(self, g: Tensor, weight: Tensor) -> Tensor:
+        return g.sum(0) if weight.ndim == 2 else by_model(g, weight).sum(1)
 
 
 class Conv(Weighted):

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fldiag.diagnostics.linalg import squares
-from fldiag.errors import FldiagError
 
 #: More outputs than these make the Hessian of the loss in the outputs too large to be factored.
 OUTPUTS = 1024
@@ -120,7 +119,7 @@ def batch(module: nn.Module, call: Callable[[Tensor], Tensor], criterion: Callab
     of one batch, in float64.
 
     ``call`` evaluates ``module`` on x with the wanted weights, none of which may require a gradient.
-    Raises ValueError for a loss that couples examples.
+    Raises ValueError for a loss that couples examples, or a model that changes the input of a layer in place.
     """
     with torch.enable_grad(), _watched(module) as seen:
         z = call(x)
@@ -128,7 +127,7 @@ def batch(module: nn.Module, call: Callable[[Tensor], Tensor], criterion: Callab
             raise ValueError(f"the model returns a {type(z).__name__}")
         parts = factors(criterion, z, y)
     if seen.changed():
-        raise FldiagError("the model changes the input of a layer in place", "let it work on a copy")
+        raise ValueError("the model changes the input of a layer in place")
     outs = [out for _, _, _, out in seen.layers]
     found: dict[str, Tensor] = {}
     for sign, s in parts:

@@ -23,11 +23,20 @@ from fldiag.errors import FldiagError
 OutputsAndLoss = Callable[[Tensor], tuple[Any, Callable[[Any], Tensor]]]
 
 
-def _derivative(loss: Tensor, w: Tensor, twice: bool) -> Tensor | None:
-    """d loss / d w, or None where the loss does not depend on w."""
-    if not loss.requires_grad:
+def derivative(output: Tensor, w: Tensor, v: Tensor | None = None, *, twice: bool = False) -> Tensor | None:
+    """d output / d w (or the derivative's adjoint on ``v``), or None where the output does not depend on w.
+
+    Raises FldiagError where autograd cannot.
+    """
+    if not output.requires_grad:
         return None
-    return torch.autograd.grad(loss, w, create_graph=twice, allow_unused=True)[0]
+    try:
+        return torch.autograd.grad(output, w, v, create_graph=twice, allow_unused=True)[0]
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise FldiagError(f"the model cannot be differentiated: {str(error).partition(' Hint:')[0].rstrip('.')}",
+                          "let operations in place work on copies of what another layer still needs (inplace=False)") from error
 
 
 def _refuse_dead_ends(gradient: Tensor) -> None:
@@ -76,7 +85,7 @@ class Hessian(Operator):
         """The gradient of batch i with its graph, and whether the graph outlives a product."""
         # fused attention has no second derivative
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-            gradient = _derivative(self._losses[i](self._w), self._w, twice=True)
+            gradient = derivative(self._losses[i](self._w), self._w, twice=True)
         if not self.products and gradient is not None:  # every batch has the same operations
             _refuse_dead_ends(gradient)
         return gradient, i < self._keep
@@ -110,12 +119,12 @@ class GaussNewton(Operator):
             if not z.requires_grad:
                 return None
             at = z.detach().requires_grad_()
-            slope = _derivative(loss(at), at, twice=True)
+            slope = derivative(loss(at), at, twice=True)
             u = torch.zeros_like(z, requires_grad=True)
-            back = torch.autograd.grad(z, self._w, u, create_graph=True)[0]  # J^T u, linear in u
-            _refuse_dead_ends(back)
-        if slope is None or not slope.requires_grad or not back.requires_grad:
+            back = derivative(z, self._w, u, twice=True)  # J^T u, linear in u
+        if slope is None or back is None or not slope.requires_grad or not back.requires_grad:
             return None
+        _refuse_dead_ends(back)
         return z, at, slope, u, back
 
     def _product(self, prepared: tuple[Tensor, ...] | None, v: Tensor) -> Tensor | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 
 class Unseen:
     """How probably has a sequence from a random start not shown an eigenvalue at or beyond ``point``?
@@ -26,3 +28,22 @@ class Unseen:
     @property
     def probability(self) -> float:
         return min(1.0, math.sqrt(2 / math.pi * self.dimension / self.total))
+
+
+#: Share of its distance from the edge that the residual of a further Ritz vector may have, and how many are used.
+NEARLY, FURTHER = 0.1, 25
+
+
+def innocent(height: np.ndarray, residuals: np.ndarray, edge: float, k: int) -> tuple[int, float]:
+    """How many of the leading Ritz vectors may be taken out of a search for eigenvalues beyond ``edge``, so that it
+    gets on faster, and by how much the sought one can sink thereby.
+
+    ``height``: Ritz values, descending. An eigenvector of a value mu beyond the edge has at most the share
+    s_j = residual_j / (mu - theta_j) in Ritz vector j (Davis and Kahan 1970), and its quotient outside all of them is
+    at least mu - sum s_j^2 (mu - theta_j) / (1 - sum s_j^2). The first k are out in any case.
+    """
+    distance = edge - height[k: k + FURTHER]
+    good = (distance > 0) & (residuals[k: k + FURTHER] <= NEARLY * distance)
+    count = int(np.argmin(good)) if not good.all() else len(good)
+    shares = (residuals[k: k + count] / distance[:count]) ** 2
+    return k + count, float((shares * distance[:count]).sum() / (1 - shares.sum()))

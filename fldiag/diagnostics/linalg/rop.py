@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fldiag.diagnostics.linalg.chain import Link, Weighted, sum_over_all_but_channels
+from fldiag.diagnostics.linalg.chain import Link, Weighted
 from fldiag.diagnostics.linalg.operator import Matrix, Operator
 from fldiag.params import Layout
 
@@ -109,8 +109,9 @@ class ChainOperator(Operator):
             g = torch.autograd.grad(p.slope, p.outputs, t, retain_graph=True)[0]
         with torch.no_grad():
             grads = self._backward(p, moved, tangents, g)
-        return torch.cat([grads[n].reshape(-1) if n in grads else v.new_zeros(s.numel())
-                          for n, s in zip(self._layout.names, self._layout.shapes, strict=True)])
+        lead = v.shape[:-1]
+        return torch.cat([grads[n].reshape(*lead, -1) if n in grads else v.new_zeros(*lead, size)
+                          for n, size in zip(self._layout.names, self._layout.sizes, strict=True)], dim=-1)
 
     def _forward(self, p: Prepared, moved: dict[str, Tensor]) -> tuple[list[Tensor | None], Tensor | None]:
         """The tangents of the weighted links' inputs (None: zero), and that of the outputs."""
@@ -140,7 +141,7 @@ class ChainOperator(Operator):
                 grad += link.weigh(delta, tangent, weight)
             grads[link.weight] = grad
             if link.bias is not None:
-                grads[link.bias] = sum_over_all_but_channels(g)
+                grads[link.bias] = link.shift(g, weight)
             if j > first:
                 g = link.back(g, weight, saved)
                 if delta is not None:

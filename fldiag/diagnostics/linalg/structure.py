@@ -34,7 +34,21 @@ _LINEAR = {F.relu, F.relu_, torch.relu, torch.relu_, F.leaky_relu, F.relu6, F.ha
 _SHAPES = {getattr, len, "size", "dim", "numel", "ndimension"}
 
 
+class _Value(fx.Proxy):
+    """Tells ``a += b`` from ``a + b``, which are the same to torch.fx."""
+
+
+for _name in ("iadd", "isub", "imul", "itruediv"):
+    def _write(self: _Value, other: Any, function: Any = getattr(operator, _name)) -> Any:
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+    setattr(_Value, f"__{_name}__", _write)
+
+
 class _Tracer(fx.Tracer):
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Value(node, self)
+
     def is_leaf_module(self, m: nn.Module, name: str) -> bool:
         return type(m).__module__.startswith("torch.nn") and not isinstance(m, nn.Sequential)
 
@@ -108,6 +122,10 @@ def _operation(node: fx.Node, heavy: list[fx.Node], depends: set[fx.Node]) -> st
     if node.target in (F.dropout, F.dropout2d):
         active = node.kwargs.get("training", node.args[2] if len(node.args) > 2 else True)
         return "active dropout" if active else None
+    in_place = name.endswith("_") or name in ("iadd", "isub", "imul", "itruediv")
+    written = node.kwargs.get("out", node.args[0] if in_place else None)
+    if written is not None and written not in depends:
+        return f"an operation in place on what does not depend on weights ({name})"
     if node.target in _SUMS:
         return None
     if node.target not in _LINEAR:

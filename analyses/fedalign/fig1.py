@@ -1,0 +1,17 @@
+"""FedAlign Figure 1: the loss around the global models."""
+
+from fldiag.figures.study import Study, Trial, landscape, spectrum
+from fldiag.plotting import landscape as surfaces
+
+PRESET = "fedalign-cifar100-lda0.5"
+
+
+def draw(table):
+    return surfaces.draw(table[table["ask"] == "landscape"], names=("eigenvector 1", "eigenvector 2"))
+
+
+STUDY = Study(
+    title="Loss landscapes", source="FedAlign Figure 1",
+    caption="Training loss of the final global models of FedAvg and GradAug along the top two Hessian eigenvectors.",
+    trials=(Trial(PRESET, "fedavg", label="FedAvg"), Trial(PRESET, "gradaug", label="GradAug")),
+    ask=(spectrum(), landscape()), draw=draw)

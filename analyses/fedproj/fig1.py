@@ -1,0 +1,29 @@
+"""FedProj Figure 1: what clients forget on Iris in the plane."""
+
+import numpy as np
+
+from fldiag.figures.study import Study, iris
+from fldiag.plotting import iris as toy
+
+FEDERATION = "clients=3;rounds=20;epochs=5;lr="
+
+
+def draw(table):
+    return toy.regions(table[(table["ask"] == "iris") & (table["run"] == table["run"].iloc[0])])
+
+
+def derive(table):
+    """Accuracy of the global models after the last round, under the paper's learning rate and under the one chosen here."""
+    rows = table[(table["metric"] == "accuracy") & (table["moment"] == "aggregated")]
+    rows = rows[rows["round"] == rows["round"].max()]
+    rate = np.where(rows["run"].str.contains("lr0.001", regex=False), "0.001", "0.01")
+    return rows.assign(value=100 * rows["value"], unit="%", setting=[FEDERATION + r for r in rate], model="mlp_iris", data="iris",
+                       trained_on="iris", trained_model="mlp_iris")
+
+
+STUDY = Study(
+    title="Forgetting on Iris in the plane", source="FedProj Figure 1",
+    caption="Decision regions of the clients after local training and of the global model in the last round, one class a client. "
+            "Split, minibatch, public data and scaling are not given in the paper and chosen here; the picture has lr = 0.01, at "
+            "which all methods learn in 20 rounds, the ledger also the paper's 0.001.",
+    alone=(iris(), iris(lr=1e-3)), derive=derive, draw=draw, seeds=5)

@@ -1,0 +1,18 @@
+"""FedSOL Figure 10: learning curves of eight methods on six data sets."""
+
+from fldiag.figures.study import Study, curve
+from fldiag.figures.tables import trials
+from fldiag.plotting import curves
+
+
+def draw(table):
+    window = max(1, int(table["round"].max()) // 15)
+    named = table.drop(columns="slice").assign(metric="accuracy on " + table["data"])
+    return curves.draw(named, list(dict.fromkeys(named["metric"])), smooth=window, width=6.9)
+
+
+STUDY = Study(
+    title="Learning curves", source="FedSOL Figure 10",
+    caption="Test accuracy over the rounds under LDA 0.1: moving mean over a fifteenth of the rounds, raw curves faint.",
+    trials=trials("fedsol", "table2", where=lambda row: row.setting == "partition=lda;alpha=0.1"),
+    ask=(curve(),), draw=draw)

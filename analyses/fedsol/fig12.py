@@ -1,0 +1,16 @@
+"""FedSOL Figure 12: the toy in the plane."""
+
+from fldiag.figures.study import Study, plane
+from fldiag.plotting import toy
+
+
+def draw(table):
+    start, goal = (table.loc[table["metric"] == m, ["x", "y"]].iloc[0].tolist() for m in ("w_g", "w_l"))
+    return toy.draw(table, {"w_g": start, "w_l": goal, "a": sorted(table["a"].dropna().unique())})
+
+
+STUDY = Study(
+    title="FedSOL and FedProx in the plane", source="FedSOL Figure 12",
+    caption="Paths of clients with one optimum and different curvatures: FedSOL ends on the line from the global to the local "
+            "optimum whatever the curvature, FedProx beside it. The same at every scale.",
+    alone=(plane(rho=1.5, beta=1.0),), draw=draw)

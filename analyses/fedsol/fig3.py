@@ -1,0 +1,25 @@
+"""FedSOL Figure 3: how orthogonal the update is to the proximal gradient, and what proximal loss remains."""
+
+import pandas as pd
+
+from fldiag.figures.study import Study, Trial, drift
+from fldiag.plotting import curves
+
+PRESET = "fedsol-cifar10-lda0.1"
+COSINE, LOSS = "cosine with the proximal gradient", "mean proximal loss (KL)"
+
+
+def draw(table):
+    whole = table[(table["scope"] == "global") & (table["moment"] == "trained") & table["layer"].isna()].drop(columns="slice")
+    cosine = whole[(whole["metric"] == "cos_gu_gp") & (whole["estimator"] == "steps")].assign(metric=COSINE)
+    loss = whole[(whole["metric"] == "proximal_loss") & (whole["estimator"] == "exact")].assign(metric=LOSS)
+    return curves.draw(pd.concat([cosine, loss]), (COSINE, LOSS))
+
+
+STUDY = Study(
+    title="Proximal orthogonality", source="FedSOL Figure 3",
+    caption="Cosine of the gradient that is applied and the proximal gradient (KL), all parameters, mean over the local steps of "
+            "the sampled clients (left); the clients' proximal loss on their own data after training (right). FedAvg is rho = 0.",
+    trials=(Trial(PRESET, "fedavg", label="FedAvg"),
+            *(Trial(PRESET, "fedsol", {"method.rho": rho}, label=f"FedSOL, rho {rho}") for rho in (0.5, 1.0, 2.0))),
+    ask=(drift(steps="kl", rho=(), gradients=False, representation=False, propositions=False),), draw=draw, seeds=3)

@@ -1,0 +1,48 @@
+"""FedSOL Figure 4: FedAvg and FedSOL over learning factors."""
+
+from fldiag.figures import pictures
+from fldiag.figures.study import Study, Trial, final
+from fldiag.plotting import style
+
+PRESET, TEXT = "fedsol-cifar10-lda0.1", {
+    "ratio": "sampling ratio", "epochs": "local epochs", "lr": "learning rate", "rho": "radius rho of FedSOL"}
+SWEEPS = (*(("ratio", r, {"clients.per_round": round(100 * r)}) for r in (0.02, 0.05, 0.1, 0.2)),
+          *(("epochs", e, {"train.epochs": e}) for e in (1, 5, 10, 20)),
+          *(("lr", lr, {"train.lr": lr}) for lr in (0.003, 0.01, 0.03, 0.1)))
+RHOS = (0.1, 0.5, 1.0, 1.5, 2.0)
+
+
+def draw(table):
+    table = table.assign(factor=[next(iter(set(pictures.parse(s)) & set(TEXT)), "") for s in table["setting"]])
+    looks = style.looks(["FedAvg", "FedSOL"])
+    with style.paper():
+        fig = style.figure(style.TWO_COLUMNS, 2.2, layout="constrained")
+        for ax, (factor, text) in zip(fig.subplots(1, 4, sharey=True), TEXT.items(), strict=True):
+            for label, look in looks.items():
+                part = table[(table["factor"] == factor) & (table["label"] == label)]
+                part = part.assign(at=[float(pictures.parse(s)[factor]) for s in part["setting"]])
+                found = part.groupby("at")["value"].agg(["mean", "std"]).sort_index()
+                if factor == "rho" and label == "FedAvg":  # without a radius
+                    ax.axhline(found["mean"].mean(), color=look.color, linestyle=look.dash, linewidth=1, label=label)
+                else:
+                    ax.errorbar(found.index, found["mean"], yerr=found["std"].fillna(0), color=look.color, linestyle=look.dash,
+                                marker=look.marker, markersize=3.6, elinewidth=0.8, label=label)
+            ax.set(xlabel=text, xscale="linear" if factor == "rho" else "log")
+            ax.minorticks_off()
+            ticks = sorted(float(pictures.parse(s)[factor]) for s in set(table.loc[table["factor"] == factor, "setting"]))
+            ax.set_xticks(ticks, [f"{t:g}" for t in ticks], fontsize=6)
+            ax.grid(True)
+        fig.axes[0].set_ylabel("test accuracy [%]")
+        style.legend(fig, *fig.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return fig
+
+
+STUDY = Study(
+    title="Learning factors", source="FedSOL Figure 4",
+    caption="Final test accuracy over the share of clients sampled, local epochs, learning rate and rho (elsewhere 1.5). The "
+            "axes have the values of the paper's protocol, also where less was trained.",
+    trials=(*(Trial(PRESET, method, over, label, setting=f"{factor}={value}") for factor, value, over in SWEEPS
+              for method, label in (("fedavg", "FedAvg"), ("fedsol", "FedSOL"))),
+            Trial(PRESET, "fedavg", label="FedAvg", setting="rho=0"),
+            *(Trial(PRESET, "fedsol", {"method.rho": rho}, "FedSOL", f"rho={rho}") for rho in RHOS)),
+    ask=(final(),), draw=draw)

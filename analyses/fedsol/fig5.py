@@ -1,0 +1,46 @@
+"""FedSOL Figure 5: adaptive beside fixed strength, and the strength of every layer."""
+
+from fldiag.figures import pictures
+from fldiag.figures.study import Study, Trial, drift, final
+from fldiag.plotting import style
+
+PRESET, ROUND = "fedsol-cifar10-lda0.1", 200
+RHOS, AT = (0.5, 1.0, 1.5, 2.0), 1.0
+
+
+def draw(table):
+    with style.paper():
+        fig = style.figure(style.TWO_COLUMNS, 2.4, layout="constrained")
+        left, right = fig.subplots(1, 2)
+        accuracy = table[table["metric"] == "accuracy"]
+        accuracy = accuracy.assign(rho=[float(pictures.parse(s)["rho"]) for s in accuracy["setting"]])
+        for label, look in style.looks(accuracy["label"]).items():
+            found = accuracy[accuracy["label"] == label].groupby("rho")["value"].agg(["mean", "std"]).sort_index()
+            left.errorbar(found.index, found["mean"], yerr=found["std"].fillna(0), color=look.color, linestyle=look.dash,
+                          marker=look.marker, markersize=3.6, elinewidth=0.8, label=label)
+        left.set(xlabel="radius rho", ylabel="test accuracy [%]", xticks=RHOS)
+        style.legend(left, *left.get_legend_handles_labels())
+        left.grid(True)
+        strong = table[(table["metric"] == "lambda_mean") & (table["scope"] == "global") & (table["estimator"] == "exact")]
+        round_ = min(strong["round"].unique(), key=lambda r: abs(r - ROUND))
+        layers = strong[strong["round"] == round_].groupby("layer", sort=False)[["value", "scaled"]].mean()
+        right.bar(range(len(layers)), layers["value"], color=style.look(2).color)
+        for at, (value, scaled) in enumerate(layers.to_numpy()):
+            right.text(at, value, f"{scaled:.2f}", ha="center", va="bottom", fontsize=6)
+        right.set_xticks(range(len(layers)), [style.plain(style.shorten(n, 14)) for n in layers.index], rotation=30, ha="right")
+        right.set(ylabel="mean Lambda", title=f"round {int(round_)}, rho {AT:g}; numbers: mean Lambda × √size",
+                  yscale="log", ylim=(layers["value"].min() / 2, layers["value"].max() * 2))
+        right.minorticks_off()
+    return fig
+
+
+STUDY = Study(
+    title="Adaptive strength", source="FedSOL Figure 5",
+    caption="Final test accuracy over rho with adaptive and with fixed strength, the head perturbed (left); mean strength of "
+            "the layers at the clients' trained weights in round 200, or the last before, rho = 1 (right; times the "
+            "root of the layer's size it is 1 when all entries move alike).",
+    trials=tuple(Trial(PRESET, "fedsol", {"method.rho": rho, **more}, label, setting=f"rho={rho}", ask=ask)
+                 for label, more in (("adaptive", {}), ("fixed", {"method.strength": "fixed"})) for rho in RHOS
+                 for ask in [(drift(rho=(), gradients=False, representation=False, propositions=False),)
+                             if (rho, label) == (AT, "adaptive") else ()]),
+    ask=(final(),), draw=draw)

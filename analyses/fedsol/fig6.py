@@ -1,0 +1,21 @@
+"""FedSOL Figure 6: how far clients go from the global model and from each other."""
+
+from fldiag.figures.study import Study, Trial, drift
+from fldiag.plotting import curves
+
+PRESET = "fedsol-cifar10-lda0.1"
+METRICS = ("global_local_divergence", "local_local_divergence")
+
+
+def draw(table):
+    whole = table[(table["scope"] == "global") & (table["moment"] == "trained") & table["layer"].isna()] \
+        if "layer" in table else table[(table["scope"] == "global") & (table["moment"] == "trained")]
+    return curves.draw(whole, METRICS)
+
+
+STUDY = Study(
+    title="Weight divergence", source="FedSOL Figure 6",
+    caption="Distance of the clients' trained weights from the received global ones (left) and between two clients (right), "
+            "mean over the sampled clients; FedSOL with rho = 2.",
+    trials=(Trial(PRESET, "fedavg", label="FedAvg"), Trial(PRESET, "fedsol", {"method.rho": 2.0}, label="FedSOL")),
+    ask=(drift(rho=(), gradients=False, propositions=False),), draw=draw, seeds=3)

@@ -1,0 +1,45 @@
+"""FedSOL Figure 7: what local training forgets, and how the classes fare."""
+
+import numpy as np
+
+from fldiag.figures.study import Study, Trial, forgetting
+from fldiag.plotting import style
+from fldiag.plotting.forgetting import only, rounds
+
+PRESET = "fedsol-cifar10-shard2"
+
+
+def draw(table):
+    table = only(table, scope="global", slice="test")
+    labels, looks = list(dict.fromkeys(table["label"])), style.looks(table["label"])
+    with style.paper():
+        fig = style.figure(style.TWO_COLUMNS, 2.6, layout="constrained")
+        left, *others = fig.subplots(1, 1 + len(labels))
+        for label in labels:
+            rows = only(table, label=label, metric="accuracy")
+            for moment, look, text in (("received", "-", "before local training"), ("trained", ":", "after")):
+                found = 100 * only(rows, moment=moment).groupby("round")["value"].mean()
+                left.plot(found.index, found, linestyle=look, color=looks[label].color, marker=looks[label].marker, markersize=3,
+                          label=f"{label}, {text}")
+            cells = 100 * only(table, label=label, metric="class_accuracy", moment="aggregated").pivot_table(
+                index="index", columns="round", values="value", aggfunc="mean")
+            ax = others[labels.index(label)]
+            image = ax.imshow(cells, aspect="auto", cmap=style.COLORMAP, vmin=0, vmax=100, interpolation="nearest")
+            every = max(1, len(cells.columns) // 6)
+            ax.set_xticks(np.arange(len(cells.columns))[::every], [f"{r:g}" for r in cells.columns[::every]])
+            ax.set(title=label, xlabel="round", ylabel="class")
+            ax.set_yticks(range(len(cells)), [f"{c:g}" for c in cells.index])
+        rounds(left)
+        left.set(xlabel="round", ylabel="accuracy on test [%]")
+        left.grid(True)
+        fig.colorbar(image, ax=others, label="accuracy on the class [%]")
+        style.legend(fig, *left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return fig
+
+
+STUDY = Study(
+    title="Knowledge preservation", source="FedSOL Figure 7",
+    caption="Test accuracy of the model that the clients receive, and mean test accuracy of their trained models (left); test "
+            "accuracy of the averaged model by class (right). Two shards a client, rho = 2.",
+    trials=(Trial(PRESET, "fedavg", label="FedAvg"), Trial(PRESET, "fedsol", {"method.rho": 2.0}, label="FedSOL")),
+    ask=(forgetting(),), draw=draw, seeds=3)

@@ -1,0 +1,19 @@
+"""FedSOL Figure 8: the loss around the global models."""
+
+from fldiag.figures.study import Study, Trial, landscape, spectrum
+from fldiag.plotting import landscape as surfaces
+
+PRESET = "fedsol-cifar10-lda0.1"
+
+
+def draw(table):
+    return surfaces.draw(table[table["ask"] == "landscape"], names=("eigenvector 1", "eigenvector 2"))
+
+
+STUDY = Study(
+    title="Loss landscapes", source="FedSOL Figure 8",
+    caption="Training loss of the final global models along the top two Hessian eigenvectors, with the largest eigenvalue and "
+            "its ratio to the fifth.",
+    trials=(Trial(PRESET, "fedavg", label="FedAvg"), Trial(PRESET, "fedasam", label="FedASAM"),
+            Trial(PRESET, "fedsol", {"method.rho": 2.0}, label="FedSOL")),
+    ask=(spectrum(), landscape()), draw=draw, seeds=3)

@@ -1,0 +1,27 @@
+"""FedSOL Table 9: the clients' own models after fine-tuning."""
+
+from fldiag.figures import pictures
+from fldiag.figures.reported import rows
+from fldiag.figures.study import Study, Trial, personal
+
+#: Epochs as the clients' own training has them, and minibatches that are halved into the paper's.
+OWN = {"local_only": {"rounds": 200, "clients.per_round": 100, "train.epochs": 1},
+       "perfedavg": {"train.batch_size": 100, "train.epochs": 2}}
+
+
+def trial(row):
+    over = dict(OWN.get(row.method, {}))
+    if row.method == "local_only" and row.data == "tissuemnist":
+        over["clients.per_round"] = 200
+    epochs = int(row.settings.get("tune_epochs", 0))
+    return Trial(f"fedsol-{row.data}-lda0.1", row.method, over, setting=row.setting, ask=(personal(epochs),))
+
+
+STUDY = Study(
+    title="Personalised models", source="FedSOL Table 9",
+    caption="Accuracy of the clients' models in percent, each on test examples of its own mixture of classes, after 1 and 5 "
+            "epochs of fine-tuning: mean over the clients, and their standard deviation (_std). The paper's bars are over "
+            "clients, those measured here over seeds.",
+    trials=tuple(trial(r) for r in rows("fedsol") if r.id == "table9"),
+    pick={m: {"metric": m} for m in ("personal_accuracy", "personal_accuracy_std")},
+    draw=pictures.dots, layout=pictures.cells)

@@ -1,0 +1,18 @@
+"""FedTOGA Figure 1: the loss around the global model as clients differ more."""
+
+from fldiag.figures.study import Study, Trial, landscape, spectrum
+from fldiag.plotting import landscape as surfaces
+
+SPLITS = {"dir0.6": "Dirichlet 0.6", "dir0.1": "Dirichlet 0.1", "path3": "3 classes a client"}
+
+
+def draw(table):
+    return surfaces.draw(table[table["ask"] == "landscape"], names=("eigenvector 1", "eigenvector 2"))
+
+
+STUDY = Study(
+    title="Loss landscapes and heterogeneity", source="FedTOGA Figure 1",
+    caption="Training loss of FedAvg's final global models along the top two Hessian eigenvectors, from alike to unlike clients. "
+            "The paper's text names neither method nor partitions of its panels a to c; d to f are a sketch.",
+    trials=tuple(Trial(f"fedtoga-cifar10-{split}", "fedavg", label=text) for split, text in SPLITS.items()),
+    ask=(spectrum(), landscape()), draw=draw)

@@ -1,0 +1,18 @@
+"""FedTOGA Figure 4: which client holds how much of which class."""
+
+from fldiag.figures.study import Study, Trial, partition
+from fldiag.plotting import partition as bubbles
+
+SPLITS = {"dir0.6": "Dirichlet 0.6", "dir0.1": "Dirichlet 0.1", "path6": "6 classes a client", "path3": "3 classes a client"}
+FEW = {"clients.total": 40}
+
+
+def draw(table):
+    return bubbles.draw(table.rename(columns={"index": "class", "value": "count"}))
+
+
+STUDY = Study(
+    title="Label distributions", source="FedTOGA Figure 4",
+    caption="Examples of every class and client, 40 clients of equal size.",
+    trials=tuple(Trial(f"fedtoga-cifar10-{split}", over=FEW, label=text, train=False) for split, text in SPLITS.items()),
+    ask=(partition(),), draw=draw)

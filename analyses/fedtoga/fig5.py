@@ -1,0 +1,29 @@
+"""FedTOGA Figure 5 and following: test accuracy over the rounds, a panel for each data set, partition and participation."""
+
+from fldiag.figures.study import Study, Trial, curve
+from fldiag.figures.tables import own
+from fldiag.plotting import curves
+
+METHODS = {"fedsam": "FedSAM", "mofedsam": "MoFedSAM", "fedgamma": "FedGAMMA", "fedspeed": "FedSpeed", "fedsmoo": "FedSMOO",
+           "fedtoga": "FedTOGA"}
+SPLITS = {"dir0.6": "Dir 0.6", "dir0.1": "Dir 0.1", "path6": "6 classes", "path3": "3 classes"}
+DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+
+
+def methods(data, clients):
+    """All where the tables have runs of them; the three with a dynamic regulariser elsewhere."""
+    return METHODS if (data, clients) == ("cifar10", 100) else list(METHODS)[3:]
+
+
+def draw(table):
+    return curves.draw(table.assign(metric=table["setting"]), list(dict.fromkeys(table["setting"])))
+
+
+STUDY = Study(
+    title="Learning curves", source="FedTOGA Figure 5 and following",
+    caption="Test accuracy of the global model by round, LeNet; 10 % of 100 clients or 5 % of 200.",
+    trials=tuple(own(Trial(f"fedtoga-{data}-{split}", method, {"clients.total": clients}, METHODS[method],
+                           f"{name}, {text}, {'10 % of 100' if clients == 100 else '5 % of 200'}"))
+                 for data, name in DATA.items() for clients in (100, 200) for split, text in SPLITS.items()
+                 for method in methods(data, clients)),
+    ask=(curve(),), draw=draw)

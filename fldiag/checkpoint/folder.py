@@ -1,0 +1,196 @@
+"""Folders of per-client files as other programs leave them: which file is whose, and which examples."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fldiag.data import partition as partitions
+from fldiag.errors import FldiagError
+
+SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
+#: Client numbers are kept as they are up to here; larger ones (node ids) and names are numbered 0, 1, 2, ...
+LARGEST = 10_000
+
+
+def pattern(text: str) -> re.Pattern[str]:
+    """``round_{round}/client_{client}.pt`` as a regular expression; ``*`` stands for any text within a folder or name.
+
+    Raises FldiagError for unknown or repeated placeholders.
+    """
+    parts, seen = [], set()
+    for piece in re.split(r"(\{[^{}]*\}|\*)", text):
+        if piece == "*":
+            parts.append("[^/]*")
+        elif piece.startswith("{"):
+            name = piece[1:-1]
+            if name not in ("round", "client") or name in seen:
+                raise FldiagError(f"pattern {text!r}: {piece} {'stands there twice' if name in seen else 'is not known'}",
+                                  "use {round} and {client}, each once, and * for any text", usage=True)
+            seen.add(name)
+            parts.append(r"(?P<round>\d+)" if name == "round" else r"(?P<client>[^/]+?)")
+        else:
+            parts.append(re.escape(piece))
+    return re.compile("".join(parts))
+
+
+@dataclass
+class Layout:
+    """Files of a folder by foreign round number and client name, and of the global models by round."""
+
+    root: Path
+    clients: dict[int, dict[str, Path]]
+    globals: dict[int, Path] = field(default_factory=dict)
+
+    @property
+    def rounds(self) -> list[int]:
+        return sorted(self.clients)
+
+    @property
+    def names(self) -> list[str]:
+        """Clients' names, numbers in their order."""
+        return sorted({name for held in self.clients.values() for name in held}, key=_natural)
+
+
+def scan(root: Path, clients: str, globals_: str | None = None) -> Layout:
+    """The files under ``root`` that the patterns name. A pattern without {round} is of one round, 1.
+
+    Raises FldiagError for a pattern without {client}, one that nothing matches, and two files for one thing.
+    """
+    if "{client}" not in clients:
+        raise FldiagError(f"pattern {clients!r} does not say where the client stands",
+                          "write for example 'round_{round}/client_{client}.pt'", usage=True)
+    if globals_ is not None and "{client}" in globals_:
+        raise FldiagError(f"global pattern {globals_!r} names a client", "use {round} only", usage=True)
+    there = files(root)
+    of_all, of_one = (pattern(globals_) if globals_ else None), pattern(clients)
+    layout = Layout(root, {})
+    for name in there:
+        path = root / name
+        if of_all is not None and (match := of_all.fullmatch(name)):
+            _put(layout.globals, int(match.groupdict().get("round") or 1), path, root, "global model")
+        elif match := of_one.fullmatch(name):
+            held = layout.clients.setdefault(int(match.groupdict().get("round") or 1), {})
+            _put(held, match["client"], path, root, f"client {match['client']}")
+    if not layout.clients:
+        raise FldiagError(f"no file in {root} matches {clients!r}", advice(there), usage=True)
+    if of_all is not None and not layout.globals:
+        raise FldiagError(f"no file in {root} matches the global pattern {globals_!r}", advice(there, globals_), usage=True)
+    return layout
+
+
+def files(root: Path) -> list[str]:
+    """Relative names of all files under a folder, in natural order; links to folders are not followed."""
+    if not root.is_dir():
+        raise FldiagError(f"there is no folder {root}", "give the folder that holds the clients' files", usage=True)
+    found = [(Path(at) / name).relative_to(root).as_posix() for at, _, names in os.walk(root) for name in names]
+    return sorted(found, key=_natural)
+
+
+def advice(there: Sequence[str], asked: str | None = None) -> str:
+    """What to write instead, from the names that were found."""
+    usable = [n for n in there if n.endswith(SUFFIXES)] or list(there)
+    if not usable:
+        return "the folder is empty"
+    shown = ", ".join(usable[:3]) + (f" and {len(usable) - 3} more" if len(usable) > 3 else "")
+    if asked is not None:
+        return f"it holds {shown}"
+    numbered = [(n, list(re.finditer(r"\d+", n))) for n in usable]
+    name, numbers = max(numbered, key=lambda pair: min(len(pair[1]), 2))
+    for match, key in list(zip(numbers[:2], ("{round}", "{client}") if len(numbers) > 1 else ("{client}",), strict=False))[::-1]:
+        name = name[:match.start()] + key + name[match.end():]
+    return f"it holds {shown}" + (f"; perhaps --pattern '{name}'" if numbers else "")
+
+
+def _put(held: dict[Any, Path], key: Any, path: Path, root: Path, what: str) -> None:
+    if key in held:
+        raise FldiagError(f"{held[key].relative_to(root)} and {path.relative_to(root)} are both {what} of one round",
+                          "make the pattern narrower", usage=True)
+    held[key] = path
+
+
+def _natural(text: str) -> list[tuple[int, int, str]]:
+    return [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in re.split(r"(\d+)", text) if p]
+
+
+def numbers(names: Sequence[str]) -> dict[str, int]:
+    """Client names -> the numbers they get: their own where all are small numbers, else 0, 1, 2, ... in natural order."""
+    own = [int(n) for n in names if n.isdigit()]
+    if len(own) == len(names) == len(set(own)) and max(own, default=0) < LARGEST:
+        return dict(zip(names, own, strict=True))
+    return {name: i for i, name in enumerate(sorted(names, key=_natural))}
+
+
+def read_partition(path: Path) -> dict[str, np.ndarray]:
+    """Client name -> sorted indices of its training examples, from an npz or JSON file.
+
+    npz: a run's partition.npz, or one array of indices for each client, named by it. JSON: {"client": [indices]}, or a
+    list of lists. Raises FldiagError for anything else; nothing in the file is executed.
+    """
+    if not path.is_file():
+        raise FldiagError(f"partition {path} is not there", "give an npz or JSON file: client -> indices", usage=True)
+    try:
+        if path.suffix == ".json":
+            content = json.loads(path.read_text())
+            held = dict(enumerate(content)) if isinstance(content, list) else content
+        else:
+            with np.load(path, allow_pickle=False) as file:
+                held = {name: file[name] for name in file.files}
+            if held.keys() == {"indices", "offsets"}:
+                held = dict(enumerate(partitions.load_parts(path)))
+        found = {str(k): np.sort(np.asarray(v if len(v) else np.empty(0, dtype=np.int64))) for k, v in held.items()}
+    except (OSError, ValueError, TypeError, EOFError, AttributeError, KeyError, zipfile.BadZipFile) as error:
+        raise FldiagError(f"{path} is not a partition: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+                          "give an npz or JSON file: client -> indices of its training examples") from None
+    for name, index in found.items():
+        if index.ndim != 1 or index.dtype.kind not in "iu" or (len(index) and index[0] < 0):
+            raise FldiagError(f"{path}: client {name} has {index.dtype} {list(index.shape)}, not indices of examples",
+                              "give each client a list of whole numbers from 0")
+    if not found:
+        raise FldiagError(f"{path} names no client", "give an npz or JSON file: client -> indices")
+    return {name: index.astype(np.int64) for name, index in found.items()}
+
+
+def match(partition: Mapping[str, np.ndarray], names: Sequence[str]) -> tuple[dict[str, np.ndarray], list[str]]:
+    """The partition under the names that the files give the clients ("client_3" is 3), and the clients it lacks.
+
+    Clients without files keep their own. Raises FldiagError when no name fits or two are one.
+    """
+    by_number = {_number(n): n for n in names}
+    plain = all(n.isdigit() for n in names)
+    found: dict[str, np.ndarray] = {}
+    for key, index in partition.items():
+        name = key
+        if key not in names:
+            unique = len(by_number) == len(names)
+            name = by_number[_number(key)] if unique and _number(key) in by_number else _number(key) if plain else key
+        if name in found:
+            raise FldiagError(f"the partition names client {name} twice", "give each client once")
+        found[name] = index
+    lacking = [n for n in names if n not in found]
+    if len(lacking) == len(names):
+        raise FldiagError(f"the partition is of clients {', '.join(list(partition)[:4])}, and the files of "
+                          f"{', '.join(list(names)[:4])}", "name the clients in the partition as in the files", usage=True)
+    return found, lacking
+
+
+def _number(name: str) -> str:
+    """The number a name ends with, as plain digits; the name itself without one."""
+    digits = re.search(r"\d+$", name)
+    return str(int(digits[0])) if digits else name
+
+
+def check(parts: Mapping[str, np.ndarray], total: int, dataset: str) -> None:
+    """Raises FldiagError when a client has examples that the data set does not have."""
+    for name, index in parts.items():
+        if len(index) and index[-1] >= total:
+            raise FldiagError(f"client {name} has example {index[-1]}, and data set {dataset!r} has {total} training examples",
+                              "give the data and the partition of the same federation", usage=True)

@@ -1,0 +1,154 @@
+"""Rounds that another program trained, written as a run: every diagnostic of runs works on it, training does not."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from fldiag.checkpoint import schema
+from fldiag.checkpoint.foreign import State
+from fldiag.checkpoint.store import Run
+from fldiag.data import Dataset, partition
+from fldiag.errors import FldiagError
+from fldiag.params import Layout
+from fldiag.results.provenance import provenance
+from fldiag.results.table import table
+
+Row = dict[str, Any]
+
+
+class Recording:
+    """A run folder that grows round by round from state_dicts named as the module names its tensors.
+
+    ``model``, ``data``: what the run's files say of them (names; a reader never runs code that a file names);
+    without them they must be given with every question. ``parts``: client -> indices of its training examples.
+    ``method``, ``seed``: how tables call the run. ``origin``: plain values on where it comes from, kept in run.json;
+    a run with the same origin that was not finished goes on.
+
+    Raises FldiagError when the folder holds another run or cannot be written.
+    """
+
+    def __init__(self, path: Path, module: nn.Module, *, origin: Mapping[str, Any], model: str | None = None,
+                 data: str | None = None, root: str | None = None, dataset: Dataset | None = None,
+                 parts: Mapping[int, np.ndarray] | None = None, method: str = "foreign", seed: int = 0):
+        self.layout, self.method, self.seed = Layout.of(module), method, seed
+        self.dataset, self.rows = dataset, []  # type: ignore[var-annotated]
+        config = {"name": path.name, "seed": seed, "rounds": 0, "data": {"name": data, "root": root} if data else {},
+                  "partition": {"kind": "unknown" if parts is None else "given"}, "clients": {"total": 0, "per_round": 0},
+                  "model": {"name": model} if model else {}, "method": {"name": method}, "train": {},
+                  "checkpoint": {"every": 1, "clients": "sampled"}}
+        origin = json.loads(json.dumps(dict(origin)))
+        if (path / "run.json").is_file():
+            self.run = Run.open(path)
+            known = self.run.index.get("origin", {})
+            if known.get("recipe") != origin or self.run.status == "finished":
+                raise FldiagError(f"{path} already holds a run", "choose another folder, or remove it first", usage=True)
+            if "metrics" in self.run.index:
+                self.rows = _rows(self.run)
+            return
+        try:
+            (path / "rounds").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FldiagError(f"cannot create {path}: {error.strerror}", "choose another folder") from None
+        text = json.dumps([config, origin], sort_keys=True)
+        self.run = Run(path, {
+            "schema": schema.SCHEMA, "config": config, "hash": hashlib.sha256(text.encode()).hexdigest()[:16],
+            "status": "interrupted", "done": 0, "state": {}, "files": {},
+            "provenance": provenance(seed=seed, data=dataset.fingerprint() if dataset is not None else None),
+            "origin": {"recipe": origin, "notes": [], "names": {}, "examples": {}}})
+        if parts is not None:
+            listed = [parts.get(k, np.empty(0, dtype=np.int64)) for k in range(max(parts, default=-1) + 1)]
+            buffer = io.BytesIO()
+            partition.save(buffer, listed)
+            self.run.put("partition.npz", lambda f: f.write(buffer.getvalue()))
+            config["clients"]["total"] = len(listed)  # type: ignore[index]
+        self.run.commit()
+
+    def note(self, text: str) -> None:
+        """Remember what was missing or had to be supposed; every table of the run will say so."""
+        if text not in self.run.index["origin"]["notes"]:
+            self.run.index["origin"]["notes"].append(text)
+
+    def know(self, *, names: Mapping[int, str] | None = None, examples: Mapping[int, int] | None = None) -> None:
+        """What the clients are called elsewhere, and how many examples they train on."""
+        self.run.index["origin"]["names"] |= {str(k): v for k, v in (names or {}).items()}
+        self.run.index["origin"]["examples"] |= {str(k): int(v) for k, v in (examples or {}).items()}
+
+    def initial(self, state: State) -> None:
+        """The model before the first round."""
+        self._write(0, state, {})
+
+    def add(self, t: int, aggregated: State, clients: Mapping[int, State], received: State | None = None,
+            rows: Sequence[Row] = ()) -> None:
+        """Round t (from 1): the global model after it, what the clients received (None: not known) and made of it."""
+        extra: dict[str, Any] = {}
+        if clients:
+            ids = sorted(clients)
+            common = [n for n in aggregated if n not in self.layout.names and all(n in clients[k] for k in ids)]
+            extra = {"clients": torch.stack([self.vector(clients[k]) for k in ids]),
+                     "buffers": {n: torch.stack([clients[k][n] for k in ids]) for n in common},
+                     "received": None if received is None else self.vector(received)}
+        config = self.run.index["config"]
+        config["clients"]["total"] = max(config["clients"]["total"], *(k + 1 for k in clients), 0)
+        config["clients"]["per_round"] = max(config["clients"]["per_round"], len(clients))
+        config["rounds"] = max(config["rounds"], t)
+        self._write(t, aggregated, extra, sorted(clients))
+        self.run.index["done"] = max(self.run.done, t)
+        self.add_rows(t, [{"moment": "trained", "scope": "global", "metric": "clients", "value": float(len(clients))}, *rows])
+
+    def add_rows(self, t: int, rows: Sequence[Row]) -> None:
+        """More numbers of round t for the run's table; those of rounds that are not stored yet wait for them."""
+        self.rows += [{"round": t, **row} for row in rows]
+        if t <= self.run.done and self.run.done:
+            self.run.put_metrics(table(self.rows, run=self.run.path.name, method=self.method, seed=self.seed))
+            self.run.commit()
+            self.run.clean()
+
+    def finish(self) -> Run:
+        """Say that no round is missing any more."""
+        self.run.index["status"] = "finished"
+        self.run.commit()
+        return self.run
+
+    def vector(self, state: State) -> Tensor:
+        """The weights [P] in the module's order."""
+        return torch.cat([state[n].detach().cpu().reshape(-1) for n in self.layout.names])
+
+    def _write(self, t: int, state: State, extra: dict[str, Any], clients: Sequence[int] = ()) -> None:
+        spec = self.run.index["config"]
+        manifest = {"round": t, "seed": self.seed, "config": spec,
+                    **{k: spec[k] for k in ("method", "model", "data", "partition")},
+                    "shape": list(self.dataset.shape) if self.dataset is not None else [],
+                    "classes": self.dataset.classes if self.dataset is not None else 0, "clients": list(clients),
+                    "provenance": self.run.index["provenance"], "run": self.run.path.name,
+                    "origin": self.run.index["origin"]["recipe"]}
+        name = f"rounds/{t:04d}.pt"
+        self.run.index["files"][name] = schema.write(self.run.path / name, manifest, state, **extra)
+
+
+def _rows(run: Run) -> list[Row]:
+    frame = run.metrics.drop(columns=["run", "method", "seed"]).astype(object)
+    return [{str(k): v for k, v in row.items() if not pd.isna(v)} for row in frame.to_dict("records")]
+
+
+def mean(states: Sequence[State], shares: Sequence[float]) -> State:
+    """The weighted mean of state_dicts, taken in float64; counters take the largest."""
+    p = torch.tensor(shares, dtype=torch.float64)
+    p = p / p.sum() if float(p.sum()) else torch.full_like(p, 1 / len(p))
+    found = {}
+    for name in (n for n in states[0] if all(n in s for s in states)):
+        rows = torch.stack([s[name].detach().cpu() for s in states])
+        if rows.is_floating_point():
+            found[name] = torch.tensordot(p, rows.double(), 1).to(rows.dtype)
+        else:
+            found[name] = rows.amax(0)
+    return found

@@ -1,0 +1,33 @@
+"""The verb that makes the papers' figures again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fldiag.cli.app import app
+from fldiag.cli.options import Debug, Device, Download, Json, Out, device_of
+from fldiag.console import Console, errors
+
+
+@app.command()
+def figures(ids: Annotated[list[str] | None, typer.Argument(help="Such as fedsol/fig6, or fedsol for a whole paper (fldiag "
+                                                                 "list figures). Default: all.")] = None,
+            scale: Annotated[str, typer.Option(help="smoke (digits, minutes), small (hours) or paper (the full "
+                                                    "protocol).")] = "smoke",
+            out: Out = None,
+            runs: Annotated[Path | None, typer.Option(help="Folder of the runs. Default: checkpoints/figures.")] = None,
+            jobs: Annotated[int | None, typer.Option(help="Runs at a time, one thread each. Default: all cores.")] = None,
+            dry_run: Annotated[bool, typer.Option("--dry-run", help="Forecast runs, hours and disk; train nothing.")] = False,
+            ledger: Annotated[bool, typer.Option("--ledger", help="Only rebuild the ledger from what is there.")] = False,
+            download: Download = False, json: Json = False, device: Device = "cpu", debug: Debug = False) -> None:
+    """Make the papers' figures and tables again, and the ledger of reported and measured numbers.
+
+    Example: fldiag figures fedsol/fig6 --scale smoke
+    """
+    with errors(debug):
+        from fldiag.verbs import figures as verb
+
+        verb.figures(Console(json), ids or [], scale, out, runs, jobs, dry_run, ledger, download, device_of(device), debug)

@@ -1,0 +1,299 @@
+"""Records a Flower training as a run of fldiag while it trains.
+
+::
+
+    from fldiag.export import flower
+
+    strategy = FedAvg(fraction_train=0.5)
+    strategy = flower.record(strategy, "runs/flower", net, data="digits", partition=parts)
+    strategy.start(grid=grid, initial_arrays=ArrayRecord(net.state_dict()), num_rounds=10)
+
+Then ``fldiag forgetting runs/flower`` and every other verb. Works with the strategies of ``flwr.serverapp`` and with the
+older ``flwr.server.strategy``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fldiag import data as datasets
+from fldiag import models
+from fldiag.checkpoint import folder, foreign
+from fldiag.checkpoint.foreign import State
+from fldiag.checkpoint.recording import Recording, Row
+from fldiag.data import Dataset
+from fldiag.errors import FldiagError
+from fldiag.models.network import Network
+from fldiag.training.evaluate import evaluate as test
+
+Parts = Sequence[Any] | Mapping[Any, Any] | str | Path
+
+
+def record(strategy: Any, out: str | Path, model: nn.Module | str, *, data: Dataset | str | None = None,
+           partition: Parts | None = None, client: str = "partition-id", seed: int = 0, evaluate: bool = True) -> Any:
+    """The strategy itself, whose rounds are now also written to the run folder ``out``.
+
+    Of every round: the weights that were sent to the clients, those that each client returned, those that the strategy
+    made of them, and all numbers of the clients' replies, of the strategy's averages and of a central ``evaluate_fn``.
+
+    ``model``: the network (or its name) that gives the tensors their names. ``data``: name of the data, or a Dataset, by
+    which the global model is tested after every round (unless ``evaluate`` is off); may also be given to the verbs later.
+    ``partition``: the examples of each client: a list of index arrays, a dict, or a file; what is asked of the clients'
+    own data needs it. ``client``: the entry of the clients' train metrics that says who replied
+    (``metrics["partition-id"] = context.node_config["partition-id"]``); without it nodes are numbered as they appear.
+
+    Raises FldiagError when the folder is taken, what is given does not fit together, or in the first round replies do
+    not fit the model. What fails later is left out with a warning, and training goes on.
+    """
+    if not any(hasattr(strategy, name) for name in ("configure_train", "configure_fit")):
+        raise FldiagError(f"a {type(strategy).__name__} is no Flower strategy: it has no configure_train",
+                          "give one such as flwr.serverapp.strategy.FedAvg()", usage=True)
+    dataset = datasets.load(data) if isinstance(data, str) else data
+    if isinstance(model, str):
+        shape, classes = (dataset.shape, dataset.classes) if dataset is not None else ((), 0)
+        module, name = models.build(model, shape, classes, code=True), model
+    else:
+        module, name = model, None
+    recorder = _Recorder(strategy, module, dataset if evaluate else None, client, _parts(partition, dataset))
+    kind, now = type(strategy).__name__, datetime.datetime.now().astimezone().isoformat()
+    recorder.recording = Recording(
+        Path(out), module, model=name, data=data if isinstance(data, str) else None, dataset=dataset, parts=recorder.parts,
+        method=kind.lower(), seed=seed, origin={"kind": "flower", "strategy": kind, "began": now})
+    wrapped = {"configure_train": recorder.configure, "aggregate_train": recorder.aggregate,
+               "aggregate_evaluate": recorder.aggregate_evaluate, "start": recorder.start} if hasattr(
+        strategy, "configure_train") else {"configure_fit": recorder.configure, "aggregate_fit": recorder.aggregate_fit,
+                                           "evaluate": recorder.evaluate}
+    for method, wrapper in wrapped.items():
+        setattr(strategy, method, _around(getattr(strategy, method), wrapper))
+    return strategy
+
+
+def _around(inner: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(inner)
+
+    def call(*args: Any, **options: Any) -> Any:
+        bound = signature.bind(*args, **options)
+        return wrapper(inner, bound)
+
+    return call
+
+
+def _parts(given: Parts | None, dataset: Dataset | None) -> dict[int, np.ndarray] | None:
+    if given is None:
+        return None
+    if isinstance(given, (str, Path)):
+        given = folder.read_partition(Path(given))
+    pairs = given.items() if isinstance(given, Mapping) else enumerate(given)
+    named = {str(k): np.sort(np.asarray(v, dtype=np.int64)) for k, v in pairs}
+    if not named or not all(k.isdigit() for k in named):
+        raise FldiagError(f"the partition is of clients {', '.join(list(named)[:4]) or 'none'}",
+                          "number them as the clients' partition-id: 0, 1, 2, ...", usage=True)
+    if dataset is not None:
+        folder.check(named, len(dataset.train_y), dataset.name)
+    return {int(k): v for k, v in named.items()}
+
+
+class _Recorder:
+    """What is known of the round that is under way."""
+
+    recording: Recording
+
+    def __init__(self, strategy: Any, module: nn.Module, dataset: Dataset | None, key: str, parts: dict[int, np.ndarray] | None):
+        self.strategy, self.module, self.key, self.parts, self.dataset = strategy, module, key, parts, dataset
+        self.network = Network(module) if dataset is not None else None
+        self.nodes: dict[str, int] = {}
+        self.current: State = {}
+        self.received: State | None = None
+
+    # -- what the strategy does, of one interface and the other
+
+    def configure(self, inner: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
+        t = int(bound.arguments["server_round"])
+        arrays = bound.arguments.get("arrays", bound.arguments.get("parameters"))
+        sent = list(inner(*bound.args, **bound.kwargs) or [])
+        self.received = None
+        with _Guard(self, t):
+            self.current = self.state(arrays)
+            if t == 1:
+                self.recording.initial(self.current)
+            outgoing = [self._weights(m.content) if hasattr(m, "content") else m[1].parameters for m in sent]
+            same = all(o is outgoing[0] or _equal(o, outgoing[0]) for o in outgoing[1:])
+            self.received = self.state(outgoing[0]) if outgoing and same else None
+            if not same:
+                self.recording.note(f"round {t}: the strategy sent clients different weights, so no received model is recorded")
+        return sent
+
+    def aggregate(self, inner: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
+        replies = bound.arguments["replies"] = list(bound.arguments["replies"])
+        result, t = inner(*bound.args, **bound.kwargs), int(bound.arguments["server_round"])
+        with _Guard(self, t):
+            key = getattr(self.strategy, "weighted_by_key", "num-examples")
+            found = []
+            for reply in replies:
+                node = str(reply.metadata.src_node_id)
+                if reply.has_error():
+                    self.recording.note(f"round {t}: node {node} failed: {reply.error.reason}")
+                    continue
+                numbers = _metrics(reply)
+                found.append((node, self._weights(reply.content), numbers, numbers.get(key)))
+            self._round(t, found, *result)
+        return result
+
+    def aggregate_fit(self, inner: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
+        result, t = inner(*bound.args, **bound.kwargs), int(bound.arguments["server_round"])
+        with _Guard(self, t):
+            for failure in bound.arguments.get("failures") or ():
+                self.recording.note(f"round {t}: a client failed: {failure!r}")
+            self._round(t, [(str(proxy.cid), reply.parameters, dict(reply.metrics), reply.num_examples)
+                            for proxy, reply in bound.arguments["results"]], *result)
+        if self.recording.run.done:  # nothing says which round of the older interface is the last
+            self.recording.finish()
+        return result
+
+    def aggregate_evaluate(self, inner: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
+        replies = bound.arguments["replies"] = list(bound.arguments["replies"])
+        metrics, t = inner(*bound.args, **bound.kwargs), int(bound.arguments["server_round"])
+        with _Guard(self, t):
+            rows = _numbers(metrics, moment="aggregated", scope="global", source="clients' evaluation")
+            key = getattr(self.strategy, "weighted_by_key", "num-examples")
+            for reply in (r for r in replies if not r.has_error()):
+                numbers = _metrics(reply)
+                rows += _numbers(numbers, moment="aggregated", scope="client", source="clients' evaluation",
+                                 client=self._client(str(reply.metadata.src_node_id), numbers, t),
+                                 n_examples=int(numbers[key]) if key in numbers else None)
+            self.recording.add_rows(t, rows)
+        return metrics
+
+    def start(self, inner: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
+        score = bound.arguments.get("evaluate_fn")
+        if score is not None:
+            bound.arguments["evaluate_fn"] = lambda t, arrays: self._scored(t, score(t, arrays))
+        result = inner(*bound.args, **bound.kwargs)
+        self.recording.finish()
+        return result
+
+    def evaluate(self, inner: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
+        found = inner(*bound.args, **bound.kwargs)
+        self._scored(int(bound.arguments["server_round"]), None if found is None else {"loss": found[0], **found[1]})
+        return found
+
+    def _scored(self, t: int, numbers: Mapping[str, Any] | None) -> Any:
+        with _Guard(self, t):
+            self.recording.add_rows(t, _numbers(numbers, moment="aggregated", scope="global", source="evaluate_fn"))
+        return numbers
+
+    # -- what is written
+
+    def _round(self, t: int, replies: Sequence[tuple[str, Any, Mapping[str, Any], Any]], arrays: Any, metrics: Any) -> None:
+        clients: dict[int, State] = {}
+        rows = _numbers(metrics, moment="trained", scope="global", source="clients' training")
+        for node, weights, numbers, n in replies:
+            k = self._client(node, numbers, t)
+            if k in clients:
+                self.recording.note(f"round {t}: client {k} replied twice; the first reply is recorded")
+                continue
+            try:
+                clients[k] = self.state(weights)
+            except FldiagError as error:
+                if t == 1:
+                    raise
+                self.recording.note(f"round {t}: the reply of client {k} is left out: {error.what}")
+                continue
+            rows += _numbers(numbers, moment="trained", scope="client", client=k, source="clients' training")
+            if n is not None:
+                self.recording.know(examples={k: int(n)})
+        if arrays is None:
+            self.recording.note(f"round {t}: the strategy made no new model of {len(replies)} replies, so the old one stays")
+        aggregated = self.state(arrays) if arrays is not None else self.current
+        if self.network is not None and self.dataset is not None:
+            w = torch.cat([aggregated[n].float().reshape(-1) for n in self.network.layout.names])
+            own = {n: aggregated.get(n, b) for n, b in self.network.buffers.items()}
+            scores = test(self.network, w, own, self.dataset)
+            size = int(scores.pop("n"))
+            rows += [{"moment": "aggregated", "scope": "global", "slice": "test", "metric": m, "value": v, "n_examples": size,
+                      "estimator": "exact"} for m, v in scores.items()]
+        self.recording.add(t, aggregated, clients, self.received, rows)
+
+    def _client(self, node: str, numbers: Mapping[str, Any], t: int) -> int:
+        k = int(numbers[self.key]) if self.key in numbers else self.nodes.setdefault(node, len(self.nodes))
+        self.recording.know(names={k: f"node {node}"})
+        if self.key not in numbers and self.parts is not None:
+            there = ", ".join(map(str, numbers)) or "no metrics"
+            raise FldiagError(f"round {t}: the reply of node {node} does not say which client of the partition it is ({there})",
+                              f"put it into the reply's metrics: metrics[{self.key!r}] = context.node_config[\"partition-id\"]")
+        return k
+
+    def _weights(self, content: Any) -> Any:
+        """The model among the arrays of a message."""
+        records = content.array_records
+        if not records:
+            raise FldiagError("a message holds no arrays", "put the model's weights into an ArrayRecord")
+        wanted = getattr(self.strategy, "arrayrecord_key", "arrays")
+        return records[wanted] if wanted in records else next(iter(records.values()))
+
+    def state(self, arrays: Any) -> State:
+        """Arrays of either interface as a state_dict of the model. Raises FldiagError when they do not fit it."""
+        if hasattr(arrays, "keys"):
+            held = {str(k): torch.from_numpy(np.array(v.numpy())) for k, v in arrays.items()}
+        else:
+            from flwr.common import parameters_to_ndarrays
+
+            held = {str(i): torch.from_numpy(np.array(a)) for i, a in enumerate(parameters_to_ndarrays(arrays))}
+        own = {n for n, _ in self.module.named_parameters()}
+        if all(k.isdigit() for k in held) and not own <= held.keys():  # a list, in the order of state_dict() or parameters()
+            whole = list(self.module.state_dict())
+            names = whole if len(held) == len(whole) else [n for n, _ in self.module.named_parameters()]
+            if len(held) != len(names):
+                raise FldiagError(f"{len(held)} arrays, and the model's state_dict has {len(whole)}",
+                                  "send the arrays of the model's state_dict() in its order")
+            held = dict(zip(names, held.values(), strict=True))
+        state, _ = foreign.fit(held, self.module)
+        kinds = {n: t.dtype for n, t in [*self.module.named_parameters(), *self.module.named_buffers()]}
+        # strategies make float64 of float32, and fractions of counters; clients load both as the model has them
+        return {n: (v if kinds[n].is_floating_point else v.round()).to(kinds[n]) for n, v in state.items()}
+
+
+class _Guard:
+    """In the first round what is wrong stops training; later it costs a warning and the round's record."""
+
+    def __init__(self, recorder: _Recorder, t: int):
+        self.recorder, self.t = recorder, t
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        if not isinstance(error, Exception) or self.t <= 1:
+            return False
+        text = f"round {self.t} is not recorded: {error.what if isinstance(error, FldiagError) else repr(error)}"
+        self.recorder.recording.note(text)
+        warnings.warn(f"fldiag: {text}", stacklevel=4)
+        return True
+
+
+def _metrics(reply: Any) -> dict[str, Any]:
+    return {k: v for held in reply.content.metric_records.values() for k, v in held.items()}
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if hasattr(a, "keys"):
+        return a.keys() == b.keys() and all(np.array_equal(a[k].numpy(), b[k].numpy()) for k in a)
+    return bool(a == b)
+
+
+def _numbers(record: Mapping[str, Any] | None, **about: Any) -> list[Row]:
+    """A row for every number in a record, and for every entry of a list of them."""
+    about = {k: v for k, v in about.items() if v is not None}
+    entries = [(name, i, v) for name, value in (record or {}).items()
+               for i, v in (enumerate(value) if isinstance(value, (list, tuple)) else [(None, value)])]
+    return [{**about, "metric": str(name), "value": float(v), **({} if i is None else {"index": i})}
+            for name, i, v in entries if isinstance(v, (int, float)) and not isinstance(v, bool)]

@@ -1,0 +1,144 @@
+"""A finished run as named series of numbers over rounds: what trackers of experiments hold."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fldiag.checkpoint.store import Run
+from fldiag.errors import FldiagError
+from fldiag.results.table import COLUMNS
+
+#: What tells the numbers of one metric apart, in the order in which tags spell it.
+NAMES = ("moment", "slice", "layer", "estimator", "client", "client_b", "index")
+#: Further numbers about a number: they tell nothing apart.
+_BESIDE = set(COLUMNS) - {"metric", *NAMES} | {"n_clients", "n_steps", "masked", "note", "predicted", "eigenvalue", "scaled",
+                                               "low", "high", "products"}
+
+
+@dataclass(frozen=True)
+class Scalars:
+    """``series``: tag, step (the round), value, sorted by step; ``config``: the run's settings, keys as ``train.lr``."""
+
+    name: str
+    config: dict[str, Any]
+    series: pd.DataFrame
+
+    def by_step(self) -> Iterable[tuple[int, dict[str, float]]]:
+        """All numbers of a round together, rounds in order."""
+        for step, rows in self.series.groupby("step", sort=True):
+            yield int(step), dict(zip(rows["tag"], rows["value"], strict=True))  # type: ignore[call-overload]
+
+
+def collect(run: Run, tables: Sequence[Path] = (), *, per_client: bool = False) -> Scalars:
+    """The run's own metrics, its diagnostics' tables (csv in RUN/diagnostics) and ``tables`` (csv or parquet).
+
+    Rows of single clients only with ``per_client``. Surfaces over a plane and what is masked or not finite are left out.
+    Raises FldiagError for a table that cannot be read or is none of fldiag's.
+    """
+    there = [*sorted((run.path / "diagnostics").glob("*.csv")), *tables]
+    short = [re.sub(r"-[0-9a-f]{8}$", "", path.stem) for path in there]
+    names = [name if short.count(name) == 1 else path.stem for name, path in zip(short, there, strict=True)]
+    found = [series(run.metrics, "run", per_client)] if "metrics" in run.index else []
+    for name, path in zip(names, there, strict=True):
+        frame = _read(path)
+        if {"metric", "value"} <= set(frame.columns):
+            found.append(series(frame, name, per_client))
+        elif path in tables:
+            raise FldiagError(f"{path} is no table of fldiag: it has no metric and value", "give a table that fldiag wrote",
+                              usage=True)
+    whole = pd.concat(found, ignore_index=True) if found else pd.DataFrame({"tag": [], "step": [], "value": []})
+    if whole.empty:
+        raise FldiagError(f"run {run.path} has no numbers to export", "train it, or diagnose it first", usage=True)
+    return Scalars(run.path.name, dict(_flat(run.index["config"])), whole.sort_values(["step", "tag"], ignore_index=True))
+
+
+def series(frame: pd.DataFrame, name: str, per_client: bool = False) -> pd.DataFrame:
+    """A tidy table as columns tag, step, value. A tag is ``name/metric`` and whatever tells its rows apart: moment, slice,
+    layer and so on, then further columns, only as far as they are needed."""
+    frame = frame.reset_index(drop=True)
+    value = pd.to_numeric(frame["value"], errors="coerce").astype(float)
+    keep = np.isfinite(value) & (frame["metric"] != "missing").to_numpy()
+    if {"x", "y"} <= set(frame.columns):
+        keep &= ~(frame["x"].notna() & frame["y"].notna())
+    for column in ("client", "client_b") if not per_client else ():
+        if column in frame.columns:
+            keep &= frame[column].isna().to_numpy()
+    if "slice" in frame.columns and not per_client:
+        keep &= ~frame["slice"].astype("string").str.match(r"client:\d").fillna(False).to_numpy(bool)
+    frame, value = frame[keep].reset_index(drop=True), value[keep].reset_index(drop=True)
+    step = pd.to_numeric(frame["round"], errors="coerce").fillna(0).astype(int) if "round" in frame.columns else 0
+    made = pd.DataFrame({"tag": f"{name}/" + frame["metric"].astype(str), "step": step, "value": value})
+    for column in ("moment", "slice"):
+        if column in frame.columns:
+            made["tag"] += _spell(frame[column], "")
+    others = [c for c in NAMES[2:] if c in frame.columns]
+    others += ["run"] if "run" in frame.columns and frame["run"].nunique() > 1 else []
+    others += sorted(c for c in frame.columns if c not in _BESIDE and c not in NAMES and c != "metric")
+    for column in others:
+        said = _spell(frame[column], "" if column in ("layer", "estimator", "run") else f"{column} ")
+        if column in ("client", "client_b", "index", "layer"):
+            made["tag"] += said
+        else:  # only where rows of one tag and round differ in it
+            group = made.groupby(["tag", "step"])["tag"]
+            differs = (group.transform("size") > 1) & (said.groupby([made["tag"], made["step"]]).transform("nunique") > 1)
+            made["tag"] += said.where(made["tag"].isin(made["tag"][differs]), "")
+    made["tag"] = made["tag"].str.replace("*", "all", regex=False).str.replace(r"[^\w\-./ :]", "_", regex=True)
+    again = made.groupby(["tag", "step"]).cumcount()
+    made["tag"] += pd.Series(np.where(again > 0, " (" + (again + 1).astype(str) + ")", ""), index=made.index)
+    return made
+
+
+def _spell(column: pd.Series, title: str) -> pd.Series:
+    def text(v: Any) -> str:
+        if pd.isna(v):
+            return ""
+        number = isinstance(v, (int, float, np.number)) and not isinstance(v, (bool, np.bool_))
+        return f"/{title}{f'{float(v):g}' if number else v}"
+
+    return column.map(text, na_action=None).astype(str)
+
+
+def _read(path: Path) -> pd.DataFrame:
+    try:
+        return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+    except (OSError, ValueError, pd.errors.ParserError) as error:
+        raise FldiagError(f"{path} cannot be read: {str(error).splitlines()[0]}", "give a csv or parquet table") from None
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value if isinstance(value, (str, int, float, bool)) else json.dumps(value)
+
+
+@contextlib.contextmanager
+def environment(**values: str) -> Iterator[None]:
+    """Environment variables set for a while, unless the user has set them."""
+    new = {k: v for k, v in values.items() if k not in os.environ}
+    os.environ.update(new)
+    try:
+        yield
+    finally:
+        for key in new:
+            os.environ.pop(key, None)
+
+
+def need(module: str, extra: str) -> Any:
+    """The module of an optional package. Raises FldiagError saying how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise FldiagError(f"{extra} is not installed", f"pip install 'fldiag[{extra}]'", usage=True) from None

@@ -1,0 +1,95 @@
+"""Statements of the papers as checks of measured tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fldiag.errors import FldiagError
+from fldiag.figures import reported
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``votes``: of every seed whether it shows what is claimed; ``numbers``: what was compared, in words."""
+
+    votes: tuple[bool, ...]
+    numbers: str
+
+    @property
+    def text(self) -> str:
+        yes, all_ = sum(self.votes), len(self.votes)
+        word = "holds" if yes == all_ else "does not hold" if 2 * yes <= all_ else "undecided"
+        return f"{word} ({yes} of {all_} seeds)"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """``check`` gets the csv of the study; it raises FldiagError where that lacks what is needed."""
+
+    id: str
+    text: str
+    source: str
+    study: str
+    check: Callable[[pd.DataFrame], Verdict]
+
+
+@cache
+def claims() -> tuple[Claim, ...]:
+    """Those of ``analyses/claims.py``."""
+    file = reported.folder() / "claims.py"
+    return tuple(reported.module(file).CLAIMS) if file.is_file() else ()
+
+
+def per_seed(table: pd.DataFrame, by: str = "label", **where: Any) -> pd.DataFrame:
+    """Mean value of the rows chosen: a row for each seed, a column for each ``by``. None as a value: missing entries.
+
+    Raises FldiagError when nothing is left."""
+    for column, wanted in {"origin": "measured", **where}.items():
+        if column not in table.columns:
+            if wanted is None:
+                continue
+            raise FldiagError(f"the table has no column {column!r}", "make the figure again")
+        hit = table[column].isna() if wanted is None else table[column].isin(wanted if isinstance(wanted, list) else [wanted])
+        table = table[hit]
+    numbers = table.assign(value=pd.to_numeric(table["value"]))
+    found = numbers.pivot_table(index="seed", columns=by, values="value", aggfunc="mean")
+    if found.empty:
+        raise FldiagError("the table has no rows for this claim", "make the figure again")
+    return found
+
+
+def ordered(values: pd.DataFrame, labels: Sequence[Any], *, equal: Sequence[bool] = (), digits: int = 3) -> Verdict:
+    """Votes for labels[0] < labels[1] < ...; ``equal[i]``: also equal (up to 1e-9) at that place.
+
+    Raises FldiagError when a label is not among the columns."""
+    absent = [str(n) for n in labels if n not in values.columns]
+    if absent:
+        raise FldiagError(f"nothing was measured of {', '.join(absent)}", "see why in the figure's json")
+    rows = values[list(labels)].dropna().to_numpy(float)
+    if not len(rows):
+        raise FldiagError("no seed has all that is compared", "see why in the figure's json")
+    soft = np.array([*equal, *[False] * (len(labels) - 1 - len(equal))])
+    steps = np.diff(rows, axis=1)
+    votes = np.where(soft, steps >= -1e-9, steps > 0).all(1)
+    means, stds = rows.mean(0), rows.std(0, ddof=1) if len(rows) > 1 else np.full(len(labels), np.nan)
+    text = ", ".join(f"{n} {m:.{digits}g}" + ("" if np.isnan(s) else f" ± {s:.2g}")
+                     for n, m, s in zip(labels, means, stds, strict=True))
+    return Verdict(tuple(bool(v) for v in votes), text)
+
+
+def lowest(values: pd.DataFrame, label: Any, digits: int = 3) -> Verdict:
+    """Votes for ``label`` being below all others."""
+    if label not in values.columns or len(values.columns) < 2:
+        raise FldiagError(f"nothing was measured of {label}, or of nothing else", "see why in the figure's json")
+    whole = values.dropna(subset=[label])
+    others = whole.drop(columns=label)
+    votes = whole[label] < others.min(axis=1)
+    best = others.mean().idxmin()
+    means = f"{label} {whole[label].mean():.{digits}g}, next {best} {others[best].mean():.{digits}g}"
+    return Verdict(tuple(map(bool, votes)), means)

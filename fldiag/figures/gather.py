@@ -1,0 +1,138 @@
+"""From the answers of the runs to the one table that a study draws, and to the numbers of the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fldiag.errors import FldiagError
+from fldiag.figures import asks, reported, work
+from fldiag.figures.plan import Plan, ask_key
+from fldiag.figures.study import Study, Trial
+from fldiag.results.table import table
+
+KEYS = ["setting", "method", "model", "data"]
+#: What ``ask`` says of numbers that a study derives beside all that was asked.
+DERIVED = "derived"
+#: The first columns of a study's table.
+FIRST = ["origin", "label", "ask", "seed", *KEYS, "trained_on", "trained_model", "metric", "value", "std", "unit"]
+
+
+def table_of(study: Study, plan: Plan, paths: Mapping[str, Path], download: bool = False) -> pd.DataFrame:
+    """All answers there are, and for studies with numbers (``pick``) the paper's rows, in one table.
+
+    Raises FldiagError when there is no answer at all."""
+    pieces = _alone(study, plan)
+    for number, trial in enumerate(study.trials):
+        for place, seed in enumerate(plan.scale.seed_list(study.seeds)):
+            pieces += _of(study, plan, paths, number, trial, place, seed, download)
+    if not pieces:
+        why = sorted({text for (name, _), text in plan.left_out.items() if name == study.name})
+        raise FldiagError(f"nothing of {study.name} could be made" + (f": {'; '.join(why)}" if why else ""),
+                          "see what failed above" if not why else "use --scale paper")
+    found = pd.concat(pieces, ignore_index=True)
+    if study.pick:
+        found = pd.concat([picked(found, study), printed(study)], ignore_index=True)
+    elif study.derive is not None:  # a picture of everything, and numbers beside it
+        found = pd.concat([found, study.derive(found).assign(ask=DERIVED), printed(study)], ignore_index=True)
+    return tidy(found)
+
+
+def _alone(study: Study, plan: Plan) -> list[pd.DataFrame]:
+    pieces = []
+    seeds = tuple(plan.scale.seed_list(study.seeds))
+    for ask in study.alone:
+        keep = plan.store / "toys" / ask_key(plan.scale, ask)
+        subject = asks.Subject(None, seeds=seeds, keep=keep)
+        found = asks.finite(asks.answer(subject, ask.name, plan.scale.options(ask)))
+        if "run" not in found or found["run"].isna().all():
+            found["run"] = found["method"]
+        pieces.append(found.assign(origin="measured", label=found["method"], ask=ask.name, setting="", model="", data=""))
+    return pieces
+
+
+def _of(study: Study, plan: Plan, paths: Mapping[str, Path], number: int, trial: Trial, place: int, seed: int,
+        download: bool) -> list[pd.DataFrame]:
+    core = plan.cells.get((study.name, number, seed))
+    config = plan.tasks[core].config if core else None
+    pieces = []
+    if config is None and not trial.train and (study.name, number) not in plan.left_out:
+        config = plan.scale.config(trial, seed, plan.store)
+    for ask in study.asked(trial, place) if config is not None else ():
+        if core is None:
+            found = asks.answer(asks.Subject(config, download=download), ask.name, plan.scale.options(ask))
+        else:
+            found = work.answers(paths[core], ask_key(plan.scale, ask)) if core in paths else None
+        if found is not None and config is not None:
+            about: dict[str, Any] = {**trial.key(), "origin": "measured", "label": trial.name, "run": trial.name, "seed": seed,
+                                     "ask": ask.name, "trained_on": config.data.name, "trained_model": config.model.name}
+            pieces.append(asks.finite(found).rename(columns={"data": "on"}).assign(**about))
+    return pieces
+
+
+def picked(found: pd.DataFrame, study: Study) -> pd.DataFrame:
+    """The rows of ``pick``, each under its name, and those that ``derive`` adds."""
+    pieces = []
+    for name, where in study.pick.items():
+        rows = found
+        for column, value in where.items():
+            if column not in rows.columns:
+                rows = rows.iloc[:0]
+                break
+            rows = rows[(rows[column] == value).fillna(False).astype(bool)]
+        pieces.append(rows.assign(metric=name))
+    made = pd.concat(pieces, ignore_index=True)
+    if study.derive is not None:
+        made = pd.concat([made, study.derive(found)], ignore_index=True)
+    keys = [*KEYS, "metric", "seed", "label"]
+    twice = made[made.duplicated(keys)]
+    if len(twice):
+        raise FldiagError(f"{study.name}: pick of {twice.iloc[0]['metric']!r} leaves several numbers of one run",
+                          "name more columns (moment, scope, layer, slice, index)")
+    return made.drop(columns=[c for c in ("run", "round", "moment", "scope", "slice", "index", "client", "layer") if c in made])
+
+
+def printed(study: Study) -> pd.DataFrame:
+    """The numbers of the paper as rows of the same table, those with marks under their setting without them."""
+    rows = [{"origin": "reported", "label": r.method, "setting": r.setting, "method": r.method, "model": r.model, "data": r.data,
+             "metric": r.metric, "value": r.value, "std": r.std}
+            for r in reported.rows(study.paper) if r.id == study.id and r.value is not None and r.plain == r.setting]
+    return table(rows)
+
+
+def tidy(found: pd.DataFrame) -> pd.DataFrame:
+    """Columns in a fixed order, those without any entry left out."""
+    kept = [c for c in found.columns if c in FIRST or found[c].notna().any()]
+    order = [c for c in FIRST if c in kept] + sorted(c for c in kept if c not in FIRST)
+    return found[order].reset_index(drop=True)
+
+
+def measured(found: pd.DataFrame, study: Study, plan: Plan) -> list[dict[str, Any]]:
+    """Mean, spread (one standard deviation, from two seeds on) and number of seeds of what ``pick`` chose, by cell."""
+    if not study.pick:
+        if study.derive is None:
+            return []
+        found = found[found["ask"] == DERIVED]
+    cells: dict[tuple[Any, ...], list[str]] = {}
+    for (name, number, _), core in plan.cells.items():
+        if name == study.name:
+            cells.setdefault(tuple(study.trials[number].key()[k] for k in KEYS), []).append(core)
+    rows = found[found["origin"] == "measured"]
+    made = []
+    for key, part in rows.groupby([*KEYS, "metric"], dropna=False, sort=False):
+        values = part["value"].astype(float)
+        known = values.dropna()
+        made.append({**dict(zip([*KEYS, "metric"], key, strict=True)), "value": float(known.mean()) if len(known) else None,
+                     "std": float(known.std(ddof=1)) if len(known) > 1 else None, "seeds": len(known),
+                     "diverged": int(values.isna().sum()),
+                     "trained_on": _one(part, "trained_on"), "trained_model": _one(part, "trained_model"),
+                     "runs": sorted({c[:10] for c in cells.get(tuple(key[:-1]), [])})})
+    return made
+
+
+def _one(part: pd.DataFrame, column: str) -> str:
+    values = part[column].dropna().unique() if column in part else []
+    return str(values[0]) if len(values) else ""

@@ -1,0 +1,230 @@
+"""``fldiag figures``: train what is missing, ask, draw, write; go on after an interruption."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fldiag import data
+from fldiag.checkpoint import schema
+from fldiag.checkpoint.store import Run
+from fldiag.errors import FldiagError
+from fldiag.figures import gather, plan, reported, work
+from fldiag.figures.asks import CLOCK
+from fldiag.figures.machine import machine
+from fldiag.figures.plan import Plan
+from fldiag.figures.scales import SCALES, Scale, packed, reduction
+from fldiag.figures.study import Study
+from fldiag.figures.tables import markdown
+from fldiag.plotting import style
+from fldiag.results.provenance import provenance
+
+Progress = Callable[[int, int, str], None]
+STORE = Path("checkpoints/figures")
+OUT = Path("figures")
+
+
+@dataclass
+class Made:
+    """A study's files (the picture last), or why there are none."""
+
+    study: Study
+    files: list[Path] = field(default_factory=list)
+    error: str = ""
+
+
+def make(studies: Sequence[Study], scale: Scale, *, out: Path = OUT, store: Path = STORE, jobs: int = 1, device: str = "cpu",
+         download: bool = False, progress: Progress | None = None,
+         on_done: Callable[[str, int, int], None] | None = None, strict: bool = False) -> list[Made]:
+    """Make the figures and tables. ``progress``: rounds done of all runs; ``on_done``: a sentence about every run that was
+    trained or failed, how many are done, and of how many. ``strict``: the first failure is raised.
+
+    A run or figure that fails is reported and does not stop the others. Raises KeyboardInterrupt when stopped (the same
+    call goes on from there), and FldiagError when a folder cannot be written or a study is not valid."""
+    the_plan = plan.made(scale, studies, reported.studies().values(), store)
+    _writable(out, store)
+    failures = prepare(the_plan, download)
+    paths, errors = _run(the_plan, jobs, device, download, failures, progress, on_done, strict)
+    return [_write(study, the_plan, out, paths, errors, download, strict) for study in studies]
+
+
+def _writable(*folders: Path) -> None:
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FldiagError(f"cannot write to {folder}: {error.strerror}", "choose others with --out and --runs") from None
+
+
+def prepare(the_plan: Plan, download: bool) -> dict[str, str]:
+    """Write the reduced data sets of the scale; returns which could not be made, and why."""
+    scale = the_plan.scale
+    failures: dict[str, str] = {}
+    if scale.images is None:
+        return failures
+    names = {c.data.name for c in (t.config for t in the_plan.tasks.values())}
+    for name in sorted(names | {f"{v}-{scale.images}" for v in scale.data.values()}):
+        file = packed(the_plan.store) / f"{name}.npz"
+        if file.is_file():
+            continue
+        try:
+            whole = data.load(name.rpartition("-")[0], download=download)
+            schema.write_atomic(file, lambda f, w=whole: reduce(w, scale, f))  # type: ignore[misc]
+        except FldiagError as error:
+            failures[name] = error.what
+    return failures
+
+
+def reduce(whole: Any, scale: Scale, file: Any) -> None:
+    """The first examples of every class, in the order of the data set, equally many of each; channels repeated."""
+    import numpy as np
+
+    def first(y: Any, count: int) -> Any:
+        classes = whole.classes
+        each = [np.flatnonzero(y.numpy() == c)[: -(-count // classes)] for c in range(classes)]
+        return np.sort(np.concatenate(each))[:count]
+
+    def pixels(x: Any, index: Any) -> Any:
+        x = x[index].permute(0, 2, 3, 1).numpy()
+        return np.repeat(x, whole.repeat, -1) if whole.repeat > 1 else x
+
+    train = first(whole.train_y, scale.images or len(whole.train_y))
+    test = first(whole.test_y, scale.test_images or len(whole.test_y))
+    np.savez_compressed(file, train_images=pixels(whole.train_x, train), train_labels=whole.train_y[train].numpy(),
+                        test_images=pixels(whole.test_x, test), test_labels=whole.test_y[test].numpy())
+
+
+def _run(the_plan: Plan, jobs: int, device: str, download: bool, failures: Mapping[str, str], progress: Progress | None,
+         on_done: Callable[[str, int, int], None] | None, strict: bool) -> tuple[dict[str, Path], dict[str, str]]:
+    """All runs trained and asked: (hash -> folder, hash -> what is wrong)."""
+    paths, errors, missing = {}, {}, []
+    for core, task in the_plan.tasks.items():
+        path = task.where(the_plan.store)
+        if task.config.data.name in failures:
+            errors[core] = failures[task.config.data.name]
+        elif task.done(path):
+            paths[core] = path
+        else:
+            missing.append(task)
+    total, at, count = sum(t.config.rounds for t in missing), dict.fromkeys((t.core for t in missing), 0), 0
+
+    def tell(core: str, done: int, of: int, what: str) -> None:
+        at[core] = done
+        if progress:
+            progress(sum(at.values()), total, what)
+
+    def finished(outcome: work.Outcome) -> None:
+        nonlocal count
+        task = the_plan.tasks[outcome.core]
+        count += 1
+        at[outcome.core] = task.config.rounds
+        if (outcome.path / "run.json").is_file():
+            paths[outcome.core] = outcome.path
+        if outcome.error:
+            errors[outcome.core] = outcome.error
+        if on_done and not outcome.stopped:
+            on_done(f"{task.text}: {outcome.error or 'done'}", count, len(missing))
+
+    bench = work.Bench(the_plan.scale, the_plan.store, device, download, strict)
+    work.perform_all(missing, bench, jobs, tell, finished)
+    return paths, errors
+
+
+# ---- writing
+
+
+def target(out: Path, study: Study, scale: Scale) -> Path:
+    """``out/<paper>/<id>``; what was made there at a larger scale stays, and this goes to ``out/<scale>/<paper>/<id>``."""
+    there = out / study.paper / f"{study.id}.json"
+    order = list(SCALES)
+    try:
+        before = json.loads(there.read_text())["scale"]
+    except (OSError, ValueError, KeyError):
+        before = None
+    larger = before in SCALES and order.index(before) > order.index(scale.name)
+    return (out / scale.name if larger else out) / study.paper / study.id
+
+
+def _write(study: Study, the_plan: Plan, out: Path, paths: Mapping[str, Path], errors: Mapping[str, str],
+           download: bool, strict: bool = False) -> Made:
+    path = target(out, study, the_plan.scale)
+    try:
+        found = gather.table_of(study, the_plan, paths, download)
+        text = csv(found)
+        # What is drawn is what the csv holds, to the digit.
+        again = pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=[""], low_memory=False)
+        for column in gather.KEYS:
+            again[column] = again[column].astype(object).fillna("").astype(str) if column in again else ""
+        figure = study.draw(again)
+        files = [_put(path, ".csv", text)]
+        if study.layout is not None:
+            files.append(_put(path, ".md", markdown(study.layout(again))))
+        files.insert(0, _put(path, ".json", json.dumps(about(study, the_plan, again, paths, errors), indent=1) + "\n"))
+        return Made(study, [*files, *style.save(figure, path, ("pdf", "png"))])
+    except FldiagError as error:
+        if strict:
+            raise
+        return Made(study, error=f"{error.what}; {error.remedy}")
+    except Exception as error:  # a study that fails does not stop the others
+        if strict:
+            raise
+        return Made(study, error=f"{type(error).__name__}: {error}")
+
+
+def csv(found: pd.DataFrame) -> str:
+    text = io.StringIO()
+    found.to_csv(text, index=False, float_format="%.9g")
+    return text.getvalue()
+
+
+def _put(path: Path, suffix: str, text: str) -> Path:
+    file = path.with_name(path.name + suffix)
+    schema.write_atomic(file, lambda f: f.write(text.encode()))
+    return file
+
+
+def about(study: Study, the_plan: Plan, found: pd.DataFrame, paths: Mapping[str, Path],
+          errors: Mapping[str, str]) -> dict[str, Any]:
+    """What the json beside a picture says."""
+    scale, cells = the_plan.scale, {k: v for k, v in the_plan.cells.items() if k[0] == study.name}
+    seeds, tasks = scale.seed_list(study.seeds), the_plan.tasks
+    pairs = [(study.trials[n].protocol(), tasks[core].config) for (_, n, seed), core in cells.items() if seed == seeds[0]]
+    pairs += [(t.protocol(), scale.config(t, 0, the_plan.store)) for n, t in enumerate(study.trials)
+              if not t.train and (study.name, n) not in the_plan.left_out]
+    less = reduction(pairs)
+    out = {study.trials[n]: why for (name, n), why in the_plan.left_out.items() if name == study.name}
+    left = [{**t.key(), "label": t.name, "why": why} for t, why in out.items()]
+    parts = [study.caption, f"Scale {scale.name}: {less}." if less else "",
+             f"{len(seeds)} seed{'s' * (len(seeds) > 1)}." if pairs and study.trials and study.trials[0].train else "",
+             f"Left out: {'; '.join(sorted(set(out.values())))}." if left else ""]
+    return {
+        "paper": study.paper, "id": study.id, "title": study.title, "source": study.source,
+        "caption": " ".join(p for p in parts if p), "scale": scale.name, "reduction": less, "seeds": seeds,
+        "machine": machines(paths[c] for c in cells.values() if c in paths), **provenance(),
+        "runs": {paths[c].name: run_about(the_plan, c, paths[c]) for c in sorted(set(cells.values()) & paths.keys())},
+        "failed": [{**study.trials[n].key(), "seed": seed, "why": errors[c]} for (_, n, seed), c in cells.items() if c in errors],
+        "left_out": left, "measured": gather.measured(found, study, the_plan)}
+
+
+def run_about(the_plan: Plan, core: str, path: Path) -> dict[str, Any]:
+    config = the_plan.tasks[core].config.model_dump(mode="json")
+    config["data"].pop("root")  # where data lie is nobody's business
+    run = Run.open(path)
+    return {"hash": core[:10], "status": run.status, "rounds": run.done, "config": config}
+
+
+def machines(paths: Any) -> str:
+    """Where the runs were trained."""
+    found = set()
+    for path in paths:
+        try:
+            found.add(json.loads((path / CLOCK).read_text())["machine"])
+        except (OSError, ValueError, KeyError):
+            continue
+    return "; ".join(sorted(found)) or machine()

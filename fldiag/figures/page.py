@@ -1,0 +1,75 @@
+"""The ledger for reading: what was made at which scale, what holds, and the numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fldiag.figures import reported
+from fldiag.figures.scales import SCALES
+
+NAMES = {"fedsol": "FedSOL", "fedtoga": "FedTOGA", "fedproj": "FedProj", "fedalign": "FedAlign"}
+
+
+def page(found: pd.DataFrame, made: list[tuple[Path, dict[str, Any]]], out: Path) -> str:
+    """Markdown: claims, then every paper's figures with captions and its numbers."""
+    parts = ["# Reported and measured", "", *_intro(found, made)]
+    parts += ["## Statements", "", *_claims(found[found["kind"] == "claim"])]
+    for paper in sorted(reported.papers(), key=[*NAMES].index):
+        parts += [f"## {NAMES.get(paper, paper)}", ""]
+        mine = found[(found["paper"] == paper) & (found["kind"] != "claim")]
+        for id, part in mine.groupby("id", sort=False):
+            parts += [f"### {part['source'].iloc[0]}", ""]
+            for file, about in made:
+                if (about["paper"], about["id"]) == (paper, id):
+                    shown = file.with_suffix(".png").relative_to(out).as_posix()
+                    parts += [f"[{about['title']}, scale {about['scale']}]({shown}): {about['caption']}", ""]
+            parts += _numbers(part)
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _intro(found: pd.DataFrame, made: list[tuple[Path, dict[str, Any]]]) -> list[str]:
+    numbers = found[(found["kind"] == "number") & found["reported"].notna()]
+    there = numbers[numbers["measured"].notna()].drop_duplicates(["paper", "id", "setting", "method", "model", "data", "metric"])
+    whole = numbers.drop_duplicates(["paper", "id", "setting", "method", "model", "data", "metric"])
+    scales = [f"{sum(a['scale'] == s for _, a in made)} at scale {s}" for s in SCALES if any(a["scale"] == s for _, a in made)]
+    return ["Made by `fldiag figures --ledger`; the same in `ledger.csv`. Measured: mean ± one standard deviation over seeds. "
+            "Agrees: the difference is within the sum of both spreads; other data: another data set stood in for the paper's.",
+            "", f"Figures and tables made: {', '.join(scales) or 'none'}. "
+            f"Of {len(whole)} reported numbers, {len(there)} were measured.", ""]
+
+
+def _claims(found: pd.DataFrame) -> list[str]:
+    lines = ["| statement | source | scale | outcome | numbers |", "|---|---|---|---|---|"]
+    for r in found.to_dict("records"):
+        lines.append(f"| {r['metric']} | {r['source']} | {_text(r['scale'])} | {r['status']} | {_text(r['note'])} |")
+    return [*lines, ""]
+
+
+def _numbers(part: pd.DataFrame) -> list[str]:
+    if set(part["kind"]) == {"figure"}:
+        return [*(f"{_text(r['scale']) or '–'}: {r['status']} ({r['note']})" for r in part.to_dict("records")), ""]
+    if part["measured"].isna().all():
+        counts = part["status"].value_counts(sort=False)
+        return ["; ".join(f"{n} number{'s' * (n > 1)}: {status}" for status, n in counts.items()) + " (see `ledger.csv`).", ""]
+    lines = ["| setting | method | model | data | metric | reported | scale | measured | seeds | difference | agrees | status |",
+             "|---" * 12 + "|"]
+    for r in part[part["kind"] == "number"].to_dict("records"):
+        cells = [_text(r[k]).replace(";", "; ") for k in ("setting", "method", "model", "data", "metric")]
+        cells += [_pair(r["reported"], r["reported_std"]), _text(r["scale"]), _pair(r["measured"], r["measured_std"]),
+                  "" if pd.isna(r["seeds"]) else f"{int(r['seeds'])}", _pair(r["difference"], None), _text(r["agrees"]),
+                  "" if r["status"] == "measured" else _text(r["status"])]
+        lines.append("| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |")
+    return [*lines, ""]
+
+
+def _text(value: Any) -> str:
+    return "" if value is None or pd.isna(value) else str(value)
+
+
+def _pair(value: Any, std: Any) -> str:
+    if value is None or pd.isna(value):
+        return ""
+    return f"{value:.5g}" + ("" if std is None or pd.isna(std) else f" ± {std:.2g}")

@@ -1,0 +1,182 @@
+"""Pictures that several studies share: measured beside reported, and numbers over a setting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from fldiag.errors import FldiagError
+from fldiag.figures.reported import FEDERATION, MARKS
+from fldiag.plotting import style
+from fldiag.plotting.tables import need
+
+PICTURE = "picture of measured beside reported numbers"
+MEASURED, REPORTED = style.look(2), style.look(0)
+_SHORT = {"sharding": "{shards} shards", "lda": "LDA {alpha}", "dirichlet": "Dir {alpha}", "pathological": "{classes} classes",
+          "iid": "iid"}
+
+
+def parse(setting: Any) -> dict[str, str]:
+    return dict(pair.split("=", 1) for pair in str(setting).split(";")) if isinstance(setting, str) and setting else {}
+
+
+def columns(table: pd.DataFrame) -> pd.Series:
+    """What a number's column in a table is called: data, partition and what else of the federation differs."""
+    parsed = [{k: v for k, v in parse(s).items() if k in FEDERATION} for s in table["setting"]]
+    varies = {k for k in {k for p in parsed for k in p} if len({p.get(k) for p in parsed}) > 1}
+    many = {c for c in ("data", "metric") if table[c].nunique() > 1}
+    many |= {"model"} if table.groupby("data")["model"].nunique().max() > 1 else set()
+    names = []
+    for (_, row), p in zip(table.iterrows(), parsed, strict=True):
+        kind = p.get("partition", "")
+        split = _SHORT.get(kind, kind).format(**p) if varies & {"partition", "alpha", "shards", "classes"} else ""
+        rest = [f"{k} {p[k]}" for k in FEDERATION[4:] if k in p and k in varies and k != "ratio"]
+        rest += [f"ratio {p['ratio']}"] if "ratio" in varies and "ratio" in p else []
+        parts = [str(row[c]) for c in ("metric", "data", "model") if c in many and row[c]]
+        names.append(", ".join(v for v in [*parts, split, *rest] if v) or str(row["metric"]))
+    return pd.Series(names, index=table.index)
+
+
+def labels(table: pd.DataFrame) -> pd.Series:
+    """What its row is called: the method and its options."""
+    return pd.Series([str(m) + (f" ({', '.join(own)})" if (own := [f"{k}={v}" for k, v in parse(s).items()
+                                                                   if k not in (*FEDERATION, *MARKS)]) else "")
+                      for m, s in zip(table["method"], table["setting"], strict=True)], index=table.index)
+
+
+def summary(table: pd.DataFrame) -> pd.DataFrame:
+    """One line a cell: ``row``, ``column``, ``measured``, ``measured_std``, ``seeds``, ``reported``, ``reported_std``,
+    ``trained_on``, ``trained_model``."""
+    need(table, ("origin", "setting", "method", "model", "data", "metric", "value"), PICTURE)
+    table = table.assign(column=columns(table), row=labels(table), value=pd.to_numeric(table["value"]).astype(float))
+    keys = ["column", "row"]
+    mine, theirs = table[table["origin"] == "measured"], table[table["origin"] == "reported"]
+    grouped = mine.groupby(keys, sort=False)
+    made = grouped["value"].agg(measured="mean", measured_std="std", seeds="count").join(
+        grouped[[c for c in ("trained_on", "trained_model", "data", "model", "metric") if c in mine]].first())
+    printed = theirs.groupby(keys, sort=False).first()[["value", *(["std"] if "std" in theirs else [])]]
+    printed = printed.rename(columns={"value": "reported", "std": "reported_std"})
+    found = made.join(printed, how="outer", sort=False).reset_index()
+    rank = {k: i for i, k in enumerate(dict.fromkeys(zip(table["column"], table["row"], strict=True)))}
+    return found.iloc[np.argsort([rank[k] for k in zip(found["column"], found["row"], strict=True)], kind="stable")] \
+        .reset_index(drop=True).reindex(columns=[*found.columns, *({"reported", "reported_std"} - set(found.columns))])
+
+
+def cells(table: pd.DataFrame) -> pd.DataFrame:
+    """Rows and columns as in the paper: measured ± std, the paper's number in brackets."""
+    found = summary(table)
+    found["text"] = [_text(r) for r in found.to_dict("records")]
+    rows, heads = list(dict.fromkeys(found["row"])), list(dict.fromkeys(found["column"]))
+    layout = found.pivot(index="row", columns="column", values="text").reindex(index=rows, columns=heads)
+    layout.index.name, layout.columns.name = "method", None
+    return layout
+
+
+def _text(r: Mapping[str, Any]) -> str:
+    def pair(value: float, std: float) -> str:
+        digits = 2 if abs(value) < 10 else 1
+        return f"{value:.{digits}f}" + ("" if std is None or math.isnan(std) else f" ± {std:.{digits}f}")
+
+    mine = "–" if math.isnan(r["measured"]) else pair(r["measured"], r["measured_std"])
+    return mine + ("" if r["reported"] is None or math.isnan(r["reported"]) else f" ({pair(r['reported'], r['reported_std'])})")
+
+
+def dots(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
+    """A panel for each column of the table that was measured, a line for each method: measured filled, reported hollow;
+    bars of one standard deviation. Raises FldiagError when nothing was measured."""
+    found = summary(table)
+    seen = found.groupby("column", sort=False)["measured"].apply(lambda v: v.notna().any())
+    heads = [c for c in dict.fromkeys(found["column"]) if seen[c]]
+    if not heads:
+        raise FldiagError(f"the {PICTURE} has no measured number", "train something first")
+    found = found[found["column"].isin(heads)]
+    rows = list(dict.fromkeys(found["row"]))
+    room = min(0.35 + max(style.text_width(r, 7) for r in rows), 2.2)
+    across = max(1, min(len(heads), int((width - room) / 1.15)))
+    down = -(-len(heads) // across)
+    tall = max(0.17 * len(rows) + 0.1, 0.5)
+    with style.paper():
+        fig = style.figure(width if len(heads) > 2 else min(width, room + 2.2 * len(heads)), down * (tall + 0.62) + 0.4,
+                           layout="constrained")
+        axes = fig.subplots(down, across, sharey=True, squeeze=False)
+        for ax, head in zip(axes.flat, heads, strict=False):
+            _panel(ax, found[found["column"] == head], rows)
+            text = [line for part in head.split(", ") for line in style.wrap(part, 1.3, 2, 7)]
+            ax.set_title("\n".join(map(style.plain, text)), fontsize=7)
+        for ax in axes.flat[len(heads):]:
+            ax.remove()
+        keys = [Line2D([], [], linestyle="none", marker="o", color=MEASURED.color, markersize=4),
+                Line2D([], [], linestyle="none", marker="o", markerfacecolor="none", color=REPORTED.color, markersize=4)]
+        style.legend(fig, keys, ["measured here", "reported in the paper"], loc="outside lower center", ncols=2)
+    return fig
+
+
+def _panel(ax: Any, part: pd.DataFrame, rows: Sequence[str]) -> None:
+    at = {r: len(rows) - 1 - i for i, r in enumerate(rows)}
+    y = part["row"].map(at).to_numpy(float)
+    for name, shift, options in (("reported", -0.14, {"markerfacecolor": "none", "color": REPORTED.color}),
+                                 ("measured", 0.14, {"color": MEASURED.color})):
+        value, std = (part[c].to_numpy(dtype=float, na_value=np.nan) for c in (name, f"{name}_std"))
+        ok = np.isfinite(value)
+        ax.errorbar(value[ok], (y + shift)[ok], xerr=np.nan_to_num(std[ok]), linestyle="none", marker="o", markersize=3.6,
+                    elinewidth=0.8, capsize=0, **options)
+    known = np.concatenate([part[c].to_numpy(dtype=float, na_value=np.nan) for c in ("measured", "reported")])
+    known = known[np.isfinite(known)]
+    if len(known) and known.min() > 0 and known.max() > 30 * known.min():
+        ax.set_xscale("log")
+    else:
+        ax.xaxis.set_major_locator(MaxNLocator(4))
+    ax.set_yticks(list(at.values()), [style.plain(style.shorten(r, 34)) for r in at])
+    ax.set_ylim(-0.6, len(rows) - 0.4)
+    ax.grid(True, axis="both")
+
+
+def lines(table: pd.DataFrame, x: str, metrics: Mapping[str, str], *, by: str = "label", xlabel: str = "", log: bool = False,
+          width: float = style.TWO_COLUMNS) -> Figure:
+    """Mean and standard deviation (bars, over seeds) of metrics over a column of the table; a panel each, a line a label.
+
+    ``metrics``: name -> text of the axis. ``x``: a column, or a key of the setting. Rows without it are drawn as a
+    horizontal line. Raises FldiagError for a metric without rows."""
+    table = table if x in table.columns else table.assign(**{x: [_number(parse(s).get(x)) for s in table["setting"]]})
+    names = list(dict.fromkeys(table[by].dropna()))
+    looks = style.looks(names)
+    with style.paper():
+        fig = style.figure(min(width, 0.4 + 3.25 * len(metrics)), 2.5, layout="constrained")
+        for ax, (metric, text) in zip(fig.subplots(1, len(metrics), squeeze=False)[0], metrics.items(), strict=True):
+            rows = table[(table["metric"] == metric).fillna(False).astype(bool)]
+            if rows.empty:
+                raise FldiagError(f"the picture over {x} has no rows of metric {metric!r}", "ask the runs for it")
+            for name, part in rows.groupby(by, sort=False):
+                _line(ax, part, x, looks[name])
+            ax.set(xlabel=xlabel or x, ylabel=text)
+            if log:
+                ax.set_xscale("log")
+            ax.grid(True)
+        keys = [Line2D([], [], color=looks[n].color, linestyle=looks[n].dash, marker=looks[n].marker) for n in names]
+        style.legend(fig, keys, names, loc="outside lower center", ncols=min(len(names), 4))
+    return fig
+
+
+def _line(ax: Any, part: pd.DataFrame, x: str, look: style.Look) -> None:
+    values = part.assign(value=pd.to_numeric(part["value"]).astype(float))
+    flat = values[values[x].isna()]["value"]
+    if len(flat):
+        ax.axhline(flat.mean(), color=look.color, linestyle=look.dash, linewidth=1)
+    found = values.dropna(subset=[x]).groupby(x)["value"].agg(["mean", "std"]).sort_index()
+    if len(found):
+        ax.errorbar(found.index.to_numpy(float), found["mean"], yerr=found["std"].fillna(0), color=look.color,
+                    linestyle=look.dash, marker=look.marker, markersize=3.6, elinewidth=0.8)
+
+
+def _number(text: str | None) -> float:
+    try:
+        return float(text) if text is not None else math.nan
+    except ValueError:
+        return math.nan

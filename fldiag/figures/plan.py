@@ -1,0 +1,156 @@
+"""Which runs the studies need at a scale, each once: what they ask of it and what it has to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fldiag.checkpoint.store import Run
+from fldiag.config import Config
+from fldiag.errors import FldiagError
+from fldiag.figures.scales import LeftOut, Scale
+from fldiag.figures.study import Ask, Study, Trial
+from fldiag.results.provenance import digest
+
+
+def ask_key(scale: Scale, ask: Ask) -> str:
+    """Names the answer's file."""
+    return f"{ask.name}-{digest(scale.options(ask))[:12]}"
+
+
+@dataclass
+class Task:
+    """One run: its config with all that any study wants kept, and what the studies at hand ask."""
+
+    core: str  # hash of what decides the training
+    config: Config
+    asks: dict[str, Ask] = field(default_factory=dict)
+    rounds: tuple[int, ...] = ()  # whose clients' weights stay
+    state: bool = False  # whether the clients' states stay
+    users: list[str] = field(default_factory=list)
+
+    @property
+    def stem(self) -> str:
+        c = self.config
+        data = "".join(ch if ch.isalnum() or ch in "._" else "-" for ch in c.data.name)
+        return f"{data}-{c.method.name}-s{c.seed}-{self.core[:10]}"
+
+    @property
+    def text(self) -> str:
+        c = self.config
+        split = "".join(f"{v}" for k, v in c.partition.options.items() if k != "min_size" and v is not None)
+        return f"{c.method.name} on {c.data.name}, {c.partition.kind} {split}, seed {c.seed}".replace(" ,", ",")
+
+    def where(self, store: Path) -> Path:
+        """The run's folder: one that is there and has what is asked, or the one to train in."""
+        for path in sorted(store.glob(f"{self.stem}-*")):
+            if self.fits(path):
+                return path
+        return store / f"{self.stem}-{self.config.hash[:6]}"
+
+    def fits(self, path: Path) -> bool:
+        try:
+            run = Run.open(path)
+        except FldiagError:
+            return False
+        if run.status not in ("finished", "diverged"):
+            return bool(run.index["hash"] == self.config.hash)
+        kept = run.index["config"]
+        return all(answer_path(path, key).is_file() or self._has(run, kept, ask) for key, ask in self.asks.items())
+
+    def _has(self, run: Run, kept: dict, ask: Ask) -> bool:  # type: ignore[type-arg]
+        if ask.needs == "rounds" and run.status == "finished" and not set(self.rounds) <= set(run.rounds):
+            return False
+        if ask.needs in ("clients", "rounds") and kept["checkpoint"]["clients"] == "none":
+            return False
+        if ask.steps and (not kept["metrics"]["steps"] or kept["metrics"]["proximal"] != ask.steps):
+            return False
+        return ask.needs != "state" or not run.index.get("thinned", {}).get("state", False)
+
+    def done(self, path: Path) -> bool:
+        """Whether nothing is left to train or ask."""
+        return all(answer_path(path, key).is_file() for key in self.asks) and self.fits(path) and finished(path)
+
+
+def finished(path: Path) -> bool:
+    try:
+        return Run.open(path).status in ("finished", "diverged")
+    except FldiagError:
+        return False
+
+
+def answer_path(path: Path, key: str) -> Path:
+    return path / "answers" / f"{key}.parquet"
+
+
+@dataclass
+class Plan:
+    """``cells``: (study, number of the trial, seed) -> the hash of its run; ``left_out``: those that the scale has not."""
+
+    scale: Scale
+    store: Path
+    tasks: dict[str, Task] = field(default_factory=dict)
+    cells: dict[tuple[str, int, int], str] = field(default_factory=dict)
+    left_out: dict[tuple[str, int], str] = field(default_factory=dict)
+
+
+def made(scale: Scale, studies: Iterable[Study], everything: Iterable[Study], store: Path) -> Plan:
+    """The plan of ``studies``. What a run keeps is what any of ``everything`` wants, so that it does not depend on which
+    figures are asked for first. Raises FldiagError for trials that are no valid configs."""
+    plan, names = Plan(scale, store), {s.name for s in studies}
+    wants: dict[str, list[Ask]] = {}
+    configs: dict[str, Config] = {}
+    cache: dict[tuple[object, ...], Config | LeftOut] = {}
+    for study in {s.name: s for s in [*everything, *studies]}.values():
+        for number, trial in enumerate(study.trials):
+            for place, seed in enumerate(scale.seed_list(study.seeds)):
+                config = _config(scale, trial, seed, store, cache, study)
+                if isinstance(config, LeftOut):
+                    plan.left_out[study.name, number] = config.what
+                    continue
+                if not trial.train:
+                    continue
+                core, asks = config.hash, study.asked(trial, place)
+                configs[core] = config
+                wants.setdefault(core, []).extend(asks)
+                if study.name in names:
+                    task = plan.tasks.setdefault(core, Task(core, config))
+                    task.asks |= {ask_key(scale, a): a for a in asks}
+                    task.users += [study.name] if study.name not in task.users else []
+                    plan.cells[study.name, number, seed] = core
+    for core, task in plan.tasks.items():
+        _keep(task, wants[core], scale)
+    return plan
+
+
+def _config(scale: Scale, trial: Trial, seed: int, store: Path, cache: dict[tuple[object, ...], Config | LeftOut],
+            study: Study) -> Config | LeftOut:
+    key = (trial.preset, trial.method, repr(sorted(trial.over.items())), seed)
+    if key not in cache:
+        try:
+            cache[key] = scale.config(trial, seed, store)
+        except LeftOut as reason:
+            cache[key] = reason
+        except FldiagError as error:
+            raise FldiagError(f"{study.name}, trial {trial.label or trial.method or trial.preset}: {error.what}",
+                              error.remedy) from error
+    return cache[key]
+
+
+def _keep(task: Task, wants: list[Ask], scale: Scale) -> None:
+    """Fill in what the run has to keep."""
+    rounds, every = task.config.rounds, min(scale.every, task.config.rounds)
+    needs, steps = {a.needs for a in wants}, {a.steps for a in wants if a.steps}
+    if len(steps) > 1:
+        raise FldiagError(f"studies want different proximal losses of the steps of {task.text}: {', '.join(sorted(steps))}",
+                          "agree on one (drift(steps=...))")
+    stored = [*range(every, rounds, every), rounds]
+    if "rounds" in needs:
+        count = min(len(stored), scale.history)
+        task.rounds = tuple(sorted({stored[round((i + 1) * len(stored) / count) - 1] for i in range(count)}))
+    task.state = "state" in needs
+    keep = {"checkpoint__every": every, "checkpoint__clients": "sampled" if needs & {"clients", "rounds"} else "none"}
+    if steps:
+        keep |= {"metrics__steps": True, "metrics__every": every, "metrics__proximal": steps.pop()}
+    task.config = task.config.replace(**keep)

@@ -1,0 +1,136 @@
+"""The papers' own numbers, ``analyses/<paper>/reported.csv``, and the studies beside them."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import sys
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import fldiag
+from fldiag.errors import FldiagError, nearest
+from fldiag.figures.study import Study
+
+#: Keys of a setting that describe the federation; those that only tell rows apart; all others are options of the method.
+FEDERATION = ("partition", "alpha", "shards", "classes", "clients", "ratio", "rounds", "epochs", "lr", "public")
+MARKS = ("over", "printed", "column", "survivor", "group")
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A row of reported.csv; ``value`` is None where the number is lost or none was printed."""
+
+    paper: str
+    id: str
+    source: str
+    setting: str
+    method: str
+    model: str
+    data: str
+    metric: str
+    value: float | None
+    std: float | None
+    note: str
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return dict(pair.split("=", 1) for pair in self.setting.split(";")) if self.setting else {}
+
+    @property
+    def plain(self) -> str:
+        """The setting without the marks: what can be run."""
+        return ";".join(f"{k}={v}" for k, v in self.settings.items() if k not in MARKS)
+
+    @property
+    def empty(self) -> bool:
+        """Whether the row says that an id shows no number."""
+        return not self.metric
+
+
+def folder() -> Path:
+    """Where the studies are: beside the package in a clone, inside it when it was installed. Never the working directory.
+
+    Raises FldiagError when neither is there."""
+    package = Path(fldiag.__file__).parent
+    for found in (package.parent / "analyses", package / "_analyses"):
+        if (found / "fedsol" / "reported.csv").is_file():
+            return found
+    raise FldiagError("the figures' descriptions (analyses/) are not part of this installation", "use a clone of the repository")
+
+
+def papers() -> list[str]:
+    return sorted(path.parent.name for path in folder().glob("*/reported.csv"))
+
+
+@cache
+def rows(paper: str) -> tuple[Reported, ...]:
+    """Everything a paper reports. Raises FldiagError for an unknown paper."""
+    if paper not in papers():
+        raise FldiagError(f"unknown paper {paper!r}", nearest(paper, papers()), usage=True)
+    with open(folder() / paper / "reported.csv", newline="", encoding="utf-8") as file:
+        return tuple(Reported(paper, **{k: v for k, v in row.items() if k not in ("value", "std")},
+                              value=float(row["value"]) if row["value"] else None,
+                              std=float(row["std"]) if row["std"] else None) for row in csv.DictReader(file))
+
+
+@cache
+def module(path: Path) -> ModuleType:
+    """A file of the analyses folder as a module. Raises FldiagError naming the file when it cannot be imported."""
+    name = f"fldiag_analyses.{path.parent.name}.{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[name] = made
+    try:
+        spec.loader.exec_module(made)
+    except FldiagError:
+        raise
+    except Exception as error:
+        raise FldiagError(f"{path.parent.name}/{path.name}: {type(error).__name__}: {error}", "mend the file") from error
+    return made
+
+
+@cache
+def studies() -> dict[str, Study]:
+    """Name (``fedsol/fig6``) -> study, tables before figures, by number."""
+    found = {}
+    for paper in papers():
+        for path in sorted((folder() / paper).glob("*.py"), key=_order):
+            study = getattr(module(path), "STUDY", None)
+            if not isinstance(study, Study):
+                raise FldiagError(f"{paper}/{path.name} has no variable STUDY", "see fldiag/figures/study.py")
+            found[f"{paper}/{path.stem}"] = replace(study, paper=paper, id=path.stem)
+    return found
+
+
+def _order(path: Path) -> tuple[str, int, str]:
+    word = path.stem.rstrip("0123456789")
+    digits = path.stem[len(word):]
+    return "zyx"[["table", "fig"].index(word)] if word in ("table", "fig") else "x", int(digits or 0), path.stem
+
+
+def chosen(ids: list[str]) -> list[Study]:
+    """The studies called for: ``fedsol/fig6``, ``fedsol`` (all of a paper), ``fig6`` where only one paper has it; none: all.
+
+    Raises FldiagError for anything else."""
+    known = studies()
+    if not ids:
+        return list(known.values())
+    found: dict[str, Study] = {}
+    for id in ids:
+        hits = [n for n in known if n == id or n.split("/")[0] == id] or [n for n in known if n.split("/")[1] == id]
+        if len(hits) > 1 and id not in papers():
+            raise FldiagError(f"{id!r} is in several papers", f"say which: {', '.join(hits)}", usage=True)
+        if not hits:
+            raise FldiagError(f"unknown figure {id!r}", nearest(id, [*known, *papers()]) + _silent(id), usage=True)
+        found |= {n: known[n] for n in hits}
+    return list(found.values())
+
+
+def _silent(id: str) -> str:
+    paper, _, short = id.partition("/")
+    notes = [r.note for r in rows(paper) if r.id == short] if short and paper in papers() else []
+    return f"; of {id} the paper's text says: {notes[0]}" if notes and notes[0] else ""

@@ -1,0 +1,233 @@
+"""What a figure or table of a paper is: which runs, which diagnostics, one pure function that draws.
+
+How to write a study
+--------------------
+A file ``analyses/<paper>/<id>.py`` with the name of the id in ``reported.csv`` and one variable ``STUDY``; it is found by
+itself. A table whose cells are final accuracies takes its runs from ``reported.csv``::
+
+    from fldiag.figures.tables import table_of
+
+    STUDY = table_of("fedsol", "table2", title="Accuracy of 8 methods", caption="Final test accuracy.")
+
+A figure names its trials, what is asked of each finished run, and draws::
+
+    from fldiag.figures.study import Study, Trial, drift
+    from fldiag.plotting import curves
+
+    def draw(table):
+        return curves.draw(table, ["global_local_divergence", "local_local_divergence"], where={"scope": "global"})
+
+    STUDY = Study(
+        title="Weight divergence", caption="...", source="FedSOL Figure 6",
+        trials=(Trial("fedsol-cifar10-lda0.1", "fedavg"),
+                Trial("fedsol-cifar10-lda0.1", "fedsol", {"method.rho": 2.0}, label="FedSOL")),
+        ask=(drift(rho=()),), draw=draw)
+
+- ``Trial(preset, method, overrides)`` is the *paper's* protocol: presets and overrides as in ``fldiag train --set``. What
+  a scale makes of it is the business of ``scales.py``; write nothing about it. Trials of any studies with the same
+  protocol are one run.
+- ``ask``: the functions at the end of this file, with options of the diagnostic of that name. An ask of few seeds:
+  ``landscape(seeds=1)``. Questions without a run (toys): ``alone``.
+- ``table`` that ``draw`` gets: everything that was asked, one below the other, in the columns of a result table, and
+  ``run`` and ``label`` (the trial's label), ``ask`` (the name), ``seed``, ``setting``, ``method``, ``model``, ``data`` (as
+  in reported.csv), ``trained_on``, ``trained_model`` (what the scale made of data and model), ``origin`` (measured, or
+  reported: rows with the paper's numbers, column ``std``). It is read back from the csv: columns without an entry are not
+  there, and texts that are missing are NaN. ``draw`` computes nothing but means, and returns a matplotlib Figure in the
+  style of ``fldiag.plotting.style``; ``fldiag.plotting`` and ``fldiag.figures.pictures`` have most of what is needed.
+- ``pick``: which rows are the numbers of the ledger: name of the metric in reported.csv -> values of columns. They are
+  matched by setting, method, model, data and metric, so give a trial the ``setting`` of reported.csv (``table_of`` does).
+  ``derive(table) -> rows`` adds numbers that need more than a choice of rows, such as ratios of methods. Without
+  ``pick``, ``draw`` gets all that was asked and the derived rows (ask "derived"), which are the numbers of the ledger.
+- ``seeds``: at least so many where the scale has fewer (for claims that need a spread).
+- Statements to check are in ``analyses/claims.py``.
+
+Try it: ``fldiag figures fedsol/fig6 --scale smoke --out fldiag-out/figures``, and look at the picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+from fldiag import config as configs
+from fldiag.config import Config
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+Needs = Literal["nothing", "metrics", "last", "clients", "rounds", "state"]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A question to a run. ``needs``: what the run must have kept for it; ``steps``: that local steps were recorded (the
+    proximal loss); ``seeds``: asked of the first seeds only."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    needs: Needs = "metrics"
+    steps: str | None = None
+    seeds: int | None = None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One line of a figure or cell of a table: a protocol of the paper, trained once a seed.
+
+    ``method``: as in reported.csv (``strategy:A1``: with this id), default: the preset's. ``over``: dotted overrides.
+    ``setting``, ``model``, ``data``: the key in reported.csv. ``train``: False for questions about the config alone.
+    """
+
+    preset: str
+    method: str = ""
+    over: Mapping[str, Any] = field(default_factory=dict)
+    label: str = ""
+    setting: str = ""
+    model: str | None = None
+    data: str | None = None
+    ask: tuple[Ask, ...] = ()
+    train: bool = True
+
+    @property
+    def paper(self) -> str:
+        return self.preset.partition("-")[0]
+
+    def protocol(self) -> Config:
+        """The paper's config. Raises FldiagError for unknown presets, methods and options."""
+        name, _, id = self.method.partition(":")
+        given = {**({"method.name": name} if name else {}), **({"method.id": id} if id else {}), **self.over}
+        return configs.build(configs.load(self.preset).model_dump(), given)
+
+    def key(self) -> dict[str, str]:
+        """What its numbers are called in reported.csv."""
+        made = self.protocol()
+        return {"setting": self.setting, "method": self.method or made.method.name,
+                "model": made.model.name if self.model is None else self.model,
+                "data": made.data.name if self.data is None else self.data}
+
+    @property
+    def name(self) -> str:
+        return self.label or self.method or self.protocol().method.name
+
+
+#: What the ledger takes of a table of accuracies.
+ACCURACY: Mapping[str, Mapping[str, Any]] = MappingProxyType({"accuracy": {"metric": "accuracy"}})
+
+
+@dataclass(frozen=True)
+class Study:
+    """A figure or table; see the top of this file. ``paper`` and ``id`` are those of its file."""
+
+    title: str
+    source: str
+    caption: str
+    draw: Callable[[pd.DataFrame], Figure]
+    trials: tuple[Trial, ...] = ()
+    ask: tuple[Ask, ...] = ()
+    alone: tuple[Ask, ...] = ()
+    pick: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    derive: Callable[[pd.DataFrame], pd.DataFrame] | None = None
+    layout: Callable[[pd.DataFrame], pd.DataFrame] | None = None
+    seeds: int = 1
+    paper: str = ""
+    id: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.paper}/{self.id}"
+
+    def asked(self, trial: Trial, seed_number: int) -> tuple[Ask, ...]:
+        """What is asked of the trial's run of this seed (counted from 0)."""
+        return tuple(a for a in (*self.ask, *trial.ask) if a.seeds is None or seed_number < a.seeds)
+
+
+# ---- the questions
+
+
+def final(*metrics: str, seeds: int | None = None) -> Ask:
+    """The last round's test ``accuracy`` in percent (or other metrics of a round, as they are)."""
+    return Ask("final", {"metrics": metrics or ("accuracy",)}, seeds=seeds)
+
+
+def curve(*metrics: str, seeds: int | None = None) -> Ask:
+    """Metrics of every round, by default the test accuracy in percent."""
+    return Ask("curve", {"metrics": metrics or ("accuracy",)}, seeds=seeds)
+
+
+def seconds() -> Ask:
+    """``seconds_per_round``: the median over the rounds after the first, one thread, as it was when the run was trained."""
+    return Ask("seconds")
+
+
+def reach(*levels: float) -> Ask:
+    """``rounds_to_80`` for level 80: the first round with that test accuracy in percent; none if it is never reached."""
+    return Ask("reach", {"levels": levels})
+
+
+def personal(*epochs: int, **options: Any) -> Ask:
+    """``personal_accuracy`` in percent after so many epochs of fine-tuning (``index``), mean and std over the clients."""
+    return Ask("personal", {"epochs": epochs or (1, 5), **options}, "state")
+
+
+def cost() -> Ask:
+    """``flops_relative``: multiply-adds of a local step over those of FedAvg on the same model, counted; one seed."""
+    return Ask("cost", seeds=1)
+
+
+def spectrum(seeds: int | None = None, **options: Any) -> Ask:
+    """Top eigenvalues of the last global model."""
+    return Ask("spectrum", options, "last", seeds=seeds)
+
+
+def landscape(seeds: int | None = 1, **options: Any) -> Ask:
+    """The loss around the last global model."""
+    return Ask("landscape", options, "last", seeds=seeds)
+
+
+def trace(seeds: int | None = None, **options: Any) -> Ask:
+    """The trace of the last global model's Hessian."""
+    return Ask("trace", options, "last", seeds=seeds)
+
+
+def matching(seeds: int | None = None, **options: Any) -> Ask:
+    """H_N, H_D and the clients' spectra in the last round."""
+    return Ask("matching", options, "clients", seeds=seeds)
+
+
+def account(seeds: int | None = None, **options: Any) -> Ask:
+    """The second-order account of the last round's updates."""
+    return Ask("account", options, "clients", seeds=seeds)
+
+
+def drift(seeds: int | None = None, steps: str | None = None, **options: Any) -> Ask:
+    """Divergence, cosines, proximal loss over the rounds; ``steps``: own, kl or l2: also recorded at every local step."""
+    return Ask("drift", options, "rounds", steps, seeds)
+
+
+def forgetting(seeds: int | None = None, **options: Any) -> Ask:
+    """Accuracies before and after local training over the rounds."""
+    return Ask("forgetting", options, "rounds", seeds=seeds)
+
+
+def partition() -> Ask:
+    """Who holds what: rows ``count`` with ``client`` and ``index`` (the class); for trials with ``train=False`` too."""
+    return Ask("partition", needs="nothing")
+
+
+def flops(seeds: int | None = 1) -> Ask:
+    """``MFLOPs`` (``GFLOPs``): multiply-adds of a local step's forward passes, an image; ``params_M``: parameters kept. For
+    trials with ``train=False``: of the paper's model at every scale."""
+    return Ask("flops", needs="nothing", seeds=seeds)
+
+
+def plane(**options: Any) -> Ask:
+    """The toy in the plane; goes into ``alone``."""
+    return Ask("plane", options, "nothing")
+
+
+def iris(**options: Any) -> Ask:
+    """The Iris toy (methods, and the fields of its Protocol); goes into ``alone``."""
+    return Ask("iris", options, "nothing")

@@ -1,0 +1,144 @@
+"""Sections drawn from the table that training writes: learning curves, steps, personal accuracy."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+import pandas as pd
+
+from fldiag.plotting.style import number
+from fldiag.report.collect import Collection, Member, Source
+from fldiag.report.page import (
+    Figure,
+    Group,
+    Missing,
+    Section,
+    Table,
+    axes,
+    last_round,
+    lines,
+    literal,
+    only,
+    percent,
+    plus_minus,
+    series,
+    shorts,
+)
+from fldiag.report.summary import accuracy, interval, recipe, worlds
+
+PERSONAL = "personal_accuracy"
+
+
+def command(verb: str, m: Member, *more: str) -> str:
+    """What to type, quoted for a shell."""
+    return shlex.join(["fldiag", verb, str(m.given), *more])
+
+
+def curves(found: Collection) -> Section:
+    section = Section("curves", "Learning curves", "Accuracy and loss of the global model on the test split after each round, "
+                      "and the mean minibatch loss of the clients that trained in it. A band is the standard deviation over "
+                      "seeds.")
+    names = worlds(found.members)
+    for data, name in names.items():
+        members = [m for m in found.members if m.data == data and "metrics" in m.tables]
+        group = Group(title=f"On {name}" if len(names) > 1 else "")
+        for metric, text, moment in (("accuracy", "test accuracy", "aggregated"), ("loss", "test loss", "aggregated"),
+                                     ("minibatch_loss", "training loss of the clients", "trained")):
+            drawn = _lines(members, metric, moment)
+            if drawn:
+                group.figures.append(Figure(text.capitalize(), lines(drawn, text, share=metric == "accuracy")))
+        if group.figures:
+            section.groups.append(group)
+    for m in found.members:
+        if "metrics" not in m.tables:
+            section.missing.append(Missing(m.label, "its table of metrics is missing; training writes it after the first round"))
+    rows = [r for m in found.members if "metrics" in m.tables for r in _best(m)]
+    section.tables = [Table("Last and best round on the test split. Choosing the best round on test data flatters it.",
+                            ("Run", "Last round", "Test accuracy (95 % interval)", "Test loss", "Best accuracy", "in round"),
+                            rows)] if rows else []
+    section.sources = [s.place for _, s in found.having("metrics")]
+    return section
+
+
+def _lines(members: Sequence[Member], metric: str, moment: str) -> list[dict[str, object]]:
+    """A line a run; runs that differ by the seed only become one line with a band, theirs faint beneath."""
+    tables = {m.place: only(m.tables["metrics"].frame, metric=metric, moment=moment, scope="global") for m in members}
+    groups: dict[str, list[Member]] = {}
+    for m in members:
+        if tables[m.place]["value"].notna().any():
+            groups.setdefault(recipe(m), []).append(m)
+    drawn = []
+    for group in groups.values():
+        lead = group[0]
+        several = len(group) > 1
+        drawn += [series(m.label, tables[m.place], run=m.place, look=lead.place, faint=several) for m in group]
+        if several:
+            values = pd.concat([tables[m.place] for m in group]).groupby("round")["value"].agg(["mean", "std"]).reset_index()
+            values = values.rename(columns={"mean": "value"})
+            drawn.append(series(f"mean of {len(group)} seeds: {', '.join(m.label for m in group)}", values, run=lead.place,
+                                spread="std"))
+    return drawn
+
+
+def _best(m: Member) -> list[list[str]]:
+    rows = only(m.tables["metrics"].frame, moment="aggregated", scope="global", slice="test").dropna(subset=["value"])
+    right, lost = only(rows, metric="accuracy"), only(rows, metric="loss")
+    last = last_round(rows)
+    if last is None:
+        return []
+    best = right.loc[right["value"].astype(float).idxmax()] if len(right) else None
+    final = only(lost, round=last)["value"]
+    return [[m.label, str(last), interval(accuracy(m)), number(float(final.iloc[0])) if len(final) else "–",
+             "–" if best is None else percent(best["value"]), "–" if best is None else str(int(best["round"]))]]
+
+
+# -- personal models
+
+
+def personal(found: Collection) -> Section:
+    section = Section("personal", "Personalised models", "Accuracy of every client's own model on test examples of its own "
+                      "mixture of classes, before and after fine-tuning. A point is a client; each counts once. Lines in a box: "
+                      "the median, and dashed the mean.")
+    names = worlds(found.members)
+    tables: dict[int, tuple[Source, pd.DataFrame]] = {}
+    for m in found.members:
+        for kind in ("personalise", "metrics"):
+            source = m.tables.get(kind)
+            rows = only(source.frame, metric=PERSONAL, scope="client").dropna(subset=["value", "index"]) if source else None
+            if source and rows is not None and len(rows):
+                tables[m.place] = source, rows
+                break
+        else:
+            why = "not computed yet"
+            if "origin" in m.run.index:
+                why = "another program trained it, and fine-tuning needs the config of its training"
+            elif m.run.status != "finished":
+                why = "clients start from the final model, and training has not come to its end"
+            section.missing.append(Missing(m.label, why, command("personalise", m) if why == "not computed yet" else ""))
+    cells = []
+    for data, name in names.items():
+        members = [m for m in found.members if m.data == data and m.place in tables]
+        if not members:
+            continue
+        epochs = sorted({int(e) for m in members for e in tables[m.place][1]["index"]})
+        spec = {"kind": "boxes", "controls": [], **axes("personal accuracy", x="epochs of fine-tuning", share=True), "frames": {
+            "": {"labels": [str(e) for e in epochs], "series": [_box(m, tables[m.place][1], epochs) for m in members]}}}
+        section.groups.append(Group([Figure("Personal accuracy of the clients", spec, wide=True)],
+                                    f"On {name}" if len(names) > 1 else ""))
+        for m in members:
+            for e, part in tables[m.place][1].groupby("index"):
+                values = part["value"].astype(float)
+                cells.append([m.label, str(int(e)), str(len(values)), plus_minus(values.mean(), values.std(ddof=0), share=True),
+                              percent(values.min()), percent(values.max())])
+    if cells:
+        section.tables.append(Table("Over the clients", ("Run", "Epochs of fine-tuning", "Clients", "Mean ± standard deviation",
+                                                         "Lowest", "Highest"), cells))
+    section.sources = sorted({s.place for s, _ in tables.values()})
+    return section
+
+
+def _box(m: Member, rows: pd.DataFrame, epochs: Sequence[int]) -> dict[str, object]:
+    rows = rows.sort_values(["index", "client"])
+    return {"name": literal(m.label), "run": m.place, "look": m.place, "x": [epochs.index(int(e)) for e in rows["index"]],
+            "y": shorts(rows["value"]), "text": [f"client {int(c)}" for c in rows["client"]]}

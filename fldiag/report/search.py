@@ -1,0 +1,159 @@
+"""Tables on disk: their provenance is read first, and the tables themselves only when they are chosen."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fldiag.errors import FldiagError
+from fldiag.results.table import COLUMNS, check
+
+#: Tables of the rounds of one run, and tables of single checkpoints.
+OF_RUN = ("forgetting", "drift", "matching", "account")
+OF_CHECKPOINT = ("landscape", "spectrum", "personalise")
+_TEXT: dict[str, Any] = {column: str for column, dtype in COLUMNS.items() if dtype == "string"}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One checkpoint that a table says it came from."""
+
+    sha256: str
+    label: str = ""  # the table's column ``run``
+    round: int | None = None
+    slice: str = ""
+    n: int | None = None
+
+    @property
+    def client(self) -> int | None:
+        found = re.search(r" client (\d+)$", self.label)
+        return int(found.group(1)) if found else None
+
+
+@dataclass
+class Source:
+    """A table with its provenance. ``raw``: the CSV as it was written."""
+
+    kind: str
+    name: str
+    about: dict[str, Any]
+    raw: bytes
+    frame: pd.DataFrame
+    claims: list[Claim]
+    others: int = 0
+    note: str = ""
+    place: int = 0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        found = self.about.get("options")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.raw).hexdigest()
+
+
+@dataclass
+class Candidate:
+    """A provenance file that was read; its table not yet."""
+
+    kind: str
+    csv: Path
+    about: dict[str, Any]
+    claims: list[Claim]
+    given: bool
+    modified: float
+    source: Source | None = None
+
+    def owned(self, rounds: Mapping[int, str]) -> list[int]:
+        """Of a run's rounds (round -> sha256) those that the table is about; empty when it is not the run's."""
+        if self.kind in OF_RUN:
+            mine = bool(self.claims) and all(c.round is not None and rounds.get(c.round) == c.sha256 for c in self.claims)
+            return [c.round for c in self.claims if c.round is not None] if mine else []
+        found = {sha: r for r, sha in rounds.items()}
+        return [found[c.sha256] for c in self.claims if c.sha256 in found]
+
+
+def candidates(runs: Mapping[Path, Mapping[int, str]], places: Sequence[Path], fallback: Path,
+               notes: list[str]) -> Iterator[Candidate]:
+    """What there is of the runs (folder -> round -> sha256): in ``places``, in and beside their folders, in ``fallback``.
+
+    ``notes`` grows by what looks as if it should have been of use and is not.
+    """
+    seen: set[Path] = set()
+    for place in places:
+        if not place.exists():
+            raise FldiagError(f"{place} is not there", "give a folder that holds tables, or a table", usage=True)
+    folders = [p for run in runs for p in (run / "diagnostics", run.parent)] + [fallback]
+    files = [(f, True) for p in places for f in ([p.with_suffix(".json")] if p.is_file() else sorted(p.rglob("*.json")))]
+    files += [(f, False) for p in folders if p.is_dir() for f in sorted(p.glob("*.json"))]
+    for file, given in files:
+        csv = file.with_name(file.name.removesuffix(".json") + ".csv")
+        if file.resolve() in seen or not csv.is_file():
+            continue
+        seen.add(file.resolve())
+        try:
+            about = json.loads(file.read_text("utf-8"))
+        except (OSError, ValueError):
+            notes.append(f"{file.name} beside {csv.name} cannot be read, so its table is not shown.")
+            continue
+        kind = _kind(about, csv)
+        if kind:
+            made = Candidate(kind, csv, about, _claims(about), given, csv.stat().st_mtime)
+            if not any(made.owned(rounds) for rounds in runs.values()):
+                inside = any(file.parent == run / "diagnostics" for run in runs)
+                if given or inside:
+                    notes.append(f"{csv.name} is not shown: it was made from other checkpoints than those of "
+                             f"{'this run' if len(runs) == 1 else 'these runs'}.")
+                continue
+            yield made
+
+
+def _kind(about: Any, csv: Path) -> str | None:
+    if not isinstance(about, dict):
+        return None
+    named = about.get("diagnostic")
+    verb = csv.name.removesuffix(".csv").split("-")[0]
+    if named in OF_RUN:
+        return str(named)
+    if named is not None or verb not in OF_CHECKPOINT:
+        return None
+    options = about["options"] if isinstance(about.get("options"), dict) else {}
+    if verb == "landscape":
+        return f"landscape:{options.get('directions', 'eigen')}"
+    if verb == "spectrum" and (options.get("params") or options.get("matrix", "hessian") != "hessian"
+                               or options.get("which", "largest") == "smallest"):
+        return None  # blocks and other matrices have eigenvalues of their own
+    return verb
+
+
+def _claims(about: dict[str, Any]) -> list[Claim]:
+    many, one = about.get("checkpoints"), about.get("checkpoint")
+    found = []
+    for key, value in (many if isinstance(many, dict) else {"": one}).items():
+        if isinstance(value, str) and str(key).isdigit():
+            found.append(Claim(value, round=int(key)))
+        elif isinstance(value, dict) and isinstance(value.get("sha256"), str):
+            n = value.get("n")
+            found.append(Claim(value["sha256"], str(key), slice=str(value.get("slice") or ""),
+                               n=n if isinstance(n, int) else None))
+    return found
+
+
+def read(candidate: Candidate) -> Source:
+    """The table. Raises FldiagError, OSError or ValueError for what is no result table."""
+    raw = candidate.csv.read_bytes()
+    frame = check(pd.read_csv(io.BytesIO(raw), dtype=_TEXT, low_memory=False))
+    for column in ("value", "stderr", "residual", "round", "client", "client_b", "index", "x", "y", "low", "high"):
+        if column in frame.columns:
+            frame[column] = pd.to_numeric(frame[column], errors="raise")
+    return Source(candidate.kind, candidate.csv.name, candidate.about, raw, frame, candidate.claims)

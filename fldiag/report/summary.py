@@ -1,0 +1,253 @@
+"""The first section: the runs in one table, the mean over seeds, what differs between them, what is not comparable."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from scipy.stats import binomtest
+
+from fldiag import registry
+from fldiag.errors import FldiagError
+from fldiag.plotting.style import number
+from fldiag.report.collect import Collection, Member
+from fldiag.report.page import Section, Table, first, last_round, only, percent, plus_minus
+
+SECTIONS = ("data", "partition", "clients", "model", "method", "train")
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number of a run; ``about`` says what it is of where that differs from what the heading says."""
+
+    value: float
+    error: float | None = None
+    low: float | None = None
+    high: float | None = None
+    about: str = ""
+
+
+def summary(found: Collection) -> Section:
+    section = Section("runs", "Runs", "Numbers of the last round. Which weights, which data and how uncertain: each section "
+                      "below says so, and where its numbers come from.")
+    names = worlds(found.members)
+    for data, name in names.items():
+        members = [m for m in found.members if m.data == data]
+        section.tables.append(Table(f"Runs on {name}" if len(names) > 1 else "Runs", HEAD, [row(m) for m in members]))
+        section.tables += [t for t in (seeds(members, name if len(names) > 1 else ""),) if t]
+    section.notes = [*remarks(found), *found.notes]
+    if len(found.members) > 1 and (table := differences(found.members)):
+        section.tables.append(table)
+    section.sources = [s.place for m in found.members for k, s in m.tables.items() if k == "metrics"]
+    return section
+
+
+HEAD = ("Run", "Method", "Data", "Rounds", "Test accuracy (95 % interval)", "Test loss", "λ₁ ± residual",
+        "Forgetting: accuracy lost in local training (± std over clients)",
+        "Drift: distance of client weights from the received", "Seed")
+
+
+def row(m: Member) -> list[str]:
+    total = m.run.index["config"].get("rounds")
+    rounds = f"{m.run.done}" if m.run.done == total else f"{m.run.done} of {total} ({m.run.status})"
+    return [m.label, method(m), setting(m), rounds, interval(accuracy(m)), shown(loss(m)), shown(sharpness(m)),
+            shown(drop(m), share=True), shown(drift(m)), "–" if m.seed is None else str(m.seed)]
+
+
+def method(m: Member) -> str:
+    """The name, with its numbers and whatever is not as the method has it by default."""
+    name = str(m.setting("method", "name", "unknown"))
+    try:
+        usual = {k: f.default for k, f in registry.method.get(name).options.model_fields.items()}
+    except FldiagError:  # a user's own method that is not installed here
+        usual = {}
+    options = [f"{k} = {plain(v)}" for k, v in m.config.get("method", {}).items() if k != "name" and v is not None
+               and (k not in usual or v != usual[k] or (isinstance(v, (int, float)) and not isinstance(v, bool)))]
+    return f"{name} ({', '.join(options)})" if options else name
+
+
+def setting(m: Member) -> str:
+    kind = str(m.setting("partition", "kind", "unknown"))
+    options = [f"{k} {plain(m.setting('partition', k))}" for k in ("alpha", "shards", "classes")
+               if m.setting("partition", k) is not None]
+    return (f"{m.setting('data', 'name', 'unknown')}, {' '.join([kind, *options])}, "
+            f"{m.setting('clients', 'total', '?')} clients, {m.setting('clients', 'per_round', '?')} a round")
+
+
+def plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def shown(value: Value | None, share: bool = False) -> str:
+    if value is None:
+        return "–"
+    return plus_minus(value.value, value.error, share) + (f" ({value.about})" if value.about else "")
+
+
+def interval(value: Value | None) -> str:
+    if value is None:
+        return "–"
+    ends = "" if value.low is None or value.high is None else f" ({number(100 * value.low, 3)}–{number(100 * value.high, 3)})"
+    return percent(value.value) + ends + (f" ({value.about})" if value.about else "")
+
+
+# -- the numbers
+
+
+def accuracy(m: Member) -> Value | None:
+    """Of the global model on the test split, with Wilson's interval for so many examples (E. Wilson, 1927)."""
+    rows = _last(m, "accuracy")
+    if rows is None or (value := first(rows)) is None:
+        return None
+    n = first(rows, "n_examples")
+    if not n or not 0 <= value <= 1:
+        return Value(value)
+    ends = binomtest(round(value * n), int(n)).proportion_ci(method="wilson")
+    return Value(value, low=float(ends.low), high=float(ends.high))
+
+
+def loss(m: Member) -> Value | None:
+    rows = _last(m, "loss")
+    value = None if rows is None else first(rows)
+    return None if value is None else Value(value)
+
+
+def _last(m: Member, metric: str) -> pd.DataFrame | None:
+    if "metrics" not in m.tables:
+        return None
+    rows = only(m.tables["metrics"].frame, metric=metric, moment="aggregated", scope="global", slice="test")
+    last = last_round(rows)
+    return None if last is None else only(rows, round=last)
+
+
+def sharpness(m: Member) -> Value | None:
+    """The largest eigenvalue at the latest checkpoint of the global model that a table has, on train if it may be."""
+    best: tuple[Any, ...] | None = None
+    value = None
+    for kind, source in m.tables.items():
+        if kind != "spectrum" and not kind.startswith("landscape"):
+            continue
+        for claim in source.claims:
+            r = m.round_of.get(claim.sha256)
+            rows = only(source.frame, metric="eigenvalue", run=claim.label, index=1, layer=None)
+            if r is None or claim.client is not None or (top := first(rows)) is None:
+                continue
+            order = r, claim.slice == "train", claim.n or 0, kind == "spectrum"
+            if best is None or order > best:
+                unsure = rows["converged"].iloc[0] in (False, "False")
+                about = [f"round {r}"] * (r != m.run.done) + [claim.slice] * (claim.slice not in ("train", ""))
+                about += ["not converged"] * bool(unsure)
+                best, value = order, Value(top, first(rows, "residual"), about=", ".join(about))
+    return value
+
+
+def drop(m: Member) -> Value | None:
+    return _mean(m, "forgetting", "drop", "drop_std", slice="test")
+
+
+def drift(m: Member) -> Value | None:
+    return _mean(m, "drift", "global_local_divergence", None)
+
+
+def _mean(m: Member, kind: str, metric: str, spread: str | None, **where: Any) -> Value | None:
+    """The mean over clients in the last round that has one, with the spread over clients (or its standard error)."""
+    if kind not in m.tables:
+        return None
+    frame = only(m.tables[kind].frame, moment="trained", scope="global", estimator="exact", layer=None, index=None, **where)
+    rows = only(frame, metric=metric).dropna(subset=["value"])
+    last = last_round(rows)
+    if last is None:
+        return None
+    rows = only(rows, round=last)
+    error = first(rows, "stderr") if spread is None else first(only(frame, metric=spread, round=last))
+    return Value(float(rows["value"].iloc[0]), error, about="" if last == m.run.done else f"round {last}")
+
+
+# -- several runs
+
+
+def worlds(members: Sequence[Member]) -> dict[str, str]:
+    """Data (by what tells them apart) -> a name, all names different."""
+    names: dict[str, str] = {}
+    for m in members:
+        if m.data not in names:
+            name = str(m.setting("data", "name", "unknown data"))
+            taken = [n for n in names.values() if n.split(" (")[0] == name]
+            names[m.data] = f"{name} (version {len(taken) + 1})" if taken else name
+    return names
+
+
+def seeds(members: Sequence[Member], world: str) -> Table | None:
+    """Mean ± standard deviation of the runs that differ by nothing but the seed."""
+    groups: dict[str, list[Member]] = {}
+    for m in members:
+        groups.setdefault(recipe(m), []).append(m)
+    rows = []
+    for group in (g for g in groups.values() if len(g) > 1):
+        cells = [", ".join(m.label for m in group), method(group[0]), ", ".join(str(m.seed) for m in group)]
+        for get, share in ((accuracy, True), (loss, False), (sharpness, False), (drop, True), (drift, False)):
+            cells.append(over_seeds(group, get, share))
+        rows.append(cells)
+    if not rows:
+        return None
+    head = ("Runs", "Method", "Seeds", "Test accuracy", "Test loss", "λ₁", "Forgetting", "Drift")
+    return Table(f"Mean ± standard deviation over seeds{f' on {world}' if world else ''}", head, rows)
+
+
+def recipe(m: Member) -> str:
+    """Everything of the config but the seed and what leaves the numbers as they are."""
+    config = json.loads(json.dumps(m.run.index["config"], default=str))
+    for key in ("seed", "name", "checkpoint", "metrics"):
+        config.pop(key, None)
+    config.get("data", {}).pop("root", None)
+    return json.dumps([config, m.data, m.federation, m.run.done], sort_keys=True)
+
+
+def over_seeds(group: Sequence[Member], get: Callable[[Member], Value | None], share: bool = False) -> str:
+    values = [v for v in map(get, group) if v is not None and not v.about]
+    if not values:
+        return "–"
+    numbers = [v.value for v in values]
+    if len(numbers) == 1:
+        return f"{plus_minus(numbers[0], None, share)} (1 seed)"
+    text = plus_minus(statistics.mean(numbers), statistics.stdev(numbers), share)
+    return text if len(numbers) == len(group) else f"{text} ({len(numbers)} seeds)"
+
+
+def differences(members: Sequence[Member]) -> Table | None:
+    """The keys of the config that are not the same in all runs; options that only one kind of method or model has, are
+    told by its name."""
+    flat = [{"rounds": m.run.index["config"].get("rounds"),
+             **{f"{s}.{k}": v for s in SECTIONS for k, v in m.config.get(s, {}).items()}} for m in members]
+    keys = list(dict.fromkeys(k for f in flat for k in f))
+    rows = [[key, *("–" if f.get(key) is None else plain(f[key]) for f in flat)] for key in keys
+            if len({json.dumps(f.get(key), default=str) for f in flat
+                    if key in f or not key.startswith(("method.", "model."))}) > 1]
+    head = ["Key", *(m.label for m in members)]
+    return Table("What differs between the runs' configs", head, rows, cards=False) if rows else None
+
+
+def remarks(found: Collection) -> list[str]:
+    """What must not be compared, in words."""
+    members, names, said = found.members, worlds(found.members), []
+    if len(names) > 1:
+        said.append(f"The runs are on different data ({', '.join(names.values())}): accuracies, losses and everything made from "
+                    "them are drawn apart and are not to be compared across data.")
+    for data, name in names.items():
+        group = [m for m in members if m.data == data]
+        on = f" on {name}" if len(names) > 1 else ""
+        if len({m.model for m in group}) > 1:
+            said.append(f"The runs{on} have different models: landscapes, λ₁ and distances of weights are drawn apart.")
+        if len({m.federation for m in group}) > 1:
+            said.append(f"The runs{on} divide the data differently among clients: client numbers do not mean the same client, "
+                        "and forgetting, drift, matching and personal accuracy are of different federations.")
+        if len({m.run.done for m in group}) > 1:
+            said.append(f"The runs{on} have been trained for different numbers of rounds.")
+    for m in members:
+        if m.run.status not in ("finished",):
+            said.append(f"{m.label} is {m.run.status} after {m.run.done} of {m.run.index['config'].get('rounds')} rounds.")
+    return said

@@ -1,0 +1,142 @@
+"""The Iris toy beside the numbers of the paper: means and spreads over seeds, and whether the two agree."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from fldiag.errors import FldiagError
+
+#: Accuracy of the global model after 20 rounds (Chunduru et al., FedProj, figure 1).
+REPORTED = {"fedavg": 0.64, "feddf": 0.64, "fedproj": 140 / 150}
+REPORTED_ROUNDS, REPORTED_LR = 20, 1e-3
+LATE = 5  # last rounds over which accuracies are also averaged: single rounds scatter
+CONFIDENCE = 0.95
+MEASURES = ("accuracy", "late", "local", "drop", "forgetting", "disagreement")
+
+
+def per_seed(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row a run, method and seed: shares after the last round.
+
+    ``accuracy`` of the global model, ``late`` = its mean over the last 5 rounds, and means over the clients' trained
+    models: ``local`` (accuracy), ``drop``, ``forgetting``, ``disagreement`` with the aggregated model.
+    Raises FldiagError for a table without such rows.
+    """
+    flat = pd.DataFrame({c: frame[c].astype(object).where(frame[c].notna(), None) for c in
+                         ("run", "method", "seed", "round", "moment", "scope", "metric", "reference", "value")})
+    flat = flat[(flat["scope"] == "global") & flat["round"].notna()]
+    last = flat["round"] == flat["round"].max()
+    made = {}
+    for name, metric, moment in (("accuracy", "accuracy", "aggregated"), ("late", "accuracy", "aggregated"),
+                                 ("local", "accuracy", "trained"), ("drop", "drop", "trained"),
+                                 ("forgetting", "forgetting", "trained"), ("disagreement", "disagreement", "trained")):
+        when = flat["round"] > flat["round"].max() - LATE if name == "late" else last
+        rows = flat[when & (flat["metric"] == metric) & (flat["moment"] == moment) & (flat["reference"] != "received")]
+        made[name] = rows.groupby(["run", "method", "seed"], sort=False)["value"].apply(lambda v: float(np.mean(list(v))))
+    wide = pd.DataFrame(made).reset_index()
+    if wide.empty or wide.isna().any(axis=None):
+        raise FldiagError("the table has no accuracies of local and global models", "build it with the Iris toy", usage=True)
+    return wide
+
+
+def interval(values: np.ndarray, step: float, *, single: bool = False) -> tuple[float, float]:
+    """The 95 % interval of the mean over seeds by Student's t, or with ``single`` the wider one in which a further run
+    lies: mean -+ t std sqrt(1/n), or sqrt(1 + 1/n); and half a ``step`` (the grain of an accuracy) on either side.
+    Unbounded for one value, which has no spread."""
+    n = len(values)
+    if n < 2:
+        return -math.inf, math.inf
+    room = stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * values.std(ddof=1) * math.sqrt(single + 1 / n) + step / 2
+    return float(values.mean() - room), float(values.mean() + room)
+
+
+def agreement(values: np.ndarray, reported: float, step: float) -> str:
+    """``mean``: the reported number may be the mean over seeds; ``run``: only that of a single run; ``none``: neither."""
+    for word, single in (("mean", False), ("run", True)):
+        low, high = interval(values, step, single=single)
+        if low <= reported <= high:
+            return word
+    return "none"
+
+
+def summary(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row a run and method: mean and ``_std`` (n - 1; none for one seed) over ``seeds`` of what ``per_seed`` has, the
+    mean accuracy's interval ``low``..``high``, the ``lowest`` and ``highest`` accuracy, and of the paper ``reported`` and
+    its ``agreement`` (none without a reported number, and for one seed)."""
+    step = 1 / float(frame.loc[(frame["metric"] == "accuracy").fillna(False).astype(bool), "n_examples"].max())
+    rows = []
+    for (run, method), part in per_seed(frame).groupby(["run", "method"], sort=False):
+        row = {"run": run, "method": method, "seeds": len(part)}
+        for m in MEASURES:
+            row |= {m: float(part[m].mean()), f"{m}_std": float(part[m].std(ddof=1)) if len(part) > 1 else None}
+        values, reported = part["accuracy"].to_numpy(), REPORTED.get(str(method))
+        low, high = interval(values, step)
+        judged = reported is not None and len(part) > 1
+        rows.append({**row, "low": max(low, 0.0), "high": min(high, 1.0), "lowest": values.min(), "highest": values.max(),
+                     "reported": reported, "agreement": agreement(values, reported, step) if judged else None})  # type: ignore[arg-type]
+    return pd.DataFrame(rows)
+
+
+def statements(frame: pd.DataFrame) -> list[str]:
+    """What the numbers say about the paper's, in plain words: of one run method by method and as differences from
+    FedAvg, paired by seed; of several runs which give all reported numbers at once."""
+    found = summary(frame)
+    rounds = int(frame["round"].max())
+    begin = [] if rounds == REPORTED_ROUNDS else [f"The paper's numbers are those after {REPORTED_ROUNDS} rounds; here are "
+                                                  f"{rounds}."]
+    judged = found[found["reported"].notna()]
+    if judged.empty:
+        return begin
+    if (judged["seeds"] < 2).any():
+        return [*begin, "One seed has no spread, so nothing is said about agreement with the paper: give --seeds 2 or more."]
+    if found["run"].nunique() > 1:
+        return begin + _several(judged)
+    said = [_one(row) for _, row in judged.iterrows()] + _paired(per_seed(frame))
+    texts = {"mean": "fits the mean of this protocol", "run": "is not the mean of this protocol, though a single run may give it",
+             "none": "is not what this protocol gives, not even in a single run"}
+    for word, text in texts.items():
+        if methods := list(judged.loc[judged["agreement"] == word, "method"]):
+            said.append(f"The paper's accuracy of {', '.join(methods)} {text}.")
+    return [*begin, *said]
+
+
+def _one(row: pd.Series) -> str:
+    return (f"{row['method']}: {_spread(row['accuracy'], row['accuracy_std'])} % over {row['seeds']} seeds "
+            f"({100 * row['lowest']:.1f} to {100 * row['highest']:.1f}; 95 % interval of the mean {100 * row['low']:.1f} to "
+            f"{100 * row['high']:.1f}); the paper has {100 * row['reported']:.2f} %.")
+
+
+def _spread(mean: float, std: float) -> str:
+    return f"{100 * mean:.1f} ± {100 * std:.1f}"
+
+
+def _paired(seeds: pd.DataFrame) -> list[str]:
+    table = seeds.set_index(["seed", "method"])
+    said = []
+    for method in REPORTED:
+        if method == "fedavg" or not {method, "fedavg"} <= set(seeds["method"]):
+            continue
+        gap, local = (100 * (table[m].xs(method, level=1) - table[m].xs("fedavg", level=1)).to_numpy()
+                      for m in ("accuracy", "local"))
+        claim = 100 * (REPORTED[method] - REPORTED["fedavg"])
+        said.append(f"{method} against fedavg, seed by seed: global accuracy {gap.mean():+.1f} ± {gap.std(ddof=1):.1f} points "
+                    f"(paper {claim:+.1f}), local models {local.mean():+.1f} ± {local.std(ddof=1):.1f} points.")
+    return said
+
+
+def _several(judged: pd.DataFrame) -> list[str]:
+    said = []
+    for method, part in judged.groupby("method", sort=False):
+        where = {word: list(part.loc[part["agreement"] == word, "run"]) for word in ("mean", "run")}
+        said.append(f"{method}: the paper's {100 * REPORTED[str(method)]:.2f} % may be the mean of "
+                    f"{', '.join(where['mean']) or 'none of these protocols'}"
+                    + (f"; a single run of {', '.join(where['run'])}" if where["run"] else "") + ".")
+    methods = ", ".join(dict.fromkeys(judged["method"]))
+    for words, text in ((("mean",), "as means"), (("mean", "run"), "at least in single runs")):
+        good = judged.groupby("run", sort=False)["agreement"].apply(lambda v, w=words: bool(v.isin(w).all()))
+        said.append(f"All the paper's numbers for {methods}, each by itself {text}: "
+                    f"{', '.join(good[good].index) or 'no protocol here'}.")
+    return said

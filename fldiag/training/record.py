@@ -1,0 +1,134 @@
+"""What is recorded of a round and, with ``metrics.steps``, of its local steps (``fldiag.config.Metrics`` says which)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fldiag.config import Metrics
+from fldiag.data import Dataset
+from fldiag.errors import FldiagError
+from fldiag.method import Notes, Published, Round
+from fldiag.results.table import columns
+from fldiag.step import KL, Step, noise_floor
+
+if TYPE_CHECKING:
+    from fldiag.training.client import Trained
+    from fldiag.training.rounds import Federation
+
+Row = dict[str, Any]
+
+
+class Recorder(Notes):
+    """The notes of one cohort. It sees steps and changes nothing of them: an extra pass comes last, and has copies
+    of the batch-norm statistics and random numbers of its own."""
+
+    def __init__(self, metrics: Metrics):
+        super().__init__()
+        self.wanted = metrics.proximal
+        self.kl = KL(metrics.tau)
+        self.sizes: list[np.ndarray] = []  # examples in the minibatch of every client, step by step
+
+    def step(self, step: Step, loss: Tensor, g_u: Tensor) -> None:
+        """Before the base optimiser: ``loss`` [k] and its gradient ``g_u`` [k, P] as they were before corrections."""
+        self.add("loss", loss)
+        self.add("grad_norm", length(g_u))
+        found = self.proximal(step)
+        if found is not None:
+            if found.value is not None:
+                self.add("proximal_loss", found.value, proximal=found.kind)
+            layout, g_u = step.local.network.layout, g_u if found.g_u is None else found.g_u
+            if found.start == 0:
+                self.cosine(g_u, found.g, None, found.kind)
+            if layout.has_head and found.start <= layout.size - layout.head_size:
+                self.cosine(g_u[:, -layout.head_size:], found.g[:, -layout.head_size:], "part:head", found.kind)
+
+    def moved(self, step: Step) -> None:
+        """After the base optimiser."""
+        self.add("update_norm", length(step.w - step.local.w_g))
+        self.sizes.append(np.full(step.k, step.x.shape[1]) if step.weight is None else (step.weight > 0).sum(1).cpu().numpy())
+        self.steps.append({})
+
+    def proximal(self, step: Step) -> Published | None:
+        """The loss asked for: as the method published it where it is the same, else computed here."""
+        kind = {"own": None, "kl": str(self.kl), "l2": "l2"}[self.wanted]
+        there = step.published
+        g_u = there.g_u if there else None
+        if kind is None or (there is not None and there.kind == kind and there.start == 0):
+            return there
+        if kind == "l2":
+            d = step.w - step.local.w_g
+            return Published(kind, d, 0.5 * length(d).square(), 0, g_u)
+        device = step.w.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            value, g = step.gradient(self.kl)  # not the first pass of the step: statistics of batch-norm stay
+        return Published(kind, g, value, 0, g_u)
+
+    def cosine(self, g_u: Tensor, g_p: Tensor, layer: str | None, kind: str) -> None:
+        a, b = length(g_u), length(g_p)
+        value = (g_u * g_p).sum(-1, dtype=torch.float64) / (a * b)
+        self.add("cos_gu_gp", value.clamp(-1, 1), layer=layer, proximal=kind, where=(a > 0) & (b >= noise_floor(g_p.dtype)))
+
+    def rows(self, ids: list[int]) -> pd.DataFrame:
+        """client, index, metric, layer, proximal, value, scaled, n_examples; by client (in the order of ``ids``) and step."""
+        order: dict[Any, int] = {key: j for j, key in enumerate(dict.fromkeys(key for step in self.steps for key in step))}
+        pieces = []
+        for key, j in order.items():
+            for s, step in enumerate(self.steps):
+                if key not in step:
+                    continue
+                value, where = (None if t is None else t.cpu().numpy() for t in step[key])
+                at = np.arange(len(value)) if where is None else np.flatnonzero(where)  # type: ignore[arg-type]
+                pieces.append((at, np.full(len(at), s), np.full(len(at), j), value[at], self.sizes[s][at]))  # type: ignore[index]
+        if not pieces:
+            return pd.DataFrame()
+        client, index, kind, value, size = (np.concatenate(column) for column in zip(*pieces, strict=True))
+        by = np.lexsort((kind, index, client))
+        client, index, kind, value, size = client[by], index[by], kind[by], value[by], size[by]
+        names = [np.array([key[i] for key in order], dtype=object)[kind] for i in range(3)]
+        scale = np.array([self.scales.get(key, np.nan) for key in order])[kind]
+        return pd.DataFrame({"client": np.asarray(ids)[client], "index": index + 1, "metric": names[0], "layer": names[1],
+                             "proximal": names[2], "value": value.astype(float), "scaled": value * scale, "n_examples": size})
+
+
+def length(rows: Tensor) -> Tensor:
+    """Euclidean norms [k] of rows [k, n], accumulated in float64."""
+    return torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
+
+
+def check(metrics: Metrics, dataset: Dataset) -> None:
+    if metrics.proximal == "kl" and dataset.regression:
+        raise FldiagError("metrics.proximal = 'kl' compares class probabilities, the data set has real targets",
+                          "set metrics.proximal = 'l2'", usage=True)
+
+
+def step_rows(t: int, trained: Trained, **common: Any) -> pd.DataFrame:
+    """The recorded steps of round t as a result table."""
+    notes = trained.notes
+    assert notes is not None
+    about = {"round": t, "moment": "trained", "scope": "client", "estimator": "minibatch"}
+    if notes.empty:
+        return columns({"round": np.empty(0)}, **common)
+    slices = ("client:" + notes["client"].astype(str) + "/train").to_numpy()
+    return columns({**{name: notes[name].to_numpy() for name in notes}, "slice": slices}, **about, **common)
+
+
+def round_rows(t: int, scores: dict[str, float], seen: Round, trained: Trained, federation: Federation) -> list[Row]:
+    """The round's numbers: test accuracy and loss, mean local loss, bytes a client sends and receives."""
+    n, item = int(scores["n"]), federation.w.element_size()
+    buffers = sum(b[0].numel() * b.element_size() for b in trained.buffers.values())
+    up = item * seen.w_g.numel() + buffers + sum(u[0].numel() * u.element_size() for u in seen.uploads.values())
+    down = item * seen.w_g.numel() + buffers + sum(s.numel() * s.element_size() for s in seen.sent.values())
+    if federation.setup.method.isolated:
+        up = down = 0
+    rows: list[Row] = [{"round": t, "moment": "aggregated", "scope": "global", "slice": "test", "metric": m, "value": scores[m],
+                        "n_examples": n, "estimator": "exact"} for m in ("accuracy", "loss") if m in scores]
+    rows.append({"round": t, "moment": "trained", "scope": "global", "slice": "train", "metric": "minibatch_loss",
+                 "value": float(trained.loss @ seen.p.to(trained.loss.device)), "n_examples": int(seen.n.sum())})
+    rows += [{"round": t, "moment": "trained", "scope": "client", "metric": metric, "value": float(value), "unit": "bytes"}
+             for metric, value in (("uplink", up), ("downlink", down))]
+    return rows

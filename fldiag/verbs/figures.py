@@ -1,0 +1,87 @@
+"""``fldiag figures``: the papers' figures and tables again, and the ledger."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+from fldiag.console import Console
+from fldiag.errors import FldiagError
+from fldiag.figures import forecast as forecasts
+from fldiag.figures import ledger, make, plan, reported
+from fldiag.figures import scales as sizes
+from fldiag.verbs.train import ANNOUNCE, duration
+
+
+def figures(console: Console, ids: list[str], scale: str, out: Path | None, store: Path | None, jobs: int | None, dry_run: bool,
+            only_ledger: bool, download: bool, device: str, strict: bool = False) -> None:
+    out, store = out or make.OUT, store or make.STORE
+    if only_ledger:
+        return _ledger(console, out)
+    size, studies = sizes.scale(scale), reported.chosen(ids)
+    jobs = (os.cpu_count() or 1) if jobs is None else jobs
+    if jobs < 1:
+        raise FldiagError(f"jobs = {jobs}", "give --jobs 1 or more", usage=True)
+    if dry_run:
+        return forecast(console, plan.made(size, studies, reported.studies().values(), store), jobs, download)
+    began, told = time.perf_counter(), False
+
+    def on_done(text: str, done: int, total: int) -> None:
+        nonlocal told
+        left = (time.perf_counter() - began) / done * (total - done)
+        if not text.endswith(": done"):
+            console.note(text)
+        if left > ANNOUNCE and (not told or done % 20 == 0):
+            told = True
+            console.note(f"{done} of {total} runs, about {duration(left)} to go; Ctrl-C keeps what is done")
+
+    try:
+        with console.progress("figures") as bar:
+            made = make.make(studies, size, out=out, store=store, jobs=jobs, device=device, download=download, progress=bar,
+                             on_done=on_done, strict=strict)
+    except KeyboardInterrupt:
+        raise FldiagError(f"stopped; what was trained is kept in {store}", "the same command goes on from there") from None
+    files = ledger.write(out)
+    console.table([{"figure": m.study.name, "title": m.study.title, "file": str(m.files[-1]) if m.files else "–",
+                    "problem": m.error or None} for m in made],
+                  {"figure": "figure", "title": "title", "file": "file", **({"problem": "problem"} if any(m.error for m in made)
+                                                                           else {})})
+    failed = [m.study.name for m in made if m.error]
+    if failed:
+        console.done(*files) if console.machine else None
+        raise FldiagError(f"{len(failed)} of {len(made)} could not be made: {', '.join(failed)} (why: in the table above)",
+                          "the others were written; the same command tries these again")
+    console.done(*files, *(f for m in made for f in m.files))
+
+
+def _ledger(console: Console, out: Path) -> None:
+    files = ledger.write(out)
+    found = ledger.rows(out)
+    claims = found[found["kind"] == "claim"]
+    console.table([{"statement": r["metric"], "scale": r["scale"] or None, "outcome": r["status"]} for r in
+                   claims.astype(object).where(claims.notna(), None).to_dict("records")],
+                  {"statement": "statement", "scale": "scale", "outcome": "outcome"})
+    console.done(*files)
+
+
+def forecast(console: Console, the_plan: plan.Plan, jobs: int, download: bool) -> None:
+    """What there is to train, its time and disk on this machine; writes nothing but the scale's reduced data."""
+    failures = make.prepare(the_plan, download)
+    with console.progress("forecast") as bar:
+        found = forecasts.forecast(the_plan, download, bar)
+    free = shutil.disk_usage(next(p for p in [the_plan.store.absolute(), *the_plan.store.absolute().parents] if p.exists())).free
+    console.result |= {"scale": the_plan.scale.name, "runs": found.runs, "there": found.there, "rounds": found.rounds,
+                       "seconds": found.seconds / jobs, "bytes": found.bytes, "jobs": jobs, "unknown": found.unknown,
+                       "left_out": sorted({f"{name}: {why}" for (name, _), why in the_plan.left_out.items()})}
+    console.say(f"scale {the_plan.scale.name}: {found.runs} runs, {found.there} of them there, {found.rounds:,} rounds to train")
+    console.say(f"forecast: {duration(found.seconds / jobs)} with {jobs} at a time ({forecasts.machine_words()}), "
+                f"{found.bytes / 1e9:,.1f} GB of disk ({free / 1e9:,.0f} GB free)")
+    for text, why in {**failures, **found.unknown}.items():
+        console.note(f"not in the forecast: {text}: {why}")
+    for why in sorted(set(the_plan.left_out.values())):
+        console.note(f"left out: {why}")
+    if found.bytes > free:
+        console.note("that does not fit on the disk: give --runs a folder on another one")
+    console.done(the_plan.store)

@@ -1,0 +1,47 @@
+"""fldiag figures and fldiag list figures, as a user types them."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from fldiag.cli import app
+
+runner = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_list():
+    found = json.loads(runner.invoke(app, ["list", "figures", "--json"]).stdout)["rows"]
+    assert {"fedsol/fig6", "fedsol/table2", "fedalign/table1"} <= {row["name"] for row in found}
+
+
+def test_a_figure_and_the_ledger(tmp_path):
+    done = runner.invoke(app, ["figures", "fedsol/fig2", "fig12"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.rstrip().endswith("figures/fedsol/fig12.png")
+    for name in ("fedsol/fig2.png", "fedsol/fig2.pdf", "fedsol/fig2.csv", "fedsol/fig2.json", "ledger.csv", "ledger.md"):
+        assert (tmp_path / "figures" / name).is_file()
+    (tmp_path / "figures" / "ledger.csv").unlink()
+    again = runner.invoke(app, ["figures", "--ledger", "--json"])
+    assert again.exit_code == 0 and json.loads(again.stdout)["paths"][-1].endswith("ledger.csv") and (tmp_path / "figures" / "ledger.csv").is_file()
+
+
+def test_dry_run_writes_no_run(tmp_path):
+    done = runner.invoke(app, ["figures", "fedsol/fig6", "--dry-run", "--json", "--jobs", "1"])
+    found = json.loads(done.stdout)
+    assert done.exit_code == 0 and (found["runs"], found["rounds"], found["there"]) == (2, 8, 0)
+    assert 0 < found["seconds"] < 600 and found["bytes"] > 0
+    assert not list(tmp_path.rglob("run.json"))
+
+
+@pytest.mark.parametrize(("arguments", "says"), [(["fedsol/fig66"], "unknown figure 'fedsol/fig66'"), (["fig2x"], "unknown figure"), (["--scale", "tiny"], "unknown scale 'tiny'"),
+                                                 (["fedsol/fig2", "--jobs", "0"], "jobs = 0"),
+                                                 (["fedsol/fig11"], "concept")])
+def test_wrong_use(arguments, says):
+    done = runner.invoke(app, ["figures", *arguments])
+    assert done.exit_code == 2 and says in done.output

@@ -1,0 +1,117 @@
+"""``fldiag spectrum`` and ``fldiag landscape`` on a user's own network: what is estimated, frozen, zero or too large."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fldiag.cli import app
+
+MODULE = """
+import torch
+from torch import nn
+
+def net():
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
+
+def frozen():
+    module = net()
+    module[0].requires_grad_(False)
+    return module
+
+def flat():
+    class Flat(nn.Sequential):
+        def forward(self, x):
+            return 0 * super().forward(x)
+    return Flat(nn.Flatten(), nn.Linear(16, 3))
+
+def normed():
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3))
+
+def load():
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 1, 4, 4, generator=g), torch.arange(40) % 3
+    return x, y, x[:20], y[:20]
+"""
+runner = CliRunner()
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Runs a verb on checkpoints of ``own:NAME``, each with another seed."""
+    monkeypatch.chdir(tmp_path)
+    name = f"own_{tmp_path.name.replace('-', '_')}"  # a module is imported once a process
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    scope: dict = {}
+    exec(MODULE, scope)
+
+    def run(verb, model, *arguments, count=1, code=0):
+        files = []
+        for seed in range(count):
+            torch.manual_seed(seed)
+            module = scope[model]()
+            for b in [b for b in module.buffers() if b.is_floating_point()]:
+                b.uniform_(0.5, 2)
+            torch.save(module.state_dict(), tmp_path / f"w{seed}.pt")
+            files.append(str(tmp_path / f"w{seed}.pt"))
+        result = runner.invoke(app, [verb, *files, "--model", f"{name}:{model}", "--data", f"{name}:load", "--device", "cpu",
+                                     *map(str, arguments)])
+        assert result.exit_code == code, (result.output, result.exception)
+        return result
+
+    return run
+
+
+def table(result):
+    path = result.stdout.strip().splitlines()[-1]
+    return pd.read_csv(path.removesuffix(".png") + ".csv")
+
+
+@pytest.mark.parametrize("rtol, reached", [(0.3, True), (1e-4, False)])
+def test_the_trace_of_a_net_without_closed_form_is_estimated_to_rtol(own, rtol, reached):
+    result = own("spectrum", "net", "--k", 1, "--trace", "--rtol", rtol, "--max-products", 60)
+    row = table(result).query("metric == 'trace' and layer.isna()").iloc[0]
+    assert row.estimator == "hutchinson-deflated" and bool(row.converged) == reached
+    assert (row.stderr <= rtol * abs(row.value)) == reached
+    assert ("has not reached --rtol" in result.stderr) != reached
+
+
+def test_the_end_and_the_matrix_are_told_where_they_are_not_the_usual_ones(own):
+    rows = json.loads(own("spectrum", "net", "--k", 2, "--which", "smallest", "--matrix", "ggn", "--json").stdout)["rows"]
+    values = [r for r in rows if r["metric"] == "eigenvalue"]
+    assert [(r["which"], r["matrix"]) for r in values] == [("smallest", "ggn")] * 2
+    assert not any(r["metric"] == "eigenvalue_ratio" for r in rows)
+    usual = json.loads(own("spectrum", "net", "--k", 2, "--json").stdout)["rows"]
+    assert "which" not in usual[0] and "matrix" not in usual[0]
+
+
+@pytest.mark.parametrize("verb, more", [("spectrum", ["--k", 1]), ("landscape", ["--points", 3])])
+def test_frozen_parameters_are_said_to_count(own, verb, more):
+    assert "40 of 99 parameters are frozen" in own(verb, "frozen", *more).stderr
+    assert "frozen" not in own(verb, "net", *more).stderr
+
+
+def test_arbitrary_directions_are_said_to_be(own):
+    assert "eigenvalue 1 is zero within its error" in own("landscape", "flat", "--points", 3).stderr
+    assert "zero within its error" not in own("landscape", "net", "--points", 3).stderr
+
+
+def test_a_plane_through_nets_with_batch_norm_tells_whose_statistics_count(own):
+    result = own("landscape", "normed", "--directions", "plane", "--points", 3, "--full", count=3)
+    assert "the surface has the buffers of the first checkpoint everywhere" in result.stderr
+    points = table(result).query("metric == 'point'")
+    assert points.buffers.tolist() == ["own"] * 3
+    alone = [float(table(own("spectrum", "normed", "--k", 1, count=1)).value[0])]
+    assert points.value.iloc[0] == pytest.approx(alone[0], rel=1e-6)
+
+
+def test_a_density_beyond_the_memory_is_refused_before_the_spectrum(own, monkeypatch):
+    from fldiag.diagnostics import density
+
+    monkeypatch.setattr(density, "SMALL", 0)
+    result = own("spectrum", "net", "--density", "--memory", "20K", code=2)
+    assert "30 steps of the density keep" in result.stderr and "→ allow" in result.stderr
+    assert not list(Path("fldiag-out").rglob("*.parquet"))

@@ -1,0 +1,193 @@
+"""The ledger: every id of the papers is in it, and a number stands beside the right one."""
+
+import json
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from fldiag import registry
+from fldiag.errors import FldiagError
+from fldiag.figures import claims, ledger, reported
+from fldiag.figures.claims import Claim, Verdict, lowest, ordered, per_seed
+
+SETTING = "partition=lda;alpha=0.1"
+
+
+def hit(value, std=None, method="fedavg", setting=SETTING, metric="accuracy", data="cifar10", trained_on="cifar10-4000", seeds=3):
+    return {"setting": setting, "method": method, "model": "fedavg_cifar", "data": data, "metric": metric, "value": value, "std": std,
+            "seeds": seeds, "trained_on": trained_on, "trained_model": "fedavg_cifar", "runs": [f"{method}-{value}"[:10]]}
+
+
+def put(out, id, measured, scale="small", paper="fedsol", **more):
+    folder = out / paper if "at" not in more else out / more.pop("at") / paper
+    folder.mkdir(parents=True, exist_ok=True)
+    about = {"paper": paper, "id": id, "scale": scale, "title": "T", "caption": "C", "source": "S", "machine": "M", "seeds": [0, 1, 2],
+             "runs": {"r": {"hash": "abc"}}, "failed": [], "left_out": [], "measured": measured, **more}
+    (folder / f"{id}.json").write_text(json.dumps(about))
+    return folder / id
+
+
+def line(out, id, method="fedavg", setting=SETTING, metric="accuracy", data="cifar10", **more):
+    found = ledger.rows(out)
+    for column, value in {"id": id, "method": method, "setting": setting, "metric": metric, "data": data, **more}.items():
+        found = found[found[column] == value]
+    assert len(found) == 1, found
+    return found.iloc[0]
+
+
+#: Ids whose row in reported.csv says that there is nothing to measure need no file.
+MUST = [(r.paper, r.id) for paper in reported.papers() for r in reported.rows(paper)
+        if not ("nothing is measured" in r.note and r.empty) and r.metric[:5] != "best_"]
+#: Those without a study, and why; the ledger says so too.
+LEFT_OUT = {("fedproj", "table2"): "language models on text: neither TinyBERT nor its data sets are here"}
+
+
+def test_every_id_of_the_inventory_has_a_file():
+    assert set(MUST) - {tuple(name.split("/")) for name in reported.studies()} == set(LEFT_OUT)
+    assert {r.model for paper, id in LEFT_OUT for r in reported.rows(paper) if r.id == id}.isdisjoint(registry.model.names())
+
+
+def test_the_ledger_says_what_is_left_out(tmp_path):
+    found = ledger.rows(tmp_path)
+    found = found[[pair in LEFT_OUT for pair in zip(found["paper"], found["id"], strict=True)]]
+    assert len(found) == 24 and set(found["status"]) == {"left out: there is no model TinyBERT here"}
+
+
+def test_a_level_that_no_run_has_is_not_a_divergence(tmp_path):
+    split = "partition=dirichlet;alpha=0.6;clients=100;ratio=0.1"
+    put(tmp_path, "table3", [hit(None, None, "fedsam", split, "rounds_to_80", seeds=0) | {"model": ""}], paper="fedtoga")
+    assert line(tmp_path, "table3", "fedsam", split, "rounds_to_80", paper="fedtoga")["status"] == "not reached"
+
+
+def test_every_file_is_an_id_of_the_inventory():
+    ids = {(r.paper, r.id) for paper in reported.papers() for r in reported.rows(paper)}
+    assert {tuple(name.split("/")) for name in reported.studies()} <= ids
+
+
+def test_every_id_and_number_has_an_entry_even_when_nothing_was_run(tmp_path):
+    found = ledger.rows(tmp_path)
+    every = [r for paper in reported.papers() for r in reported.rows(paper)]
+    assert len(found) == len(every) + len(claims.claims())
+    assert set(zip(found["paper"], found["id"], strict=True)) >= {(r.paper, r.id) for r in every}
+    assert found["measured"].isna().all() and found["status"].notna().all()
+    assert set(found.loc[found["kind"] == "claim", "status"]) <= {"not run"}
+
+
+def test_a_measured_number_stands_beside_its_own_reported_one(tmp_path):
+    put(tmp_path, "table2", [hit(50.0, 2.0), hit(60.0, 1.0, "fedsol")])
+    row = line(tmp_path, "table2")
+    assert (row["reported"], row["reported_std"], row["measured"], row["measured_std"]) == (56.13, 0.78, 50.0, 2.0)
+    assert row["difference"] == pytest.approx(50 - 56.13) and row["agrees"] == "no" and row["status"] == "measured"
+    assert (row["scale"], row["seeds"], row["machine"]) == ("small", 3, "M")
+    assert line(tmp_path, "table2", "fedsol")["measured"] == 60.0
+    assert line(tmp_path, "table2", "fedsol", data="svhn")["status"] == "not part of the study"
+
+
+@pytest.mark.parametrize(("value", "std", "says"), [(56.13 + 0.78 + 1.9, 2.0, "yes"), (56.13 - 0.78 - 2.1, 2.0, "no"),
+                                                    (56.13 + 0.7, None, "yes"), (57.0, None, "no")])
+def test_agreement_is_within_the_sum_of_the_spreads(tmp_path, value, std, says):
+    put(tmp_path, "table2", [hit(value, std)])
+    assert line(tmp_path, "table2")["agrees"] == says
+
+
+def test_agreement_needs_a_spread_and_the_same_data(tmp_path):
+    put(tmp_path, "table2", [hit(62.0, None, setting="partition=sharding;shards=3"), hit(56.13, 1.0, trained_on="digits-500")])
+    assert line(tmp_path, "table2", setting="partition=sharding;shards=3")["agrees"] == "no spread"
+    assert line(tmp_path, "table2")["agrees"] == "other data"
+
+
+def test_a_second_printing_gets_the_same_measured_number(tmp_path):
+    put(tmp_path, "table2", [hit(70.0, 1.0, "fedntd", "partition=sharding;shards=5")])
+    for setting, printed in (("partition=sharding;shards=5", 75.21), ("partition=sharding;shards=5;printed=early_version", 70.47)):
+        row = line(tmp_path, "table2", "fedntd", setting)
+        assert (row["reported"], row["measured"]) == (printed, 70.0)
+
+
+def test_a_difference_is_that_of_two_measured_numbers(tmp_path):
+    loss = f"{SETTING};loss=kl"
+    put(tmp_path, "table1", [hit(40.0, 3.0, "gradient_projection", loss), hit(55.0, 4.0, "strategy:A5", loss)])
+    row = line(tmp_path, "table1", "gradient_projection", f"{loss};over=strategy:A5", "accuracy_change")
+    assert (row["reported"], row["measured"], row["measured_std"]) == (-9.43, -15.0, 5.0)
+    put(tmp_path, "table1", [hit(40.0, None, "gradient_projection", f"{SETTING};loss=l2"), hit(52.0, None, "fedprox")])
+    row = line(tmp_path, "table1", "gradient_projection", f"{SETTING};loss=l2;over=fedprox", "accuracy_change")
+    assert row["measured"] == -12.0
+
+
+def test_what_was_left_out_failed_or_diverged_says_so(tmp_path):
+    key = {"setting": SETTING, "method": "fedavg", "model": "fedavg_cifar"}
+    put(tmp_path, "table2", [hit(None, None, "scaffold", seeds=0)], left_out=[{**key, "data": "svhn", "why": "no svhn"}],
+        failed=[{**key, "data": "cinic10", "seed": 0, "why": "it broke"}])
+    assert line(tmp_path, "table2", data="svhn")["status"] == "not run: no svhn"
+    assert line(tmp_path, "table2", data="cinic10")["status"] == "failed: it broke"
+    assert line(tmp_path, "table2", "scaffold")["status"] == "diverged"
+
+
+def test_each_scale_has_its_line(tmp_path):
+    put(tmp_path, "table2", [hit(50.0)])
+    put(tmp_path, "table2", [hit(10.0)], scale="smoke", at="smoke")
+    found = ledger.rows(tmp_path)
+    found = found[(found["id"] == "table2") & found["measured"].notna()]
+    assert dict(zip(found["scale"], found["measured"], strict=True)) == {"smoke": 10.0, "small": 50.0}
+
+
+def test_the_ledger_is_rebuilt_from_files_alone_and_twice_the_same(tmp_path):
+    put(tmp_path, "table2", [hit(50.0, 2.0)])
+    page, table = ledger.write(tmp_path)
+    first = page.read_bytes(), table.read_bytes()
+    ledger.write(tmp_path)
+    assert (page.read_bytes(), table.read_bytes()) == first
+    assert "| 56.13 ± 0.78 | small | 50 ± 2 | 3 | -6.13 | no |" in page.read_text() and "table2.png" in page.read_text()
+    (tmp_path / "fedsol" / "table2.json").unlink()
+    ledger.write(tmp_path)
+    assert "56.13" not in page.read_text() and len(pd.read_csv(table)) == len(ledger.rows(tmp_path))
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    put(tmp_path, "table2", []).with_suffix(".json").write_text("{")
+    with pytest.raises(FldiagError, match=r"table2\.json cannot be read"):
+        ledger.rows(tmp_path)
+
+
+# ---- claims
+
+TABLE = pd.DataFrame({"origin": "measured", "metric": "m", "label": ["a", "b"] * 3, "seed": [0, 0, 1, 1, 2, 2],
+                      "layer": None, "value": [1.0, 2.0, 1.5, 3.0, 5.0, 4.0]})
+
+
+def test_an_order_is_voted_by_seed():
+    values = per_seed(TABLE, metric="m", layer=None)
+    verdict = ordered(values, ["a", "b"])
+    assert verdict.votes == (True, True, False) and verdict.text == "undecided (2 of 3 seeds)"
+    assert ordered(values, ["b", "a"]).text == "does not hold (1 of 3 seeds)"
+    assert ordered(values[values.index < 2], ["a", "b"]).text == "holds (2 of 2 seeds)"
+    assert "a 2.5 ± 2.2" in verdict.numbers
+
+
+def test_equal_is_not_below_unless_it_may_be():
+    values = pd.DataFrame({"a": [1.0], "b": [1.0], "c": [2.0]})
+    assert not ordered(values, ["a", "b", "c"]).votes[0] and ordered(values, ["a", "b", "c"], equal=[True]).votes[0]
+    assert lowest(values, "a").votes == (False,) and lowest(values[["a", "c"]], "a").votes == (True,)
+
+
+def test_a_claim_without_its_numbers_is_not_decided():
+    values = per_seed(TABLE, metric="m")
+    with pytest.raises(FldiagError, match="nothing was measured of c"):
+        ordered(values, ["a", "c"])
+    with pytest.raises(FldiagError, match="no rows"):
+        per_seed(TABLE, metric="other")
+
+
+def test_claims_are_in_the_ledger_with_their_outcome(tmp_path, monkeypatch):
+    made = Claim("x", "a is below b", "S", "fedsol/fig6", lambda t: ordered(per_seed(t, metric="m"), ["a", "b"]))
+    monkeypatch.setattr(claims, "claims", lambda: (made, replace(made, id="y", check=lambda t: ordered(per_seed(t), ["z", "a"]))))
+    TABLE.to_csv(put(tmp_path, "fig6", []).with_suffix(".csv"), index=False)
+    found = ledger.rows(tmp_path).query("kind == 'claim'").set_index("id")
+    assert found.loc["x", "status"] == "undecided (2 of 3 seeds)" and found.loc["x", "agrees"] == "no"
+    assert found.loc["y", "status"] == "not decided" and "nothing was measured of z" in found.loc["y", "note"]
+    assert "| a is below b | S | small | undecided (2 of 3 seeds) |" in ledger.write(tmp_path)[0].read_text()
+
+
+def test_every_claim_is_about_a_study_that_there_is():
+    assert {c.study for c in claims.claims()} <= set(reported.studies())
+    assert len({c.id for c in claims.claims()}) == len(claims.claims()) and Verdict((True,), "").text == "holds (1 of 1 seeds)"

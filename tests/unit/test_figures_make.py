@@ -1,0 +1,186 @@
+"""End to end at the smoke scale, on a part: made, made again to the byte, stopped and continued."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from fldiag.checkpoint.store import Run
+from fldiag.data import load
+from fldiag.errors import FldiagError
+from fldiag.figures import gather, ledger, make, pictures, plan, reported, work
+from fldiag.figures.scales import scale
+from fldiag.figures.study import Trial
+
+SMOKE = scale("smoke")
+ENDS = (".json", ".csv", ".pdf", ".png")
+
+
+def some(*names):
+    return [reported.studies()[n] for n in names]
+
+
+def shorter(name, count):
+    """A study with its first trials only."""
+    study = reported.studies()[name]
+    return replace(study, trials=study.trials[:count])
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """(folder of figures, folder of runs, what was made)."""
+    root = tmp_path_factory.mktemp("figures")
+    studies = [*some("fedsol/fig2", "fedsol/fig12", "fedsol/fig6"), shorter("fedsol/table2", 12)]
+    return root / "out", root / "runs", make.make(studies, SMOKE, out=root / "out", store=root / "runs", strict=True)
+
+
+def test_every_study_has_its_files(world):
+    out, _, made = world
+    for done in made:
+        assert done.error == "" and {f.suffix for f in done.files} >= set(ENDS)
+        assert all(f.is_file() and f.parent == out / done.study.paper for f in done.files)
+    assert (out / "fedsol" / "table2.md").is_file()
+
+
+def test_the_same_again_to_the_byte_without_training(world, monkeypatch):
+    out, runs, made = world
+    before = {f: f.read_bytes() for m in made for f in m.files}
+    monkeypatch.setattr(work.rounds, "train", lambda *a, **k: pytest.fail("trained again"))
+    again = make.make([m.study for m in made], SMOKE, out=out, store=runs, strict=True)
+    assert {f: f.read_bytes() for m in again for f in m.files} == before
+
+
+def test_trained_again_elsewhere_the_csv_is_the_same(world, tmp_path):
+    out, _, made = world
+    study = next(m.study for m in made if m.study.id == "fig6")
+    make.make([study], SMOKE, out=tmp_path / "out", store=tmp_path / "runs", strict=True)
+    for name in ("fig6.csv", "fig6.png", "fig6.pdf"):
+        assert (tmp_path / "out" / "fedsol" / name).read_bytes() == (out / "fedsol" / name).read_bytes()
+
+
+def test_the_json_says_what_was_done(world):
+    about = json.loads((world[0] / "fedsol" / "fig6.json").read_text())
+    assert about["scale"] == "smoke" and "4 instead of 300 rounds" in about["caption"] and "digits-500 instead of cifar10" in about["caption"]
+    assert {r["config"]["method"]["name"] for r in about["runs"].values()} == {"fedavg", "fedsol"} and about["threads"] == 1
+    assert str(world[1]) not in (world[0] / "fedsol" / "fig6.json").read_text(), "no paths of this machine"
+    assert "cores" in about["machine"] and about["failed"] == about["left_out"] == []
+
+
+def test_numbers_of_a_table_are_those_of_the_runs(world):
+    out, runs, _ = world
+    table = pd.read_csv(out / "fedsol" / "table2.csv", keep_default_na=False, na_values=[""])
+    cell = {"setting": "partition=sharding;shards=5", "method": "fedavg", "data": "cifar10"}
+    mine = table[(table[list(cell)] == pd.Series(cell)).all(axis=1)]
+    assert dict(zip(mine["origin"], mine["value"], strict=True))["reported"] == 70.96
+    hit = next(h for h in json.loads((out / "fedsol" / "table2.json").read_text())["measured"]
+               if all(h[k] == v for k, v in cell.items()))
+    (path,) = runs.glob(f"*-{hit['runs'][0]}-*")
+    metrics = Run.open(path).metrics
+    assert hit["value"] == pytest.approx(100 * metrics.loc[metrics["metric"] == "accuracy", "value"].iloc[-1]) and hit["seeds"] == 1
+    assert Run.open(path).config.partition.shards == 5
+
+
+def test_the_ledger_of_what_was_made(world):
+    found = ledger.rows(world[0])
+    mine = found[(found["id"] == "table2") & found["measured"].notna()]
+    assert len(mine) == 12 and set(mine["agrees"]) == {"other data"} and set(mine["trained_on"]) == {"digits-500"}
+    assert set(found.loc[(found["paper"] == "fedsol") & found["id"].isin(["fig2", "fig6", "fig12"]), "status"]) == {"drawn"}
+    assert found.loc[found["id"] == "fedsol-divergence", "status"].iloc[0].endswith("of 1 seeds)")
+
+
+def test_stopped_and_continued_is_as_if_never_stopped(world, tmp_path):
+    study, seen = next(m.study for m in world[2] if m.study.id == "fig6"), []
+
+    def stop(done, total, text):
+        seen.append(done)
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make.make([study], SMOKE, out=tmp_path / "out", store=tmp_path / "runs", progress=stop)
+    (half,) = (tmp_path / "runs").glob("*/run.json")
+    assert (Run.open(half.parent).status, Run.open(half.parent).done) == ("interrupted", 2)
+    trained = []
+    make.make([study], SMOKE, out=tmp_path / "out", store=tmp_path / "runs", progress=lambda *a: trained.append(a[0]), strict=True)
+    assert (tmp_path / "out" / "fedsol" / "fig6.csv").read_bytes() == (world[0] / "fedsol" / "fig6.csv").read_bytes()
+    clock = json.loads((half.parent / "clock.json").read_text())["seconds"]
+    assert len(clock) == 4, "the seconds of the rounds before the interruption are kept"
+
+
+def test_several_at_a_time_give_the_same(world, tmp_path):
+    study = next(m.study for m in world[2] if m.study.id == "fig6")
+    told = []
+    make.make([study], SMOKE, out=tmp_path / "out", store=tmp_path / "runs", jobs=2, on_done=lambda *a: told.append(a), strict=True)
+    assert (tmp_path / "out" / "fedsol" / "fig6.csv").read_bytes() == (world[0] / "fedsol" / "fig6.csv").read_bytes()
+    assert [(done, total) for _, done, total in told] == [(1, 2), (2, 2)]
+
+
+def test_a_run_that_fails_does_not_stop_the_others(world, tmp_path, monkeypatch):
+    train = work.rounds.train
+    monkeypatch.setattr(work.rounds, "train", lambda config, **k: train(config, **k) if config.method.name == "fedavg" else 1 / 0)
+    study = next(m.study for m in world[2] if m.study.id == "fig6")
+    told = []
+    (made,) = make.make([study], SMOKE, out=tmp_path, store=tmp_path / "runs", on_done=lambda *a: told.append(a[0]))
+    assert made.error == "" and any("ZeroDivisionError" in t for t in told)
+    (failed,) = json.loads((tmp_path / "fedsol" / "fig6.json").read_text())["failed"]
+    assert failed["method"] == "fedsol" and "ZeroDivisionError" in failed["why"]
+    assert set(pd.read_csv(tmp_path / "fedsol" / "fig6.csv")["label"]) == {"FedAvg"}
+
+
+def test_a_smaller_scale_does_not_replace_a_larger_one(world, tmp_path):
+    study = some("fedsol/fig12")[0]
+    (tmp_path / "fedsol").mkdir()
+    (tmp_path / "fedsol" / "fig12.json").write_text('{"scale": "small"}')
+    assert make.target(tmp_path, study, SMOKE) == tmp_path / "smoke" / "fedsol" / "fig12"
+    assert make.target(tmp_path, study, scale("paper")) == tmp_path / "fedsol" / "fig12"
+
+
+def test_reduced_data_are_balanced_and_the_first_of_each_class(world):
+    kept, whole = load("digits-500", root=world[1] / "data"), load("digits")
+    assert len(kept.train_y) == 500 and set(np.bincount(kept.train_y.numpy())) == {50}
+    first = whole.train_x[(whole.train_y == 3).nonzero()[:50, 0]]
+    assert (kept.train_x[kept.train_y == 3].float() == first.float()).all()
+
+
+def test_left_out_everywhere_is_said(tmp_path):
+    study = replace(some("fedsol/fig6")[0], trials=(Trial("fedsol-svhn-lda0.1", "fedavg"),))
+    small = plan.made(scale("small"), [study], [], tmp_path)
+    with pytest.raises(FldiagError, match="svhn is not part of the scale small"):
+        gather.table_of(study, small, {})
+
+
+# ---- the picture and the layout of a table
+
+
+def cells(**more):
+    common = {"setting": "partition=lda;alpha=0.1", "model": "m", "data": "cifar10", "metric": "accuracy", "trained_on": "x", "trained_model": "m"}
+    rows = [("measured", "fedavg", 50.0, 0), ("measured", "fedavg", 54.0, 1), ("measured", "fedsol", 60.0, 0), ("reported", "fedavg", 56.0, None)]
+    return pd.DataFrame([{**common, "origin": o, "method": m, "value": v, "seed": s, "std": 0.5 if o == "reported" else None, **more}
+                         for o, m, v, s in rows])
+
+
+def test_a_cell_is_mean_and_spread_beside_the_reported_number():
+    layout = pictures.cells(cells())
+    assert layout.loc["fedavg"].tolist() == ["52.0 ± 2.8 (56.0 ± 0.5)"] and layout.loc["fedsol"].tolist() == ["60.0"]
+    both = pd.concat([cells(), cells(setting="partition=sharding;shards=2;part=head")])
+    assert list(pictures.cells(both).columns) == ["LDA 0.1", "2 shards"] and "fedavg (part=head)" in pictures.cells(both).index
+
+
+def test_dots_stand_where_the_numbers_are():
+    fig = pictures.dots(cells())
+    assert isinstance(fig, Figure)
+    (ax,) = fig.axes
+    (reported_, measured) = ax.containers
+    assert sorted(measured[0].get_xdata()) == [52.0, 60.0] and reported_[0].get_xdata().tolist() == [56.0]
+    assert reported_[0].get_markerfacecolor() == "none" != measured[0].get_markerfacecolor()
+    with pytest.raises(FldiagError, match="no measured number"):
+        pictures.dots(cells().query("origin == 'reported'"))
+
+
+def test_lines_over_a_setting():
+    table = pd.concat([cells(setting=f"rho={r}").assign(value=10.0 * r) for r in (0.5, 2.0)]).query("origin == 'measured'")
+    (ax,) = pictures.lines(table.assign(label=table["method"]), "rho", {"accuracy": "accuracy [%]"}).axes
+    assert ax.containers[0][0].get_xdata().tolist() == [0.5, 2.0] and ax.containers[0][0].get_ydata().tolist() == [5.0, 20.0]

@@ -1,0 +1,116 @@
+"""Which runs several studies share, and what a run has to keep."""
+
+import pandas as pd
+import pytest
+
+from fldiag.checkpoint.store import Run
+from fldiag.errors import FldiagError
+from fldiag.figures import make, plan, work
+from fldiag.figures.scales import scale
+from fldiag.figures.study import Study, Trial, curve, drift, final, matching, personal, spectrum
+
+SMOKE = scale("smoke")
+PRESET = "fedsol-cifar10-lda0.1"
+
+
+def study(id, *trials, ask=(final(),), **more):
+    return Study(id, "somewhere", "words", draw=None, trials=trials, ask=ask, paper="test", id=id, **more)
+
+
+def made(studies, everything=(), store=None):
+    found = plan.made(SMOKE, studies, everything, store)
+    assert make.prepare(found, download=False) == {}
+    return found
+
+
+def test_studies_with_the_same_protocol_are_one_run(tmp_path):
+    a, b = study("a", Trial(PRESET, "fedavg")), study("b", Trial(PRESET, "fedavg", label="again"), Trial(PRESET, "fedsol"))
+    found = made([a, b], store=tmp_path)
+    assert sorted(len(t.users) for t in found.tasks.values()) == [1, 2]
+    assert found.cells["test/a", 0, 0] == found.cells["test/b", 0, 0] != found.cells["test/b", 1, 0]
+
+
+def test_a_run_keeps_what_any_study_wants_whichever_is_asked_for(tmp_path):
+    plain, hungry = study("plain", Trial(PRESET, "fedavg")), study("hungry", Trial(PRESET, "fedavg"), ask=(drift(steps="kl"),))
+    alone, both = made([plain], [plain, hungry], tmp_path), made([plain, hungry], [plain, hungry], tmp_path)
+    (task,), (other,) = alone.tasks.values(), both.tasks.values()
+    assert task.config == other.config and task.config.checkpoint.clients == "sampled" and task.config.metrics.proximal == "kl"
+    assert list(task.asks) != list(other.asks), "only what was asked for is answered"
+    (poor,) = made([plain], [plain], tmp_path).tasks.values()
+    assert poor.config.checkpoint.clients == "none" and poor.core == task.core
+
+
+def test_studies_that_cannot_share_a_recording_are_told(tmp_path):
+    with pytest.raises(FldiagError, match="different proximal losses"):
+        made([study("a", Trial(PRESET, "fedavg"), ask=(drift(steps="kl"), drift(steps="l2")))], store=tmp_path)
+
+
+def test_rounds_of_a_history_are_spread_and_end_with_the_last(tmp_path):
+    (task,) = plan.made(scale("small"), [study("a", Trial(PRESET, "fedavg"), ask=(drift(),))], [], tmp_path).tasks.values()
+    assert task.rounds == (3, 5, 8, 11, 13, 16)
+    task = next(iter(plan.made(scale("paper"), [study("a", Trial(PRESET, "fedavg"), ask=(drift(),))], [], tmp_path).tasks.values()))
+    assert len(task.rounds) == 30 and task.rounds[-1] == 300 and all(r % 10 == 0 for r in task.rounds)
+
+
+def test_questions_of_few_seeds(tmp_path):
+    a = study("a", Trial(PRESET, "fedavg"), ask=(final(), curve(seeds=1)), seeds=2)
+    found = plan.made(scale("small"), [a], [], tmp_path)
+    asked = {t.config.seed: sorted(ask.name for ask in t.asks.values()) for t in found.tasks.values()}
+    assert asked == {0: ["curve", "final"], 1: ["final"]}
+
+
+def test_a_trial_that_is_no_config_names_its_study(tmp_path):
+    with pytest.raises(FldiagError, match=r"test/a, trial fedsol: .*rhoo"):
+        made([study("a", Trial(PRESET, "fedsol", {"method.rhoo": 1.0}))], store=tmp_path)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A finished run of which the client weights of all rounds are wanted, and its bench."""
+    store = tmp_path_factory.mktemp("store")
+    (task,) = made([study("a", Trial(PRESET, "scaffold"), ask=(final(), drift(rho=(), propositions=False)))], store=store).tasks.values()
+    outcome = work.perform(task, work.Bench(SMOKE, store, strict=True), lambda *event: None)
+    return task, outcome, work.Bench(SMOKE, store, strict=True)
+
+
+def test_a_run_is_trained_asked_and_thinned(trained):
+    task, outcome, _ = trained
+    run = Run.open(outcome.path)
+    assert run.status == "finished" and outcome.error == "" and task.done(outcome.path)
+    assert run.rounds == [1, 2, 3, 4]
+    assert not list((outcome.path / "state").glob("client-*")), "control variates of a finished run serve nobody"
+    assert [f for f in run.index["files"] if not (outcome.path / f).is_file()] == []
+    value = work.answers(outcome.path, next(k for k in task.asks if k.startswith("final")))["value"].iloc[0]
+    assert value == pytest.approx(100 * run.metrics.query("metric == 'accuracy'")["value"].iloc[-1])
+
+
+def test_what_is_done_is_not_done_again(trained, monkeypatch):
+    task, outcome, bench = trained
+    stamps = {f: f.stat().st_mtime_ns for f in outcome.path.rglob("*") if f.is_file()}
+    monkeypatch.setattr(work.asks, "answer", lambda *a: pytest.fail("asked again"))
+    assert work.perform(task, bench, lambda *event: None).path == outcome.path
+    assert {f: f.stat().st_mtime_ns for f in outcome.path.rglob("*") if f.is_file()} == stamps
+
+
+def test_a_new_question_is_asked_of_the_old_run_where_it_has_the_weights(trained):
+    task, outcome, bench = trained
+    (more,) = made([study("b", Trial(PRESET, "scaffold"), ask=(spectrum(samples=50, k=1),))], store=bench.store).tasks.values()
+    assert more.config.checkpoint != task.config.checkpoint and more.where(bench.store) == outcome.path
+    (states,) = made([study("c", Trial(PRESET, "scaffold"), ask=(personal(1),))], store=bench.store).tasks.values()
+    assert states.where(bench.store) != outcome.path, "the clients' states are gone"
+
+
+def test_a_poorer_run_does_not_serve(tmp_path):
+    (poor,) = made([study("a", Trial(PRESET, "fedavg"))], store=tmp_path).tasks.values()
+    path = work.perform(poor, work.Bench(SMOKE, tmp_path, strict=True), lambda *event: None).path
+    assert Run.open(path).rounds == [4]
+    for ask in (drift(), matching()):  # of several rounds, of the last
+        (rich,) = made([study("a", Trial(PRESET, "fedavg"), ask=(ask,))], store=tmp_path).tasks.values()
+        assert rich.core == poor.core and rich.where(tmp_path) != path
+
+
+def test_a_failure_is_an_outcome(tmp_path):
+    (task,) = made([study("a", Trial(PRESET, "fedavg"), ask=(spectrum(k=2, params="nothing.*"), final()))], store=tmp_path).tasks.values()
+    outcome = work.perform(task, work.Bench(SMOKE, tmp_path), lambda *event: None)
+    assert outcome.error.startswith("spectrum: ") and not task.done(outcome.path)
+    assert isinstance(work.answers(outcome.path, next(k for k in task.asks if k.startswith("final"))), pd.DataFrame)

@@ -1,0 +1,313 @@
+"""State_dicts of other programs, folders of them, and runs made of rounds that another program trained."""
+
+import json
+
+import helpers
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fldiag
+from fldiag import FldiagError
+from fldiag.checkpoint import flat, folder, foreign, schema
+from fldiag.checkpoint.recording import Recording, mean
+from fldiag.checkpoint.store import Run
+from fldiag.data import partition
+from fldiag.diagnostics import target
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 3))
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) and a[k].dtype == b[k].dtype for k in a)
+
+
+# -- containers and names
+
+
+@pytest.mark.parametrize("wrap", [
+    lambda s: s, lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s, "optimizer": {"state": {}, "lr": 0.1}},
+    lambda s: {"epoch": 1, "student": s}, lambda s: {"model": {"state_dict": s}, "args": {"a": torch.ones(1)}},
+    lambda s: {"ema": s | {"0.bias": s["0.bias"] + 1}, "state_dict": s}])
+def test_state_dicts_in_containers(tmp_path, wrap):
+    state = dict(net().state_dict())
+    torch.save(wrap(state), tmp_path / "a.pt")
+    assert same(schema.read(tmp_path / "a.pt").state, state)
+
+
+@pytest.mark.parametrize(("content", "expected"), [
+    ({"a": {"w": torch.ones(2)}, "b": {"w": torch.ones(2)}}, "several sets of tensors: a, b"), ({}, "empty dict"),
+    ({"epoch": 3}, "'epoch' is a int"), (torch.ones(3), "holds a Tensor"), ({"model": {"lr": 0.1}}, "'model' is a dict")])
+def test_what_is_no_state_dict_is_said(tmp_path, content, expected):
+    torch.save(content, tmp_path / "a.pt")
+    with pytest.raises(FldiagError, match=expected):
+        schema.read(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("prefix", ["module.", "model.", "model._orig_mod.", "net.backbone."])
+def test_prefixes_are_stripped_when_that_makes_the_names_fit(prefix):
+    state = dict(net().state_dict())
+    found, said = foreign.fit({prefix + k: v for k, v in state.items()} | {"loss.weight": torch.ones(3)}, net(1))
+    assert said == prefix and same(found, state)
+    assert foreign.fit(state, net(1))[1] == ""
+
+
+def test_a_model_whose_own_names_begin_with_the_prefix_keeps_them():
+    wrapped = nn.ModuleDict({"module": net()})
+    state = dict(wrapped.state_dict())
+    assert foreign.fit(state, wrapped)[1] == "" and same(foreign.fit(state, wrapped)[0], state)
+    assert list(foreign.fit(state, net())[0]) == [n for n, _ in net().named_parameters()] + [n for n, _ in net().named_buffers()]
+
+
+def test_two_models_in_one_state_dict_are_not_guessed_between():
+    state = net().state_dict()
+    with pytest.raises(FldiagError, match=r"'ema\.', 'model\.'"):
+        foreign.fit({p + k: v for p in ("ema.", "model.") for k, v in state.items()}, net())
+
+
+@pytest.mark.parametrize(("edit", "expected"), [
+    (lambda s: s.update({"0.weight": torch.ones(5, 4)}), r"0\.weight is \[5, 4\] there and \[3, 4\] in the model"),
+    (lambda s: s.pop("3.bias"), r"it lacks 3\.bias"), (lambda s: s.update({"4.bias": torch.ones(3)}), r"the model has no 4\.bias"),
+    (lambda s: s.pop("1.running_var"), r"lacks 1\.running_var")])
+def test_misfits_name_the_tensor(edit, expected):
+    state = dict(net().state_dict())
+    edit(state)
+    with pytest.raises(FldiagError, match=expected):
+        foreign.fit(state, net())
+    state = dict(net().state_dict())
+    del state["1.num_batches_tracked"]
+    assert len(foreign.fit(state, net())[0]) == len(state)
+
+
+def test_a_plain_checkpoint_with_a_prefix_is_diagnosed_and_that_is_said(tmp_path):
+    model, data = nn.Linear(4, 3), (torch.randn(8, 4), torch.arange(8) % 3)
+    torch.save({"module." + k: v for k, v in model.state_dict().items()}, tmp_path / "dp.pt")
+    with pytest.warns(UserWarning, match=r"without 'module\.'"):
+        problem = target.problem(fldiag.load(tmp_path / "dp.pt", model=nn.Linear(4, 3), data=data))
+    assert torch.equal(problem.w, torch.cat([model.weight.flatten(), model.bias]).detach())
+
+
+# -- safetensors that keep a checkpoint
+
+
+def checkpoint(path):
+    w = torch.randn(3, 27)
+    schema.write(path, {"round": 2, "seed": 1, "config": {}, "method": {"name": "x"}, "shape": [4], "classes": 3, "clients": [4, 7]},
+                 {"b": torch.ones(2, dtype=torch.bfloat16), "a/b": torch.tensor(3), "z": w[0, :4].double()},
+                 received=w[0], clients=w[1:], buffers={})
+    return torch.load(path, weights_only=True)
+
+
+def test_flat_and_back_is_the_same(tmp_path):
+    content = checkpoint(tmp_path / "a.pt")
+    tensors, metadata = flat.flatten(content)
+    back = flat.unflatten(dict(reversed(tensors.items())), metadata)
+    assert list(back) == list(content) and list(back["model"]) == list(content["model"]) and back["manifest"] == content["manifest"]
+    assert same(back["model"], content["model"]) and torch.equal(back["clients"], content["clients"]) and back["buffers"] == {}
+
+
+def test_tied_tensors_are_kept_twice_and_sparse_ones_refused():
+    w = torch.randn(3)
+    tensors, metadata = flat.flatten({"a": w, "b": w, "c": w[:2]})
+    assert len({t.untyped_storage().data_ptr() for t in tensors.values()}) == 3 and torch.equal(tensors["b"], w)
+    assert flat.MANIFEST not in metadata
+    with pytest.raises(FldiagError, match="s is a sparse_coo tensor"):
+        flat.flatten({"s": w.to_sparse()})
+
+
+@pytest.mark.parametrize("order", ["[[", "3", '[["model", "gone"]]', '[["model"], 4]'])
+def test_edited_metadata(tmp_path, order):
+    from safetensors.torch import save_file
+
+    save_file({"model/a": torch.ones(2)}, tmp_path / "a.safetensors", {flat.MANIFEST: "{}", flat.ORDER: order})
+    with pytest.raises(FldiagError, match="manifest does not fit"):
+        schema.read(tmp_path / "a.safetensors")
+
+
+# -- folders
+
+
+def test_patterns():
+    match = folder.pattern("r{round}/site-{client}_*.pt").fullmatch("r012/site-a_b.c_final.pt")
+    assert match and match["round"] == "012" and match["client"] in ("a", "a_b.c")
+    assert not folder.pattern("r{round}/{client}.pt").fullmatch("r1/x/y.pt")  # a client is no folder
+    assert not folder.pattern("a.pt").fullmatch("aXpt")
+    for wrong in ("{client}/{clinet}.pt", "{client}/{client}.pt"):
+        with pytest.raises(FldiagError, match="pattern"):
+            folder.pattern(wrong)
+
+
+def tree(root, names):
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+
+
+def test_scan_tells_clients_from_globals(tmp_path):
+    tree(tmp_path, ["round_1/0.pt", "round_1/10.pt", "round_1/2.pt", "round_1/global.pt", "round_2/0.pt", "notes.txt"])
+    layout = folder.scan(tmp_path, "round_{round}/{client}.pt", "round_{round}/global.pt")
+    assert layout.rounds == [1, 2] and layout.names == ["0", "2", "10"] and list(layout.globals) == [1]
+    assert "global" in folder.scan(tmp_path, "round_{round}/{client}.pt").names
+    assert folder.scan(tmp_path / "round_1", "{client}.pt", "global.pt").rounds == [1]
+    tree(tmp_path, ["round_01/0.pt"])
+    with pytest.raises(FldiagError, match=r"round_01/0\.pt and round_1/0\.pt are both client 0"):
+        folder.scan(tmp_path, "round_{round}/{client}.pt")
+
+
+def test_a_pattern_that_matches_nothing_gets_one_that_does(tmp_path):
+    with pytest.raises(FldiagError, match="the folder is empty"):
+        folder.scan(tmp_path, "{client}.pt")
+    tree(tmp_path, ["log.txt", "it3/worker12.safetensors"])
+    with pytest.raises(FldiagError) as caught:
+        folder.scan(tmp_path, "round_{round}/client_{client}.pt")
+    suggestion = caught.value.remedy.split("'")[1]
+    assert suggestion == "it{round}/worker{client}.safetensors"
+    assert folder.scan(tmp_path, suggestion).clients == {3: {"12": tmp_path / "it3/worker12.safetensors"}}
+    with pytest.raises(FldiagError, match="global pattern"):
+        folder.scan(tmp_path, suggestion, "it{round}/global.pt")
+    with pytest.raises(FldiagError, match="where the client"):
+        folder.scan(tmp_path, "it{round}/x.pt")
+    with pytest.raises(FldiagError, match="no folder"):
+        folder.scan(tmp_path / "gone", suggestion)
+
+
+@pytest.mark.parametrize(("names", "expected"), [
+    (["1", "2", "10"], {"1": 1, "2": 2, "10": 10}), (["01", "02"], {"01": 1, "02": 2}),
+    (["b", "a10", "a9"], {"a9": 0, "a10": 1, "b": 2}), (["7", "123456789012"], {"7": 0, "123456789012": 1})])
+def test_client_numbers(names, expected):
+    assert folder.numbers(names) == expected
+
+
+def test_partitions_of_all_kinds(tmp_path):
+    parts = [np.array([3, 1]), np.array([], dtype=np.int64), np.array([0, 2])]
+    (tmp_path / "a.json").write_text(json.dumps([p.tolist() for p in parts]))
+    (tmp_path / "b.json").write_text(json.dumps({f"client_{k}": p.tolist() for k, p in enumerate(parts)}))
+    np.savez(tmp_path / "c.npz", **{str(k): p.astype(np.int32) for k, p in enumerate(parts)})
+    partition.save(tmp_path / "d.npz", parts)
+    for name in ("a.json", "b.json", "c.npz", "d.npz"):
+        found, lacking = folder.match(folder.read_partition(tmp_path / name), ["0", "1", "2"])
+        assert [found[str(k)].tolist() for k in range(3)] == [[1, 3], [], [0, 2]] and lacking == [], name
+        assert found["0"].dtype == np.int64
+
+
+@pytest.mark.parametrize("text", ["[", "3", '{"0": [0.5]}', '{"0": "abc"}', '{"0": [-1]}', "{}", '{"0": [[1]]}', '{"0": 4}'])
+def test_what_is_no_partition(tmp_path, text):
+    (tmp_path / "p.json").write_text(text)
+    with pytest.raises(FldiagError, match=r"p\.json"):
+        folder.read_partition(tmp_path / "p.json")
+
+
+def test_a_partition_with_pickled_objects_is_not_read(tmp_path):
+    np.savez(tmp_path / "p.npz", **{"0": np.array([{}], dtype=object)})
+    with pytest.raises(FldiagError, match="not a partition"):
+        folder.read_partition(tmp_path / "p.npz")
+
+
+def test_names_of_the_partition_and_of_the_files():
+    a = np.array([0])
+    assert folder.match({"site-3": a, "site-4": a}, ["3", "04"])[0].keys() == {"3", "04"}
+    assert folder.match({"3": a}, ["site-3", "site-5"]) == ({"site-3": a}, ["site-5"])
+    assert folder.match({"0": a, "9": a}, ["0"])[0].keys() == {"0", "9"}  # a client that never took part keeps its examples
+    with pytest.raises(FldiagError, match="twice"):
+        folder.match({"3": a, "client_3": a}, ["3"])
+    with pytest.raises(FldiagError, match="x, y"):
+        folder.match({"x": a, "y": a}, ["0", "1"])
+    with pytest.raises(FldiagError, match="client 0 has example 5"):
+        folder.check({"0": np.array([1, 5])}, 5, "iris")
+
+
+# -- recorded runs
+
+
+def test_mean_is_weighted_in_double_and_counters_take_the_largest():
+    states = [{"w": torch.tensor([1.0, 2.0]), "n": torch.tensor(3)}, {"w": torch.tensor([4.0, 8.0]), "n": torch.tensor(7)}]
+    found = mean(states, [1, 2])
+    assert torch.equal(found["w"], torch.tensor([3.0, 6.0])) and found["w"].dtype == torch.float32 and int(found["n"]) == 7
+    assert torch.equal(mean(states, [0, 0])["w"], torch.tensor([2.5, 5.0]))
+
+
+def recorded(path, rounds=2, **options):
+    data, parts = helpers.classification((20, 13, 7), 4)
+    recording = Recording(path, net(), dataset=data, origin={"kind": "test"},
+                          **{"parts": dict(enumerate(parts)), "method": "theirs", **options})
+    recording.initial(net(9).state_dict())
+    before = net(9).state_dict()
+    for t in range(1, rounds + 1):
+        clients = {k: net(10 * t + k).state_dict() for k in (2, 0)}
+        after = mean([clients[0], clients[2]], [20, 7])
+        recording.add(t, after, clients, before, rows=[{"metric": "m", "scope": "global", "value": float(t)}])
+        before = after
+    return recording, data, parts
+
+
+def test_a_recorded_run_reads_as_it_was_written(tmp_path):
+    recording, _, parts = recorded(tmp_path / "r")
+    assert Run.open(tmp_path / "r").status == "interrupted"
+    recording.finish()
+    run = Run.open(tmp_path / "r")
+    assert (run.status, run.done, run.rounds) == ("finished", 2, [0, 1, 2])
+    c = run.checkpoint(2)
+    assert c.client_ids == [0, 2] and c.label == "theirs round 2"
+    assert torch.equal(c.clients[1], torch.cat([p.reshape(-1) for p in net(22).parameters()]))
+    assert torch.equal(c.buffers["1.running_mean"][0], net(20)[1].running_mean)
+    assert run.metrics.query("metric == 'm'")["value"].tolist() == [1.0, 2.0]
+    stored = partition.load_parts(run.verified("partition.npz"))
+    assert all(map(np.array_equal, stored, parts))
+    with pytest.raises(FldiagError, match="another program"):
+        _ = run.config
+
+
+def test_an_interrupted_recording_goes_on_and_another_is_refused(tmp_path):
+    recorded(tmp_path / "r", rounds=1)
+    again, *_ = recorded(tmp_path / "r", rounds=0)
+    again.add(2, net(5).state_dict(), {}, None)
+    run = again.finish()
+    assert run.rounds == [0, 1, 2] and set(run.metrics["round"]) == {1, 2}
+    with pytest.raises(FldiagError, match="already holds a run"):
+        recorded(tmp_path / "r")
+
+
+def test_what_was_not_known_is_said_when_it_is_asked_for(tmp_path):
+    recording, data, _ = recorded(tmp_path / "r", parts=None)
+    recording.note("the third client was ill")
+    run = recording.finish()
+    with pytest.raises(FldiagError, match="does not say which data"):
+        target.problem(run)
+    with pytest.raises(FldiagError, match="does not say which model"):
+        target.problem(fldiag.load(run.path / "rounds" / "0002.pt", data=data))
+    given = fldiag.load(run.path / "rounds" / "0002.pt", data=data, model=net())
+    assert target.problem(given, client=2).n == 40
+    with pytest.raises(FldiagError, match="needs a partition"):
+        target.problem(given, slice="client:0")
+    history = fldiag.diagnostics.history.History.of(run, model=net(), data=data)
+    notes = fldiag.diagnose(history, "forgetting", min_count=1).query("metric == 'missing'")["note"].tolist()
+    assert "the third client was ill" in notes and any("which examples belong" in n for n in notes)
+    with pytest.raises(FldiagError, match="which examples belong"):
+        fldiag.diagnose(history, "matching")
+
+
+def test_statistics_that_the_first_clients_received_are_those_of_the_initial_model(tmp_path):
+    recording, data, _ = recorded(tmp_path / "r", rounds=0)
+    start = net(9)
+    start[1].running_mean += 3
+    recording.initial(start.state_dict())
+    recording.add(1, net(1).state_dict(), {0: net(2).state_dict()}, start.state_dict())
+    history = fldiag.diagnostics.history.History.of(recording.finish(), model=net(), data=data)
+    (first,) = [s for s in history.each() if s.round == 1]
+    assert torch.equal(first.received_buffers["1.running_mean"], start[1].running_mean)
+    assert not [n for n in history.notes if n["round"] == 0]
+
+
+@pytest.mark.parametrize("edit", [lambda o: o.update(notes=3), lambda o: o.update(examples={"a": 1}), lambda o: o.pop("recipe")])
+def test_edited_origin(tmp_path, edit):
+    recording, *_ = recorded(tmp_path / "r", rounds=1)
+    recording.finish()
+    index = json.loads((tmp_path / "r" / "run.json").read_text())
+    edit(index["origin"])
+    (tmp_path / "r" / "run.json").write_text(json.dumps(index))
+    with pytest.raises(FldiagError, match="origin is not valid"):
+        _ = Run.open(tmp_path / "r").origin

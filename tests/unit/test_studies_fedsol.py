@@ -1,0 +1,190 @@
+"""The studies of FedSOL without training: their configs at every scale, and their pictures of made-up answers."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from fldiag.errors import FldiagError
+from fldiag.figures import claims, gather, make, plan, reported
+from fldiag.figures.scales import SCALES, scale
+from fldiag.results.table import table
+
+STUDIES = {name: study for name, study in reported.studies().items() if name.startswith("fedsol/")}
+TRAINED = [name for name, study in STUDIES.items() if any(t.train for t in study.trials)]
+ROUNDS = (10, 20)
+
+
+@pytest.fixture(scope="module", params=SCALES)
+def planned(request, tmp_path_factory):
+    return plan.made(scale(request.param), STUDIES.values(), [], tmp_path_factory.mktemp("runs"))
+
+
+def test_every_trial_is_a_run_or_left_out_for_its_data_or_model(planned):
+    for name, study in STUDIES.items():
+        trained = {n for n, t in enumerate(study.trials) if t.train}
+        there = {n for s, n, _ in planned.cells if s == name}
+        gone = {n for s, n in planned.left_out if s == name}
+        assert there | gone == trained and not there & gone
+        assert there or not trained, f"{name} is empty at {planned.scale.name}"
+    why = {text.partition(" is ")[0] for text in planned.left_out.values()}
+    assert why <= ({"svhn", "cinic10", "pathmnist", "tissuemnist", "sl_vit"} if planned.scale.name == "small" else set())
+
+
+def test_headline_runs_are_shared(planned):
+    for one, other in (("fig10", "table2"), ("fig6", "fig3"), ("fig8", "fig6")):
+        mine, theirs = ({planned.cells[c] for c in planned.cells if c[0] == f"fedsol/{n}"} for n in (one, other))
+        assert mine & theirs, (one, other)
+    core = {c: t for c, t in planned.tasks.items() if t.config.method.name == "fedsol"}
+    head = [t for t in core.values() if {"fedsol/table2", "fedsol/table5", "fedsol/fig4", "fedsol/fig5"} <= set(t.users)]
+    assert {t.config.method.options["rho"] for t in head} == {1.5}
+    assert all(t.config.method.options["part"] != "head" for t in core.values()), "FedSOL's default part has that name already"
+
+
+def test_sweeps_stay_apart_at_every_scale(planned):
+    study = STUDIES["fedsol/fig4"]
+    for factor in ("ratio", "epochs", "lr", "rho"):
+        mine = [n for n, t in enumerate(study.trials) if t.setting.startswith(f"{factor}=") and t.label == "FedSOL"]
+        found = {planned.cells["fedsol/fig4", n, 0] for n in mine}
+        # Of two clients in ten there are no five different shares.
+        assert len(found) == len(mine) if planned.scale.name != "smoke" else len(found) >= 2
+
+
+# ---- made-up answers: of the columns that the questions give
+
+
+def _final(task, metrics):
+    return [{"metric": m, "value": 50 + task.config.seed, "round": 20, "scope": "global", "slice": "test"} for m in metrics]
+
+
+def _curve(task, metrics):
+    return [{**row, "round": r, "unit": "%", "value": 3.0 * r} for r in ROUNDS for row in _final(task, metrics)]
+
+
+def _drift(task, **options):
+    base = {"moment": "trained", "scope": "global", "slice": "train"}
+    rho = task.config.method.options.get("rho", 0.0)
+    named = {"cos_gu_gp": -0.5 / (1 + rho), "proximal_loss": 0.1 / (1 + rho), "global_local_divergence": 2 - rho / 4,
+             "local_local_divergence": 3 - rho / 4}
+    rows = [{**base, "round": r, "metric": m, "value": v + r / 1000, "estimator": e}
+            for r in ROUNDS for m, v in named.items() for e in (("exact",) if "divergence" in m else ("exact", "steps"))]
+    rows += [{**row, "layer": "part:head", "value": 9.0} for row in rows if row["metric"] == "cos_gu_gp"]
+    rows += [{**row, "scope": "client", "client": 3, "value": 9.0} for row in rows]
+    return rows + [{**base, "round": r, "metric": "lambda_mean", "layer": name, "value": 0.5 / n, "scaled": 0.5, "estimator": e}
+                   for r in ROUNDS for n, name in ((10, "conv"), (100, "fc")) for e in ("exact", "steps")]
+
+
+def _forgetting(task):
+    base = {"scope": "global", "slice": "test"}
+    lost = 0.2 if task.config.method.name == "fedsol" else 0.4
+    rows = [{**base, "round": r, "moment": m, "metric": "accuracy", "value": v} for r in ROUNDS
+            for m, v in (("received", 0.6), ("trained", 0.6 - lost), ("aggregated", 0.6))]
+    rows += [{**base, "round": r, "moment": "trained", "metric": "drop", "value": lost} for r in ROUNDS]
+    rows += [{**base, "round": r, "moment": m, "metric": "class_accuracy", "index": c, "value": c / 10} for r in ROUNDS
+             for m in ("received", "aggregated") for c in range(10)]
+    return [*rows, *({**row, "scope": "client", "client": 1} for row in rows)]
+
+
+def _personal(task, epochs):
+    return [{"metric": m, "value": v + e, "index": e, "scope": "global", "round": 20, "moment": "trained"}
+            for e in epochs for m, v in (("personal_accuracy", 80.0), ("personal_accuracy_std", 9.0))]
+
+
+def _spectrum(task, **options):
+    rows = [{"metric": "eigenvalue", "index": i, "value": 6.0 - i, "round": 20} for i in range(1, 6)]
+    return [*rows, {"metric": "eigenvalue_ratio", "index": 5, "value": 5.0, "round": 20}]
+
+
+def _landscape(task, **options):
+    axis = np.linspace(-1, 1, 5)
+    return [*_spectrum(task), *({"metric": "loss", "x": x, "y": y, "value": 1 + x * x + y * y / 2, "round": 20, "slice": "train",
+                                 "n_examples": 100} for x in axis for y in axis)]
+
+
+ANSWERS = {"final": _final, "curve": _curve, "drift": _drift, "forgetting": _forgetting, "personal": _personal,
+           "spectrum": _spectrum, "landscape": _landscape,
+           "cost": lambda task: [{"metric": "flops_relative", "value": 2.0, "scope": "global"}]}
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """Table of each study as its csv has it, of the scale paper, where nothing is left out."""
+    whole = plan.made(scale("paper"), [STUDIES[n] for n in TRAINED], [], tmp_path_factory.mktemp("runs"))
+    answer = {}
+    for core, task in whole.tasks.items():
+        for key, ask in task.asks.items():
+            options = {k: tuple(v) if isinstance(v, list) else v for k, v in whole.scale.options(ask).items()}
+            answer[core, key] = table(ANSWERS[ask.name](task, **options), run="r", method=task.config.method.name,
+                                      seed=task.config.seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gather.work, "answers", lambda path, key: answer[path.name, key])
+        found = {n: gather.table_of(STUDIES[n], whole, {c: Path(c) for c in whole.tasks}) for n in TRAINED}
+    made = {}
+    for name, frame in found.items():
+        again = pd.read_csv(io.StringIO(make.csv(frame)), keep_default_na=False, na_values=[""], low_memory=False)
+        for column in gather.KEYS:
+            again[column] = again[column].astype(object).fillna("").astype(str) if column in again else ""
+        made[name] = again
+    return whole, made
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_study_draws_and_lays_out_what_its_questions_give(name, tables):
+    figure = STUDIES[name].draw(tables[1][name])
+    assert isinstance(figure, Figure) and figure.axes
+    figure.canvas.draw()
+    if STUDIES[name].layout is not None:
+        layout = STUDIES[name].layout(tables[1][name])
+        assert layout.notna().any(axis=1).all() and layout.notna().any(axis=0).all()
+
+
+@pytest.mark.parametrize("name", [n for n in TRAINED if STUDIES[n].pick])
+def test_every_reported_number_gets_a_measured_one(name, tables):
+    whole, made = tables
+    keys = [*gather.KEYS, "metric"]
+    mine = {tuple(hit[k] for k in keys) for hit in gather.measured(made[name], STUDIES[name], whole)}
+    theirs = {(r.setting, r.method, r.model, r.data, r.metric) for r in reported.rows("fedsol")
+              if r.id == STUDIES[name].id and r.value is not None and r.plain == r.setting}
+    assert theirs and theirs <= mine
+
+
+def test_personal_accuracy_stands_at_its_epochs(tables):
+    found = tables[1]["fedsol/table9"].query("origin == 'measured' and metric == 'personal_accuracy'")
+    expected = found["setting"].str.extract(r"tune_epochs=(\d)")[0].fillna("0").astype(int) + 80.0
+    assert (found["value"] == expected).all() and set(expected) == {80.0, 81.0, 85.0}
+
+
+def test_figure_5_shows_the_strength_of_every_layer_at_rho_1(tables):
+    left, right = STUDIES["fedsol/fig5"].draw(tables[1]["fedsol/fig5"]).axes
+    assert [bar.get_height() for bar in right.patches] == pytest.approx([0.05, 0.005]) and len(left.containers) == 2
+    assert {t.over["method.rho"] for t in STUDIES["fedsol/fig5"].trials if t.ask} == {1.0}
+
+
+def test_figure_4_has_fedavg_beside_every_radius(tables):
+    *panels, last = STUDIES["fedsol/fig4"].draw(tables[1]["fedsol/fig4"]).axes
+    assert [len(ax.containers) for ax in panels] == [2, 2, 2] and len(last.containers) == 1
+    assert [len(ax.containers[0][0].get_xdata()) for ax in [*panels, last]] == [4, 4, 4, 5]
+
+
+def test_figure_3_takes_the_cosine_of_the_steps_over_all_parameters(tables):
+    left, right = STUDIES["fedsol/fig3"].draw(tables[1]["fedsol/fig3"]).axes
+    curves = [np.asarray(line.get_ydata(), dtype=float) for line in left.get_lines() if line.get_label() == "curve"]
+    assert len(curves) == 4 and curves[0][0] == pytest.approx(-0.5 + 0.01) and curves[-1][0] == pytest.approx(-0.5 / 3 + 0.01)
+    assert max(line.get_ydata().max() for line in right.get_lines()) < 1, "nothing of single clients or the head"
+
+
+@pytest.mark.parametrize("claim", [c for c in claims.claims() if c.study.startswith("fedsol/")], ids=lambda c: c.id)
+def test_claims_are_decided_and_the_other_way_round_by_what_is_measured(claim, tables):
+    frame = tables[1][claim.study]
+    try:
+        verdict = claim.check(frame)
+    except FldiagError as error:
+        pytest.fail(error.what)
+    assert len(verdict.votes) == 3
+    if claim.study != "fedsol/fig8":  # where all made-up numbers are equal
+        assert all(verdict.votes)
+        turned = claim.check(frame.assign(value=1 / frame["value"]))
+        assert not any(turned.votes)

@@ -1,0 +1,168 @@
+"""The studies of FedTOGA, FedProj and FedAlign: valid runs at every scale, and pictures of the tables that their asks give."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from helpers import images
+from matplotlib.figure import Figure
+
+from fldiag import config as configs
+from fldiag import data
+from fldiag.figures import claims, costs, gather, make, plan, reported
+from fldiag.figures.asks import finite
+from fldiag.figures.scales import SCALES, scale
+from fldiag.figures.study import Trial
+from fldiag.figures.tables import VALUES, first_rounds
+from fldiag.results.table import table
+
+OTHERS = {name: study for name, study in reported.studies().items() if study.paper != "fedsol"}
+ROUNDS = 4
+
+
+def answer(trial, ask, seed, number):
+    """What an ask gives, with made-up numbers."""
+    base, at = 30 + number + seed, {"moment": "aggregated", "scope": "global"}
+    if ask.name in ("final", "curve"):
+        rows = [{"metric": m, "value": base + t, "round": t, "unit": "%", "slice": "test", **at}
+                for m in ask.options["metrics"] for t in (range(1, ROUNDS + 1) if ask.name == "curve" else [ROUNDS])]
+    elif ask.name == "reach":
+        rows = [{"metric": f"rounds_to_{n:g}", "value": None, "unit": "rounds", "index": ROUNDS, "scope": "global"}
+                for n in ask.options["levels"]]
+    elif ask.name == "seconds":
+        rows = [{"metric": "seconds_per_round", "value": base, "unit": "s", "scope": "global"}]
+    elif ask.name == "flops":
+        rows = [{"metric": m, "value": base, "scope": "global"} for m in ("MFLOPs", "GFLOPs", "params_M")]
+    elif ask.name == "partition":
+        rows = [{"metric": "count", "client": k, "index": c, "value": k + c, "scope": "client"} for k in range(4) for c in range(10)]
+    elif ask.name in ("landscape", "spectrum"):
+        ends = [{"metric": "eigenvalue", "index": 1, "value": base}, {"metric": "eigenvalue_ratio", "index": 5, "value": 2.0}]
+        grid = np.linspace(-1, 1, 5)
+        rows = ends if ask.name == "spectrum" else [*ends, *({"metric": "loss", "x": x, "y": y, "value": 1 + x * x + 2 * y * y}
+                                                            for x in grid for y in grid)]
+        rows = [{**row, "slice": "train", **at} for row in rows]
+    else:  # matching
+        rows = [{"metric": m, "index": 1 if m == "eigenvalue" else None, "value": base, **at} for m in ("eigenvalue", "trace")]
+        rows += [{"metric": m, "value": base, "scope": "global", "diag_mode": "tensor_trace", "self_pairs": True, "slice": "train"}
+                 for m in ("H_N", "H_D")]
+    return table(rows, method=trial.protocol().method.name, seed=seed)
+
+
+def whole(study, size, monkeypatch):
+    """The study's table as it is written and read back, without a run."""
+    the_plan = plan.made(size, [study], [], Path("nowhere"))
+    numbers = {trial: n for n, trial in enumerate(map(id, study.trials))}
+    pieces = []
+    for trial in study.trials:
+        for place, seed in enumerate(size.seed_list(study.seeds)):
+            about = {**trial.key(), "origin": "measured", "label": trial.name, "run": trial.name, "seed": seed,
+                     "trained_on": "digits", "trained_model": "small_cnn"}
+            pieces += [finite(answer(trial, ask, seed, numbers[id(trial)])).rename(columns={"data": "on"}).assign(ask=ask.name, **about)
+                       for ask in study.asked(trial, place)]
+    monkeypatch.setattr(gather, "_alone", lambda *_: pieces)
+    monkeypatch.setattr(gather, "_of", lambda *_: [])
+    return gather.table_of(study, the_plan, {})
+
+
+def test_every_trial_is_a_valid_run_at_every_scale(tmp_path):
+    for size in SCALES.values():
+        made = plan.made(size, OTHERS.values(), [], tmp_path)
+        assert {t.config.seed for t in made.tasks.values()} >= {0} and all(t.asks for t in made.tasks.values())
+        left = {OTHERS[name].trials[n].protocol().data.name for name, n in made.left_out if name in OTHERS}
+        assert left == ({"cifar100", "cinic10", "imagenet200"} if size.name == "small" else set())
+    small = plan.made(scale("small"), OTHERS.values(), [], tmp_path)
+    assert len(small.tasks) < 250, "runs are shared: hours, not days"
+
+
+@pytest.mark.parametrize("name", [n for n, s in OTHERS.items() if s.trials])
+def test_what_is_asked_can_be_drawn(name, monkeypatch, tmp_path):
+    study = OTHERS[name]
+    made = whole(study, scale("smoke"), monkeypatch)
+    file = tmp_path / "table.csv"
+    file.write_text(make.csv(made))
+    again = pd.read_csv(file, keep_default_na=False, na_values=[""], low_memory=False)
+    again[gather.KEYS] = again[gather.KEYS].astype(object).fillna("").astype(str)
+    assert isinstance(study.draw(again), Figure)
+    if study.layout:
+        assert len(study.layout(again))
+    if study.pick:
+        hits = made[(made["origin"] == "measured") & made["value"].notna()]
+        assert set(study.pick) <= set(hits["metric"]) or name in ("fedtoga/table3", "fedtoga/table8")
+
+
+def test_every_reported_cell_that_can_be_run_is_a_trial():
+    kept = {"table2_reference": "alpha=0.6;clients=100"}
+    for study in OTHERS.values():
+        keys = {tuple(t.key().values()) for t in study.trials}
+        lost = {(r.plain, r.method, r.model, r.data) for r in reported.rows(study.paper)
+                if r.id == study.id and r.metric and r.model != "mlp_iris" and r.plain == r.setting
+                and kept.get(study.id, "") in r.setting} - keys
+        assert not lost, study.name
+
+
+def test_values_of_a_paper_reach_its_trials():
+    for (paper, name), over in VALUES.items():
+        mine = [t for s in OTHERS.values() if s.paper == paper for t in s.trials if t.method == name]
+        assert mine and all(dict(t.over) | over == dict(t.over) for t in mine), (paper, name)
+
+
+def test_rounds_to_the_best_of_a_method():
+    rows = [{"method": m, "label": m, "setting": "s", "seed": 0, "ask": "curve", "metric": "accuracy", "round": t, "value": v}
+            for m, values in {"a": (1, 5, 4), "b": (5, 6, 7), "c": (0, 1, 2)}.items() for t, v in enumerate(values, 1)]
+    found = first_rounds(pd.DataFrame(rows), "a").set_index("method")["value"]
+    assert (found["a"], found["b"]) == (2, 1) and math.isnan(found["c"])
+
+
+def test_the_cost_of_an_accuracy_is_relative_to_fedtoga_of_the_same_seed():
+    module = reported.module(reported.folder() / "fedtoga" / "table3.py")
+    rows = pd.DataFrame([{"metric": "rounds_to_80", "method": m, "seed": s, "value": v, "index": 800}
+                         for s, pair in enumerate([(100, 300), (200, None)]) for m, v in zip(("fedtoga", "fedsam"), pair, strict=True)])
+    found = module.cost(rows, 80)
+    assert dict(zip(zip(found["seed"], found["method"], strict=True), found["value"], strict=True)) == {
+        (0, "fedtoga"): 1, (0, "fedsam"): 3, (1, "fedtoga"): 1, (1, "fedsam"): 4}
+
+
+@pytest.mark.parametrize(("late", "says"), [(3.0, "holds"), (1.0, "does not hold"), (None, "does not hold")])
+def test_the_claim_on_rounds_counts_runs_that_never_get_there(late, says):
+    rows = pd.DataFrame([{"origin": "measured", "metric": "rounds_to_best_of_fedsam", "label": m, "seed": s, "value": v}
+                         for s in range(3) for m, v in (("fedtoga", 2.0 if late else None), ("fedsam", late or 4.0))])
+    claim = next(c for c in claims.claims() if c.id == "fedtoga-sooner")
+    assert claim.check(rows).text.startswith(says)
+
+
+@pytest.mark.parametrize(("values", "says"), [((60, 60, 90), "holds"), ((61, 60, 90), "does not hold"), ((60, 61, 61), "does not hold")])
+def test_iris_numbers_are_those_of_the_last_round_under_their_learning_rate(values, says, monkeypatch):
+    study, names = OTHERS["fedproj/fig1"], ("fedavg", "feddf", "fedproj")
+    rows = [{"metric": "accuracy", "run": f"one-standardised-lr{lr}-batch5", "method": m, "seed": s, "round": t, "moment": moment,
+             "scope": "global", "value": (v if lr == "0.01" and t == 20 else 1) / 100}
+            for lr in ("0.01", "0.001") for s in range(2) for t in (1, 20) for moment in ("received", "aggregated")
+            for m, v in zip(names, values, strict=True)]
+    monkeypatch.setattr(gather.asks, "answer", lambda *_: table(rows))
+    the_plan = plan.made(scale("smoke"), [study], [], Path("nowhere"))
+    study = replace(study, alone=study.alone[:1])
+    made = gather.table_of(study, the_plan, {})
+    found = {(h["setting"][-5:], h["method"]): h["value"] for h in gather.measured(made, study, the_plan)}
+    assert found["=0.01", "fedproj"] == values[2] and found["0.001", "fedproj"] == 1
+    assert set(made.loc[made["origin"] == "reported", "value"]) == {64, 93.33}
+    claim = next(c for c in claims.claims() if c.id == "fedproj-iris")
+    assert claim.check(made).text.startswith(says)
+
+
+@pytest.mark.parametrize(("method", "over", "relative"), [("fedavg", {}, 1), ("moon", {}, 3), ("fedsam", {}, 2), ("mixup", {}, 1)])
+def test_counted_forward_passes(method, over, relative, monkeypatch):
+    from fldiag import models
+    from fldiag.models.slimmable import multiply_adds
+
+    made, _ = images((8,), shape=(3, 8, 8))
+    monkeypatch.setattr(data, "load", lambda *_: made)
+    config = configs.build(Trial("fedalign-cifar10-lda0.5", method, {"model.name": "small_resnet", **over}).protocol().model_dump())
+    found = costs.flops(config).set_index("metric")["value"]
+    module = models.build("small_resnet", (3, 8, 8), 4, {}, seed=0)
+    assert found["MFLOPs"] * 1e6 == pytest.approx(relative * multiply_adds(module.eval(), torch.zeros(1, 3, 8, 8)), rel=0.01)
+    if method in costs.STORED:
+        size = sum(p.numel() for p in module.parameters()) / 1e6
+        assert found["params_M"] == pytest.approx({"fedavg": 1, "moon": 3, "mixup": 1}[method] * size)
