@@ -6,7 +6,7 @@ from fldiag.figures.study import Study, Trial, drift
 from fldiag.plotting import curves
 
 PRESET = "fedsol-cifar10-lda0.1"
-COSINE, LOSS = "cosine with the proximal gradient", "mean proximal loss (KL)"
+COSINE, LOSS = "cosine of the gradients", "mean proximal loss (KL)"
 
 
 def draw(table):

@@ -30,7 +30,7 @@ def draw(table):
             ax.set(xlabel=text, xscale="linear" if factor == "rho" else "log")
             ax.minorticks_off()
             ticks = sorted(float(pictures.parse(s)[factor]) for s in set(table.loc[table["factor"] == factor, "setting"]))
-            ax.set_xticks(ticks, [f"{t:g}" for t in ticks], fontsize=6)
+            ax.set_xticks([t for t in ticks if t], [f"{t:g}" for t in ticks if t], fontsize=6)
             ax.grid(True)
         fig.axes[0].set_ylabel("test accuracy [%]")
         style.legend(fig, *fig.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)

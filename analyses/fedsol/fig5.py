@@ -1,5 +1,7 @@
 """FedSOL Figure 5: adaptive beside fixed strength, and the strength of every layer."""
 
+from matplotlib.ticker import LogLocator
+
 from fldiag.figures import pictures
 from fldiag.figures.study import Study, Trial, drift, final
 from fldiag.plotting import style
@@ -30,6 +32,8 @@ def draw(table):
         right.set_xticks(range(len(layers)), [style.plain(style.shorten(n, 14)) for n in layers.index], rotation=30, ha="right")
         right.set(ylabel="mean Lambda", title=f"round {int(round_)}, rho {AT:g}; numbers: mean Lambda × √size",
                   yscale="log", ylim=(layers["value"].min() / 2, layers["value"].max() * 2))
+        right.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        right.yaxis.set_major_formatter("{x:g}")
         right.minorticks_off()
     return fig
 

@@ -18,11 +18,15 @@ def draw(table):
     parsed = [next(iter(pictures.parse(s).items())) for s in table["setting"]]
     panels = table.assign(metric=[k for k, _ in parsed], at=[float(v) for _, v in parsed])
     figure = pictures.lines(panels, "at", dict.fromkeys(GRID, ""))
+    limits = [ax.get_ylim() for ax in figure.axes]
+    low, high = min(a for a, _ in limits), max(b for _, b in limits)
+    room = 0.03 * (high - low)
     for ax, option in zip(figure.axes, GRID, strict=True):
         ax.set(xlabel=option.replace("_", " "), ylabel="accuracy (%)" if option == "lr_decay" else "",
-               xscale="log" if option in LOG else "linear")
+               xscale="log" if option in LOG else "linear", ylim=(low - room, high + room))
         ax.set_xticks(GRID[option], [f"{v:g}" for v in GRID[option]], rotation=45)
         ax.minorticks_off()
+    figure.align_xlabels()
     return figure
 
 

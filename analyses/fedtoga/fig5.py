@@ -16,7 +16,12 @@ def methods(data, clients):
 
 
 def draw(table):
-    return curves.draw(table.assign(metric=table["setting"]), list(dict.fromkeys(table["setting"])))
+    panels = list(dict.fromkeys(table["setting"]))
+    figure = curves.draw(table.assign(metric=table["setting"]), panels)
+    for ax, panel in zip(figure.axes, panels, strict=True):
+        ax.set_title(panel, fontsize=7)
+        ax.set_ylabel("test accuracy (%)")
+    return figure
 
 
 STUDY = Study(

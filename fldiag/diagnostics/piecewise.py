@@ -21,7 +21,7 @@ from fldiag.diagnostics.problem import Problem
 Criterion = Callable[[Tensor, Tensor], Tensor]
 #: Relative difference of an entry from its Hessian-vector product above which the exact form is not used.
 AGREEMENT = {torch.float32: 1e-3, torch.float64: 1e-8}
-#: Bytes of one piece of the exact computation; larger ones fall out of the processor's caches.
+#: Bytes of the cotangents of one piece of the exact computation; larger ones fall out of the processor's caches.
 PIECE = 32 * 2**20
 
 
@@ -77,13 +77,14 @@ def within_a_layer(problem: Problem, names: Sequence[str]) -> bool:
 
 def at_once(problem: Problem) -> int:
     """Examples of one piece of the exact computation."""
-    facts, room = problem.probe(), problem.memory // 4
-    if problem.device.type == "cpu":
-        room = min(room, PIECE)
     # the cotangents of all outputs lie side by side (a graph holds about four tensors to one of them), and the loss's
     # Hessian in the outputs, its eigenvectors and what becomes of them are matrices in double precision
-    each = facts.graph_bytes * (1 + facts.outputs / 4) + 5 * 8 * facts.outputs**2
-    return max(1, int(room // each))
+    facts = problem.probe()
+    side_by_side = facts.graph_bytes * (1 + facts.outputs / 4)
+    fit = problem.memory / 4 / (side_by_side + 5 * 8 * facts.outputs**2)
+    if problem.device.type == "cpu":
+        fit = min(fit, PIECE / side_by_side)
+    return max(1, int(fit))
 
 
 def piece(problem: Problem, x: Tensor, y: Tensor, total: bool, criterion: Criterion | None = None) -> dict[str, Tensor]:

@@ -140,7 +140,7 @@ def evaluate(network: Network, pool: Pool, models: Sequence[Weights], *, stack: 
     if stack:
         work = forward_macs(network.module, pool.dataset.shape) * min(count, STACK)
         size = min(BATCH, max(100, STACK_WORK // max(work, 1)))
-        each = min(STACK, -(-count // threads))
+        each = max(1, min(STACK, -(-count // threads)))
         groups = [list(range(i, min(i + each, count))) for i in range(0, count, each)]
     bound = []
     for group in groups:

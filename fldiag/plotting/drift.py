@@ -32,7 +32,7 @@ def draw(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
                   ("update_cosine", "update, update"), ("server_cosine", "update, server"),
                   ("gradient_cosine", "gradient, global gradient"))], 0.0)]
     if (whole["metric"] == "cka").any():
-        panels.append(("CKA with the received model", [(whole, "cka", "trained models")], None))
+        panels.append(("CKA with the\nreceived model", [(whole, "cka", "trained models")], None))
     if (whole["metric"] == "proximal_loss").any():
         panels.append(("mean proximal loss", [(whole, "proximal_loss", "trained models")], None))
     losses = only(steps, metric="proximal_loss")
