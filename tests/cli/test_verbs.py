@@ -61,7 +61,7 @@ def verbs(group=get_command(app), before=""):
         yield from verbs(command, f"{before}{name} ") if hasattr(command, "commands") else [before + name]
 
 
-@pytest.mark.parametrize("verb", verbs())
+@pytest.mark.parametrize("verb", list(verbs()))
 def test_every_verb_has_help_with_an_example(verb):
     text = run(*verb.split(), "--help").stdout
     assert "Example: fldiag" in text and "--debug" in text and "--json" in text
