@@ -42,7 +42,7 @@ class Recording:
                  parts: Mapping[int, np.ndarray] | None = None, method: str = "foreign", seed: int = 0):
         self.layout, self.method, self.seed = Layout.of(module), method, seed
         self.dataset, self.rows = dataset, []  # type: ignore[var-annotated]
-        config = {"name": path.name, "seed": seed, "rounds": 0, "data": {"name": data, "root": root} if data else {},
+        config = {"name": path.resolve().name, "seed": seed, "rounds": 0, "data": {"name": data, "root": root} if data else {},
                   "partition": {"kind": "unknown" if parts is None else "given"}, "clients": {"total": 0, "per_round": 0},
                   "model": {"name": model} if model else {}, "method": {"name": method}, "train": {},
                   "checkpoint": {"every": 1, "clients": "sampled"}}
@@ -55,6 +55,8 @@ class Recording:
             if "metrics" in self.run.index:
                 self.rows = _rows(self.run)
             return
+        if path.exists() and (not path.is_dir() or any(f.name != "rounds" or any(f.glob("*")) for f in path.iterdir())):
+            raise FldiagError(f"{path} holds other files", "choose a folder that is empty or not there yet", usage=True)
         try:
             (path / "rounds").mkdir(parents=True, exist_ok=True)
         except OSError as error:

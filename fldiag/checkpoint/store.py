@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,11 @@ from fldiag.checkpoint import schema
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.config import Config
 from fldiag.errors import FldiagError
+
+#: What training itself writes into these folders (with the temporary names of a write that was cut off): nothing else is
+#: ever removed from them.
+_TABLE = r"\.?\d+\.parquet.*"
+OWN = {"state": r"\.?(server|client-\d+)-\d+\.pt.*", "metrics": _TABLE, "steps": _TABLE}
 
 
 class Run:
@@ -222,7 +228,8 @@ class Run:
         """Remove state, metrics and steps that the committed run.json does not list."""
         for folder in ("state", "metrics", "steps"):
             for f in (self.path / folder).glob("*"):
-                if f"{folder}/{f.name}" not in self.index["files"]:
+                ours = re.fullmatch(OWN[folder], f.name) and f.is_file()
+                if ours and f"{folder}/{f.name}" not in self.index["files"]:
                     f.unlink(missing_ok=True)
 
     def get_state(self) -> tuple[dict[str, Any], dict[int, dict[str, Tensor]]]:

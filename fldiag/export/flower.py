@@ -167,8 +167,12 @@ class _Recorder:
             key = getattr(self.strategy, "weighted_by_key", "num-examples")
             for reply in (r for r in replies if not r.has_error()):
                 numbers = _metrics(reply)
+                node = str(reply.metadata.src_node_id)
+                if self.key not in numbers and node not in self.nodes:
+                    self.recording.note(f"round {t}: node {node} evaluated, and nothing says which client it is: left out")
+                    continue
                 rows += _numbers(numbers, moment="aggregated", scope="client", source="clients' evaluation",
-                                 client=self._client(str(reply.metadata.src_node_id), numbers, t),
+                                 client=self._client(node, numbers, t),
                                  n_examples=int(numbers[key]) if key in numbers else None)
             self.recording.add_rows(t, rows)
         return metrics
@@ -224,13 +228,16 @@ class _Recorder:
         self.recording.add(t, aggregated, clients, self.received, rows)
 
     def _client(self, node: str, numbers: Mapping[str, Any], t: int) -> int:
-        k = int(numbers[self.key]) if self.key in numbers else self.nodes.setdefault(node, len(self.nodes))
-        self.recording.know(names={k: f"node {node}"})
-        if self.key not in numbers and self.parts is not None:
+        if self.key in numbers:
+            self.nodes[node] = int(numbers[self.key])
+        elif node not in self.nodes and self.parts is None:
+            self.nodes[node] = max(self.nodes.values(), default=-1) + 1
+        if node not in self.nodes:
             there = ", ".join(map(str, numbers)) or "no metrics"
             raise FldiagError(f"round {t}: the reply of node {node} does not say which client of the partition it is ({there})",
                               f"put it into the reply's metrics: metrics[{self.key!r}] = context.node_config[\"partition-id\"]")
-        return k
+        self.recording.know(names={self.nodes[node]: f"node {node}"})
+        return self.nodes[node]
 
     def _weights(self, content: Any) -> Any:
         """The model among the arrays of a message."""

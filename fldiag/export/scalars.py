@@ -60,7 +60,8 @@ def collect(run: Run, tables: Sequence[Path] = (), *, per_client: bool = False) 
     whole = pd.concat(found, ignore_index=True) if found else pd.DataFrame({"tag": [], "step": [], "value": []})
     if whole.empty:
         raise FldiagError(f"run {run.path} has no numbers to export", "train it, or diagnose it first", usage=True)
-    return Scalars(run.path.name, dict(_flat(run.index["config"])), whole.sort_values(["step", "tag"], ignore_index=True))
+    name = run.path.resolve().name
+    return Scalars(name, dict(_flat(run.index["config"])), whole.sort_values(["step", "tag"], ignore_index=True))
 
 
 def series(frame: pd.DataFrame, name: str, per_client: bool = False) -> pd.DataFrame:

@@ -131,7 +131,8 @@ def _heatmaps(section: Section, found: Collection) -> None:
     if not tables:
         return
     rounds = sorted({int(r) for _, rows, _ in tables.values() for r in rows["round"].dropna()})
-    reach = max(float(rows["value"].abs().max()) for _, rows, _ in tables.values() if rows["value"].notna().any())
+    reach = max(float(rows["value"].abs().max()) for _, rows, _ in tables.values() if rows["value"].notna().any()) if any(
+        rows["value"].notna().any() for _, rows, _ in tables.values()) else 1.0
     reach = float(f"{reach or 1:.3g}")
     group = Group(title="By client and class", controls=[
         Control("forgetting-round", "Round", [str(r) for r in rounds], slider=True, start=len(rounds) - 1)], notes=[

@@ -63,7 +63,8 @@ def curves(found: Collection) -> Section:
 
 def _lines(members: Sequence[Member], metric: str, moment: str) -> list[dict[str, object]]:
     """A line a run; runs that differ by the seed only become one line with a band, theirs faint beneath."""
-    tables = {m.place: only(m.tables["metrics"].frame, metric=metric, moment=moment, scope="global") for m in members}
+    tables = {m.place: _one_source(only(m.tables["metrics"].frame, metric=metric, moment=moment, scope="global"))
+              for m in members}
     groups: dict[str, list[Member]] = {}
     for m in members:
         if tables[m.place]["value"].notna().any():
@@ -79,6 +80,15 @@ def _lines(members: Sequence[Member], metric: str, moment: str) -> list[dict[str
             drawn.append(series(f"mean of {len(group)} seeds: {', '.join(m.label for m in group)}", values, run=lead.place,
                                 spread="std"))
     return drawn
+
+
+def _one_source(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the test split; without any, those of the first of the programs that told of this number."""
+    test = rows[rows["slice"] == "test"]
+    if len(test) or "source" not in rows or not len(rows):
+        return test if len(test) else rows
+    first = rows["source"].iloc[0]
+    return rows[rows["source"].isna() if pd.isna(first) else rows["source"] == first]
 
 
 def _best(m: Member) -> list[list[str]]:

@@ -199,7 +199,10 @@ def seeds(members: Sequence[Member], world: str) -> Table | None:
 
 
 def recipe(m: Member) -> str:
-    """Everything of the config but the seed and what leaves the numbers as they are."""
+    """Everything of the config but the seed and what leaves the numbers as they are. Of a run trained elsewhere the
+    config does not say how: it is like no other."""
+    if m.run.origin:
+        return f"trained elsewhere: {m.place}"
     config = json.loads(json.dumps(m.run.index["config"], default=str))
     for key in ("seed", "name", "checkpoint", "metrics"):
         config.pop(key, None)

@@ -154,3 +154,13 @@ def test_an_index_whose_config_was_edited(copy):
     (copy.path / "run.json").write_text(json.dumps(index))
     with pytest.raises(FldiagError, match=r"run\.json: its config is not valid.*rounds = -3"):
         _ = Run.open(copy.path).config
+
+
+def test_cleaning_removes_what_a_run_writes_and_nothing_else(tmp_path):
+    left, mine = ["metrics/0001.parquet", "state/server-0001.pt", "state/.client-00002-0001.pt.77.tmp", "steps/0003.parquet"], [
+        "metrics/notes.csv", "state/thesis.pt", "steps/0003.parquet.d/x", "metrics/summary.parquet"]
+    for name in left + mine:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    Run(tmp_path, {"files": {}}).clean()
+    assert not any((tmp_path / name).exists() for name in left) and all((tmp_path / name).exists() for name in mine)

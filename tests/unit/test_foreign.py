@@ -311,3 +311,11 @@ def test_edited_origin(tmp_path, edit):
     (tmp_path / "r" / "run.json").write_text(json.dumps(index))
     with pytest.raises(FldiagError, match="origin is not valid"):
         _ = Run.open(tmp_path / "r").origin
+
+
+def test_a_folder_with_other_files_is_not_made_a_run(tmp_path):
+    (tmp_path / "metrics").mkdir()
+    (tmp_path / "metrics" / "mine.csv").write_text("precious")
+    with pytest.raises(FldiagError, match="holds other files"):
+        Recording(tmp_path, torch.nn.Linear(2, 2), origin={"kind": "test"})
+    assert (tmp_path / "metrics" / "mine.csv").read_text() == "precious" and not (tmp_path / "run.json").exists()

@@ -7,11 +7,13 @@ import shlex
 import statistics
 
 import numpy as np
+import pandas as pd
 import pytest
 import reports
 
 from fldiag.report import clients, curves, pairs, steps, summary, surfaces
 from fldiag.report.collect import collect
+from fldiag.report.curves import _one_source
 from fldiag.report.page import percent, plus_minus, series, short
 
 
@@ -288,3 +290,11 @@ def test_everything_a_figure_holds_is_json(two):
                  curves.personal, steps.steps):
         for figure in part(two).figures:
             json.dumps(figure.spec, allow_nan=False)
+
+
+def test_a_learning_curve_is_the_test_splits_or_one_programs():
+    rows = pd.DataFrame({"round": [0, 1, 1, 1], "slice": [pd.NA, "test", pd.NA, pd.NA], "value": [0.1, 0.2, 0.9, 0.8],
+                         "source": ["evaluate_fn", pd.NA, "clients' evaluation", "evaluate_fn"]})
+    assert _one_source(rows)["value"].tolist() == [0.2]
+    assert _one_source(rows[rows["slice"].isna()])["value"].tolist() == [0.1, 0.8]
+    assert len(_one_source(rows.iloc[:0])) == 0 and len(_one_source(rows.drop(columns="source"))) == 1
