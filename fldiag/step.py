@@ -125,7 +125,7 @@ class Step:
         w; of several the first counts. ``l2`` is ||w - w_g||^2 / 2, whose value follows from its gradient."""
         if self.recording and self.published is None:
             value = 0.5 * g.square().sum(-1, dtype=torch.float64) if kind == "l2" else value
-            self.published = Published(kind, g.clone(), value, start, g_u)
+            self.published = Published(kind, g.clone(), value, start, None if g_u is None else g_u.clone())
 
     @property
     def w(self) -> Tensor:

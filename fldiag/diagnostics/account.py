@@ -53,7 +53,7 @@ def account(history: History, progress: Progress | None = None, *, slice: Litera
     counted = progress or (lambda done, total, text: None)
     for stored in history.each() if every_round else [history.last()]:
         if stored.complete:
-            rows += [{"round": stored.round, "masked": row["value"] is None, **row}
+            rows += [{"round": stored.round, "masked": row["value"] is None or not np.isfinite(row["value"]), **row}
                      for row in _round(history, stored, slice, k, layers, tol, max_products, seed, counted)]
     return table([*rows, *history.notes], **history.common)
 

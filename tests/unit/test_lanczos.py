@@ -322,3 +322,11 @@ def test_ritz_vectors_taken_out_of_the_search_hide_nothing():
         assert keep == 1 or fall > 0
     assert innocent(np.array([2.0, 1.0, 0.99]), np.array([0.0, 1e-3, 0.5]), 1.9, 1)[0] == 2  # the last is too uncertain
     assert innocent(np.array([2.0]), np.array([0.0]), 1.9, 1) == (1, 0.0)
+
+
+def test_a_sequence_that_ends_in_rounding_noise_proves_nothing():
+    """All products look like multiples of the vector: the direction with the larger eigenvalue has a share below the noise."""
+    x = torch.randn(100_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x /= torch.linalg.vector_norm(x)
+    found = lanczos(lambda v: v + 2e-4 * (x @ v) * x, len(x), 1, tol=1e-4, noise=1e-6, max_products=30)
+    assert not found.converged.any() or found.values == pytest.approx([1.0002], rel=1e-4)

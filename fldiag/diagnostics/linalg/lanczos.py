@@ -151,10 +151,11 @@ def search(size: int, k: int, which: Which, tol: float, max_products: int, miss:
                 it.add(second.vectors(ahead, 1)[0])
                 return 1.0
             column = second.columns[-1]
-            for eye in unseen if new is not None else []:
-                eye.extend(float(column[j]), float(column[new]))
-            # a sequence that ends has shown all it can
-            risk = 0.0 if new is None else max(eye.probability for eye in unseen)
+            # a sequence that ends does so with a remainder below the noise, which may still hold a small share
+            remainder = noise * max(it.scale, second.scale) if new is None else float(column[new])
+            for eye in unseen if remainder else []:
+                eye.extend(float(column[j]), remainder)
+            risk = max(eye.probability for eye in unseen) if remainder and len(second.basis) < size - keep else 0.0
         return risk
 
     result, risk, due = None, 1.0, 0
