@@ -17,7 +17,8 @@ def apart(table):
 
 
 def orthogonal(table):
-    values = per_seed(table, metric="cos_gu_gp", estimator="steps", **MEAN).abs()
+    """Distance from a right angle in every round: cosines of both signs do not cancel."""
+    values = per_seed(table.assign(value=table["value"].abs()), metric="cos_gu_gp", estimator="steps", **MEAN)
     return ordered(values, RHOS)
 
 
@@ -39,7 +40,8 @@ def ratio(table):
 
 
 def flattest(table):
-    return lowest(per_seed(table, metric="lambda_max"), "gradaug")
+    return lowest(per_seed(table, metric="lambda_max"), "gradaug",
+                  among=["fedavg", "fedprox", "mixup", "stochdepth", "gradaug", "fedalign"])
 
 
 def on_iris(table):

@@ -9,8 +9,10 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -285,14 +287,16 @@ def parse_override(text: str) -> tuple[str, Any]:
         return key.strip(), value.strip()
 
 
+@cache
+def _presets() -> Mapping[str, str]:
+    """Name -> text of every preset; figures ask hundreds of times."""
+    files = sorted(resources.files("fldiag.presets").iterdir(), key=lambda f: f.name)
+    return MappingProxyType({f.name[:-5]: f.read_text() for f in files if f.name.endswith(".toml")})
+
+
 def presets() -> dict[str, str]:
     """Name -> first comment line of every preset."""
-    folder = resources.files("fldiag.presets")
-    found = {}
-    for item in sorted(folder.iterdir(), key=lambda f: f.name):
-        if item.name.endswith(".toml"):
-            found[item.name[:-5]] = item.read_text().split("\n", 1)[0].lstrip("# ")
-    return found
+    return {name: text.split("\n", 1)[0].lstrip("# ") for name, text in _presets().items()}
 
 
 def load(source: str | Path, overrides: Iterable[str] = ()) -> Config:
@@ -304,8 +308,8 @@ def load(source: str | Path, overrides: Iterable[str] = ()) -> Config:
     name = text.removeprefix("presets/").removesuffix(".toml")
     if Path(text).is_file():
         content = Path(text).read_text()
-    elif name in presets():
-        content = (resources.files("fldiag.presets") / f"{name}.toml").read_text()
+    elif name in _presets():
+        content = _presets()[name]
     elif text.endswith(".toml"):
         raise FldiagError(f"config file {text!r} is not there", "give a TOML file or one of the presets: "
                           + ", ".join(presets()), usage=True)

@@ -5,8 +5,6 @@ import numpy as np
 from fldiag.figures.study import Study, iris
 from fldiag.plotting import iris as toy
 
-FEDERATION = "clients=3;rounds=20;epochs=5;lr="
-
 
 def draw(table):
     return toy.regions(table[(table["ask"] == "iris") & (table["run"] == table["run"].iloc[0])])
@@ -17,7 +15,8 @@ def derive(table):
     rows = table[(table["metric"] == "accuracy") & (table["moment"] == "aggregated")]
     rows = rows[rows["round"] == rows["round"].max()]
     rate = np.where(rows["run"].str.contains("lr0.001", regex=False), "0.001", "0.01")
-    return rows.assign(value=100 * rows["value"], unit="%", setting=[FEDERATION + r for r in rate], model="mlp_iris", data="iris",
+    federation = f"clients=3;rounds={int(rows['round'].iloc[0])};epochs=5;lr="
+    return rows.assign(value=100 * rows["value"], unit="%", setting=[federation + r for r in rate], model="mlp_iris", data="iris",
                        trained_on="iris", trained_model="mlp_iris")
 
 

@@ -1,8 +1,10 @@
 """What the code that FedTOGA builds on reports for the setting of Table 2."""
 
+from fldiag.figures.study import best
 from fldiag.figures.tables import table_of
 
 STUDY = table_of("fedtoga", "table2_reference", title="Accuracy with ResNet-18: reference of FL-Simulator",
-                 caption="Final test accuracy in percent after 1000 rounds, 10 % of 100 clients, Dirichlet 0.6; no other column "
-                         "is run.",
-                 where=lambda row: row.settings["clients"] == "100" and row.settings["alpha"] == "0.6")
+                 caption="Highest test accuracy in percent of any of 1000 rounds, 10 % of 100 clients, Dirichlet 0.6; no other "
+                         "column is run.",
+                 where=lambda row: row.settings["clients"] == "100" and row.settings["alpha"] == "0.6",
+                 ask=(best(),))

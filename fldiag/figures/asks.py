@@ -79,8 +79,17 @@ def _final(s: Subject, metrics: tuple[str, ...]) -> pd.DataFrame:
     return last.assign(value=pd.NA, converged=False).astype(found.dtypes)
 
 
+def _best(s: Subject) -> pd.DataFrame:
+    """Also of a run that diverged later."""
+    found = _global(s.trained, ("accuracy",))
+    return found.loc[found["value"].idxmax():].iloc[:1] if found["value"].notna().any() else found.iloc[:0]
+
+
 def _seconds(s: Subject) -> pd.DataFrame:
-    clock = json.loads((s.trained.path / CLOCK).read_text())["seconds"]
+    file = s.trained.path / CLOCK
+    if not file.is_file():
+        raise FldiagError(f"{s.trained.path.name}: nobody noted how long its rounds took", "remove the folder to train it again")
+    clock = json.loads(file.read_text())["seconds"]
     value = statistics.median(clock[1:] or clock) if clock else None
     return table([{"metric": "seconds_per_round", "value": value, "unit": "s", "scope": "global"}], **_about(s.trained))
 
@@ -169,8 +178,8 @@ def _iris(s: Subject, methods: tuple[str, ...] = ("fedavg", "feddf", "fedproj"),
 
 
 OWN: dict[str, Callable[..., pd.DataFrame]] = {
-    "curve": _curve, "final": _final, "seconds": _seconds, "reach": _reach, "personal": _personal, "partition": _partition,
-    "cost": _cost, "flops": _flops, "plane": _plane, "iris": _iris}
+    "best": _best, "curve": _curve, "final": _final, "seconds": _seconds, "reach": _reach, "personal": _personal,
+    "partition": _partition, "cost": _cost, "flops": _flops, "plane": _plane, "iris": _iris}
 
 
 def finite(frame: pd.DataFrame) -> pd.DataFrame:

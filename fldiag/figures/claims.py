@@ -83,11 +83,16 @@ def ordered(values: pd.DataFrame, labels: Sequence[Any], *, equal: Sequence[bool
     return Verdict(tuple(bool(v) for v in votes), text)
 
 
-def lowest(values: pd.DataFrame, label: Any, digits: int = 3) -> Verdict:
-    """Votes for ``label`` being below all others."""
-    if label not in values.columns or len(values.columns) < 2:
-        raise FldiagError(f"nothing was measured of {label}, or of nothing else", "see why in the figure's json")
-    whole = values.dropna(subset=[label])
+def lowest(values: pd.DataFrame, label: Any, among: Sequence[Any], digits: int = 3) -> Verdict:
+    """Votes for ``label`` being below all others of ``among``, over the seeds that have them all.
+
+    Raises FldiagError when one of them is missing everywhere, or no seed has all."""
+    absent = [str(n) for n in among if n not in values.columns]
+    if absent:
+        raise FldiagError(f"nothing was measured of {', '.join(absent)}", "see why in the figure's json")
+    whole = values[list(among)].dropna()
+    if whole.empty:
+        raise FldiagError("no seed has all that is compared", "see why in the figure's json")
     others = whole.drop(columns=label)
     votes = whole[label] < others.min(axis=1)
     best = others.mean().idxmin()

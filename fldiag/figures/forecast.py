@@ -15,7 +15,7 @@ from fldiag.figures.work import one_thread
 from fldiag.training.setup import Setup
 
 #: Rough cost of a question in gradients of its slice, for one model (times the clients where it looks at each).
-GRADIENTS = {"spectrum": 60, "landscape": 140, "trace": 10, "matching": 30, "account": 60, "drift": 3, "forgetting": 1,
+GRADIENTS = {"spectrum": 60, "landscape": 140, "matching": 30, "drift": 3, "forgetting": 1,
              "personal": 0}
 
 
@@ -85,7 +85,7 @@ def _seconds(task: Task, plan: Plan, step: float, train: int, test: int) -> floa
     for ask in task.asks.values():
         options = plan.scale.options(ask)
         n = options.get("samples") or train
-        models = {"matching": c.clients.per_round + 1, "account": c.clients.per_round + 1}.get(ask.name, 1)
+        models = c.clients.per_round + 1 if ask.name == "matching" else 1
         models *= len(task.rounds) * c.clients.per_round if ask.needs == "rounds" else 1
         total += GRADIENTS.get(ask.name, 0) * models * n * example
         if ask.name == "personal":

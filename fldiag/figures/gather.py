@@ -8,10 +8,11 @@ from typing import Any
 
 import pandas as pd
 
+from fldiag.config import Config
 from fldiag.errors import FldiagError
 from fldiag.figures import asks, reported, work
 from fldiag.figures.plan import Plan, ask_key
-from fldiag.figures.study import Study, Trial
+from fldiag.figures.study import Ask, Study, Trial
 from fldiag.results.table import table
 
 KEYS = ["setting", "method", "model", "data"]
@@ -62,15 +63,29 @@ def _of(study: Study, plan: Plan, paths: Mapping[str, Path], number: int, trial:
     if config is None and not trial.train and (study.name, number) not in plan.left_out:
         config = plan.scale.config(trial, seed, plan.store)
     for ask in study.asked(trial, place) if config is not None else ():
+        assert config is not None
         if core is None:
-            found = asks.answer(asks.Subject(config, download=download), ask.name, plan.scale.options(ask))
+            found = _counted(plan, study, number, config, ask, download)
         else:
-            found = work.answers(paths[core], ask_key(plan.scale, ask)) if core in paths else None
-        if found is not None and config is not None:
+            found = work.answers(paths[core], ask_key(plan.scale, ask, plan.tasks[core].rounds)) if core in paths else None
+        if found is not None:
             about: dict[str, Any] = {**trial.key(), "origin": "measured", "label": trial.name, "run": trial.name, "seed": seed,
                                      "ask": ask.name, "trained_on": config.data.name, "trained_model": config.model.name}
             pieces.append(asks.finite(found).rename(columns={"data": "on"}).assign(**about))
     return pieces
+
+
+def _counted(plan: Plan, study: Study, number: int, config: Config, ask: Ask, download: bool) -> pd.DataFrame | None:
+    """The answer to a question about a config alone, kept beside the runs; None where it fails, which does not stop others."""
+    file = plan.store / "configs" / f"{config.hash}-{ask_key(plan.scale, ask)}.parquet"
+    if not file.is_file():
+        try:
+            answer = asks.answer(asks.Subject(config, download=download), ask.name, plan.scale.options(ask))
+        except FldiagError as error:
+            plan.failed[study.name, number] = error.what
+            return None
+        work.keep(file, answer)
+    return pd.read_parquet(file)
 
 
 def picked(found: pd.DataFrame, study: Study) -> pd.DataFrame:
@@ -125,6 +140,8 @@ def measured(found: pd.DataFrame, study: Study, plan: Plan) -> list[dict[str, An
     for key, part in rows.groupby([*KEYS, "metric"], dropna=False, sort=False):
         values = part["value"].astype(float)
         known = values.dropna()
+        if str(key[-1]).startswith("rounds_to_") and len(known) < len(values):  # the mean of those that got there is too early
+            known = known.iloc[:0]
         made.append({**dict(zip([*KEYS, "metric"], key, strict=True)), "value": float(known.mean()) if len(known) else None,
                      "std": float(known.std(ddof=1)) if len(known) > 1 else None, "seeds": len(known),
                      "diverged": int(values.isna().sum()),

@@ -63,6 +63,8 @@ def _numbers(row: Reported, every: list[tuple[Path, dict[str, Any]]]) -> Iterato
 def _line(row: Reported, base: Row, file: Path, about: dict[str, Any]) -> Row | None:
     common = {**base, "scale": about["scale"], "machine": about["machine"]}
     if not row.metric:
+        if any(r.metric for r in reported.rows(row.paper) if r.id == row.id):  # says only that cells are lost
+            return None
         return {**common, "status": "drawn", "seeds": len(about["seeds"]), "runs": " ".join(sorted(
             {run["hash"] for run in about["runs"].values()}))}
     hit = _find(about, row, row.method, DIFFERENCES.get(row.metric, row.metric))
@@ -78,7 +80,7 @@ def _line(row: Reported, base: Row, file: Path, about: dict[str, Any]) -> Row | 
         runs = sorted({*runs, *base_hit["runs"]})
     line = {**common, "measured": value, "measured_std": std, "seeds": hit["seeds"], "trained_on": hit["trained_on"],
             "trained_model": hit["trained_model"], "runs": " ".join(runs),
-            "status": _status(row.metric, value)}
+            "status": _status(hit)}
     if value is not None and row.value is not None:
         line |= {"difference": value - row.value, "agrees": _agrees(row, line, value - row.value)}
     return line
@@ -101,16 +103,22 @@ def _agrees(row: Reported, line: Row, difference: float) -> str:
     base = line["trained_on"].split("@")[0].rpartition("-")[0] or line["trained_on"]
     if row.data and line["trained_on"] and row.data not in (line["trained_on"], base):
         return "other data"
+    if row.model and line["trained_model"] and row.model != line["trained_model"]:
+        return "other model"
+    if "not reached within" in row.note:
+        return "bound"
     spreads = [s for s in (row.std, line["measured_std"]) if s is not None]
-    if not spreads:
-        return "no spread"
+    if len(spreads) < 2:
+        return "one spread" if spreads else "no spread"
     return "yes" if abs(difference) <= sum(spreads) else "no"
 
 
-def _status(metric: str, value: float | None) -> str:
-    if value is not None:
-        return "measured"
-    return "not reached" if metric.startswith("rounds_to_") else "diverged"
+def _status(hit: dict[str, Any]) -> str:
+    """Whether there is a number; seeds without one are told of, for the mean is over the others."""
+    without, word = hit.get("diverged", 0), "not reached" if hit["metric"].startswith(("rounds_to_", "cost_")) else "diverged"
+    if hit["value"] is None:
+        return word
+    return f"measured; {without} of {hit['seeds'] + without} seeds {word}" if without else "measured"
 
 
 def _why_not(row: Reported, mine: list[tuple[Path, dict[str, Any]]]) -> str:
@@ -142,7 +150,7 @@ def _unreported(about: dict[str, Any]) -> Iterator[Row]:
             yield {"kind": "number", "paper": about["paper"], "id": about["id"], "source": about["source"],
                    **{k: hit[k] for k in (*KEYS, "metric", "seeds", "trained_on", "trained_model")}, "scale": about["scale"],
                    "measured": hit["value"], "measured_std": hit["std"], "runs": " ".join(hit["runs"]),
-                   "machine": about["machine"], "status": _status(hit["metric"], hit["value"]),
+                   "machine": about["machine"], "status": _status(hit),
                    "note": "no number in the paper's text"}
 
 

@@ -19,7 +19,7 @@ from fldiag.figures import gather, plan, reported, work
 from fldiag.figures.asks import CLOCK
 from fldiag.figures.machine import machine
 from fldiag.figures.plan import Plan
-from fldiag.figures.scales import SCALES, Scale, packed, reduction
+from fldiag.figures.scales import SCALES, Scale, packed, questions, reduction
 from fldiag.figures.study import Study
 from fldiag.figures.tables import markdown
 from fldiag.plotting import style
@@ -198,9 +198,12 @@ def about(study: Study, the_plan: Plan, found: pd.DataFrame, paths: Mapping[str,
     pairs += [(t.protocol(), scale.config(t, 0, the_plan.store)) for n, t in enumerate(study.trials)
               if not t.train and (study.name, n) not in the_plan.left_out]
     less = reduction(pairs)
+    asked = questions(scale, [a for n, t in enumerate(study.trials) if (study.name, n) not in the_plan.left_out
+                              for a in (*study.ask, *t.ask)] + list(study.alone), len(seeds))
     out = {study.trials[n]: why for (name, n), why in the_plan.left_out.items() if name == study.name}
     left = [{**t.key(), "label": t.name, "why": why} for t, why in out.items()]
     parts = [study.caption, f"Scale {scale.name}: {less}." if less else "",
+             f"Asked with {asked}." if asked else "",
              f"{len(seeds)} seed{'s' * (len(seeds) > 1)}." if pairs and study.trials and study.trials[0].train else "",
              f"Left out: {'; '.join(sorted(set(out.values())))}." if left else ""]
     return {
@@ -208,7 +211,10 @@ def about(study: Study, the_plan: Plan, found: pd.DataFrame, paths: Mapping[str,
         "caption": " ".join(p for p in parts if p), "scale": scale.name, "reduction": less, "seeds": seeds,
         "machine": machines(paths[c] for c in cells.values() if c in paths), **provenance(),
         "runs": {paths[c].name: run_about(the_plan, c, paths[c]) for c in sorted(set(cells.values()) & paths.keys())},
-        "failed": [{**study.trials[n].key(), "seed": seed, "why": errors[c]} for (_, n, seed), c in cells.items() if c in errors],
+        "failed": [{**study.trials[n].key(), "seed": seed, "why": public(errors[c], the_plan.store)}
+                   for (_, n, seed), c in cells.items() if c in errors]
+        + [{**study.trials[n].key(), "seed": 0, "why": public(why, the_plan.store)}
+           for (name, n), why in the_plan.failed.items() if name == study.name],
         "left_out": left, "measured": gather.measured(found, study, the_plan)}
 
 
@@ -216,7 +222,16 @@ def run_about(the_plan: Plan, core: str, path: Path) -> dict[str, Any]:
     config = the_plan.tasks[core].config.model_dump(mode="json")
     config["data"].pop("root")  # where data lie is nobody's business
     run = Run.open(path)
-    return {"hash": core[:10], "status": run.status, "rounds": run.done, "config": config}
+    where = {k: run.index["provenance"].get(k) for k in ("fldiag", "torch", "device_name", "threads")}
+    return {"hash": core[:10], "status": run.status, "rounds": run.done, **where, "config": config}
+
+
+def public(text: str, store: Path) -> str:
+    """A message without the names of folders, which are nobody's business."""
+    for folder in sorted({store, store.absolute(), Path.cwd(), Path.home()}, key=lambda p: -len(str(p))):
+        if len(str(folder)) > 1:
+            text = text.replace(str(folder), folder.name or "~")
+    return " ".join(text.split())
 
 
 def machines(paths: Any) -> str:

@@ -17,7 +17,7 @@ def page(found: pd.DataFrame, made: list[tuple[Path, dict[str, Any]]], out: Path
     """Markdown: claims, then every paper's figures with captions and its numbers."""
     parts = ["# Reported and measured", "", *_intro(found, made)]
     parts += ["## Statements", "", *_claims(found[found["kind"] == "claim"])]
-    for paper in sorted(reported.papers(), key=[*NAMES].index):
+    for paper in sorted(reported.papers(), key=lambda p: ([*NAMES, p].index(p), p)):
         parts += [f"## {NAMES.get(paper, paper)}", ""]
         mine = found[(found["paper"] == paper) & (found["kind"] != "claim")]
         for id, part in mine.groupby("id", sort=False):
@@ -36,7 +36,7 @@ def _intro(found: pd.DataFrame, made: list[tuple[Path, dict[str, Any]]]) -> list
     whole = numbers.drop_duplicates(["paper", "id", "setting", "method", "model", "data", "metric"])
     scales = [f"{sum(a['scale'] == s for _, a in made)} at scale {s}" for s in SCALES if any(a["scale"] == s for _, a in made)]
     return ["Made by `fldiag figures --ledger`; the same in `ledger.csv`. Measured: mean ± one standard deviation over seeds. "
-            "Agrees: the difference is within the sum of both spreads; other data: another data set stood in for the paper's.",
+            "Agrees: the difference is within the sum of the spreads; other data, other model: another stood in for the paper's.",
             "", f"Figures and tables made: {', '.join(scales) or 'none'}. "
             f"Of {len(whole)} reported numbers, {len(there)} were measured.", ""]
 
@@ -44,7 +44,7 @@ def _intro(found: pd.DataFrame, made: list[tuple[Path, dict[str, Any]]]) -> list
 def _claims(found: pd.DataFrame) -> list[str]:
     lines = ["| statement | source | scale | outcome | numbers |", "|---|---|---|---|---|"]
     for r in found.to_dict("records"):
-        lines.append(f"| {r['metric']} | {r['source']} | {_text(r['scale'])} | {r['status']} | {_text(r['note'])} |")
+        lines.append("| " + " | ".join(_cell(r[k]) for k in ("metric", "source", "scale", "status", "note")) + " |")
     return [*lines, ""]
 
 
@@ -54,19 +54,24 @@ def _numbers(part: pd.DataFrame) -> list[str]:
     if part["measured"].isna().all():
         counts = part["status"].value_counts(sort=False)
         return ["; ".join(f"{n} number{'s' * (n > 1)}: {status}" for status, n in counts.items()) + " (see `ledger.csv`).", ""]
-    lines = ["| setting | method | model | data | metric | reported | scale | measured | seeds | difference | agrees | status |",
-             "|---" * 12 + "|"]
+    lines = ["| setting | method | model | data | metric | reported | scale | measured | seeds | trained | difference | agrees | "
+             "status |", "|---" * 13 + "|"]
     for r in part[part["kind"] == "number"].to_dict("records"):
-        cells = [_text(r[k]).replace(";", "; ") for k in ("setting", "method", "model", "data", "metric")]
+        cells = [_cell(r[k]).replace(";", "; ") for k in ("setting", "method", "model", "data", "metric")]
+        trained = " on ".join(t for t in map(_cell, (r["trained_model"], r["trained_on"])) if t)
         cells += [_pair(r["reported"], r["reported_std"]), _text(r["scale"]), _pair(r["measured"], r["measured_std"]),
-                  "" if pd.isna(r["seeds"]) else f"{int(r['seeds'])}", _pair(r["difference"], None), _text(r["agrees"]),
-                  "" if r["status"] == "measured" else _text(r["status"])]
-        lines.append("| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |")
+                  "" if pd.isna(r["seeds"]) else f"{int(r['seeds'])}", trained, _pair(r["difference"], None), _cell(r["agrees"]),
+                  "" if r["status"] == "measured" else _cell(r["status"])]
+        lines.append("| " + " | ".join(cells) + " |")
     return [*lines, ""]
 
 
 def _text(value: Any) -> str:
     return "" if value is None or pd.isna(value) else str(value)
+
+
+def _cell(value: Any) -> str:
+    return " ".join(_text(value).replace("|", "\\|").split())
 
 
 def _pair(value: Any, std: Any) -> str:

@@ -14,9 +14,10 @@ from fldiag.figures.study import Ask, Study, Trial
 from fldiag.results.provenance import digest
 
 
-def ask_key(scale: Scale, ask: Ask) -> str:
-    """Names the answer's file."""
-    return f"{ask.name}-{digest(scale.options(ask))[:12]}"
+def ask_key(scale: Scale, ask: Ask, rounds: tuple[int, ...] = ()) -> str:
+    """Names the answer's file; of questions over the rounds each choice of rounds has its own."""
+    what = {**scale.options(ask), **({"rounds": list(rounds)} if ask.needs == "rounds" else {})}
+    return f"{ask.name}-{digest(what)[:12]}"
 
 
 @dataclass
@@ -25,10 +26,16 @@ class Task:
 
     core: str  # hash of what decides the training
     config: Config
-    asks: dict[str, Ask] = field(default_factory=dict)
+    scale: Scale
+    questions: list[Ask] = field(default_factory=list)
     rounds: tuple[int, ...] = ()  # whose clients' weights stay
     state: bool = False  # whether the clients' states stay
     users: list[str] = field(default_factory=list)
+
+    @property
+    def asks(self) -> dict[str, Ask]:
+        """By the name of the answer's file."""
+        return {ask_key(self.scale, a, self.rounds): a for a in self.questions}
 
     @property
     def stem(self) -> str:
@@ -47,7 +54,8 @@ class Task:
         for path in sorted(store.glob(f"{self.stem}-*")):
             if self.fits(path):
                 return path
-        return store / f"{self.stem}-{self.config.hash[:6]}"
+        kept = digest([self.config.hash, list(self.rounds), self.state])
+        return store / f"{self.stem}-{kept[:6]}"
 
     def fits(self, path: Path) -> bool:
         try:
@@ -93,6 +101,7 @@ class Plan:
     tasks: dict[str, Task] = field(default_factory=dict)
     cells: dict[tuple[str, int, int], str] = field(default_factory=dict)
     left_out: dict[tuple[str, int], str] = field(default_factory=dict)
+    failed: dict[tuple[str, int], str] = field(default_factory=dict)  # questions to configs alone
 
 
 def made(scale: Scale, studies: Iterable[Study], everything: Iterable[Study], store: Path) -> Plan:
@@ -115,8 +124,8 @@ def made(scale: Scale, studies: Iterable[Study], everything: Iterable[Study], st
                 configs[core] = config
                 wants.setdefault(core, []).extend(asks)
                 if study.name in names:
-                    task = plan.tasks.setdefault(core, Task(core, config))
-                    task.asks |= {ask_key(scale, a): a for a in asks}
+                    task = plan.tasks.setdefault(core, Task(core, config, scale))
+                    task.questions += [a for a in asks if a not in task.questions]
                     task.users += [study.name] if study.name not in task.users else []
                     plan.cells[study.name, number, seed] = core
     for core, task in plan.tasks.items():

@@ -48,7 +48,7 @@ class Scale:
     history: int = 6
 
     def seed_list(self, at_least: int) -> list[int]:
-        return list(range(self.seeds if self.name in ("paper", "smoke") else max(self.seeds, at_least)))
+        return list(range(self.seeds if self.name == "smoke" else max(self.seeds, at_least)))
 
     def config(self, trial: Trial, seed: int = 0, store: Path | None = None) -> Config:
         """The config of a trial at this scale, without saying what is kept of the run. ``store``: where reduced data lie.
@@ -90,7 +90,8 @@ class Scale:
         new["train.epochs"] = max(1, round(made.train.epochs * share.epochs))
         new["rounds"] = min(made.rounds, next(to for upto, to in self.rounds if made.rounds <= upto))
         if self.batch:
-            new["train.batch_size"] = min(self.batch, made.train.batch_size)
+            halved = made.method.name == "perfedavg"  # its minibatches are two
+            new["train.batch_size"] = min(self.batch * (2 if halved else 1), made.train.batch_size)
         if made.partition.kind == "lda":
             new["partition.min_size"] = min(made.partition.min_size or 1, self.min_size or 1)
         # Clients are so small that a short minibatch may be all they have.
@@ -140,6 +141,19 @@ def reduction(pairs: Iterable[tuple[Config, Config]]) -> str:
     return "; ".join(text for key in order for text in found[key])
 
 
+def questions(scale: Scale, asks: Iterable[Ask], seeds: int) -> str:
+    """What a scale sets of the questions, and those asked of fewer seeds: a sentence, empty for nothing."""
+    found: dict[str, None] = {}
+    for ask in asks:
+        given = {k: v for k, v in scale.asks.get(ask.name, {}).items() if k not in ask.options}
+        words = [f"{k.replace('_', ' ')} {v}" for k, v in given.items()]
+        if ask.needs != "nothing" and ask.seeds is not None and ask.seeds < seeds:
+            words.append(f"first {ask.seeds} of the seeds")
+        if words:
+            found[f"{ask.name} ({', '.join(words)})"] = None
+    return "; ".join(found)
+
+
 def _flat(config: Config) -> dict[str, Any]:
     tree = config.model_dump(mode="json")
     return {f"{s}.{k}" if k else s: v for s, values in tree.items()
@@ -156,17 +170,17 @@ SCALES = {scale.name: scale for scale in (
           shares={"fedsol": Share(0.1, 0.4, 0.2), "fedtoga": Share(0.1, 0.4, 0.2), "fedproj": Share(0.1, 0.4, 0.05),
                   "fedalign": Share(0.25, 0.25, 0.05, fewest=4)},
           rounds=((25, 2), (10_000, 4)), batch=20, min_size=2, history=4,
-          asks={"landscape": {"points": 11, "samples": 200}, "spectrum": {"samples": 200}, "trace": {"samples": 200},
+          asks={"landscape": {"points": 11, "samples": 200}, "spectrum": {"samples": 200},
                 "matching": {"samples": 100, "k": 1, "data": "global", "split": False}, "drift": {"samples": 200},
-                "forgetting": {"samples": 200}, "account": {"samples": 100, "k": 2}, "iris": {"rounds": 3}}),
+                "forgetting": {"samples": 200}, "iris": {"rounds": 3}}),
     Scale("small", "real MNIST and CIFAR-10, few images, clients and rounds: hours on two cores",
-          images=2500, test_images=1000, public=500,
+          images=2000, test_images=1000, public=500,
           data={"mnist": "mnist", "cifar10": "cifar10", "fedalign/cifar100": "cifar10"},
-          models={**_RESNETS, "vgg11": "small_cnn", "sl_vit": ""}, shares=_PAPERS,
-          rounds=((25, 8), (50, 12), (10_000, 16)), min_size=5,
-          asks={"landscape": {"points": 31, "samples": 500}, "spectrum": {"samples": 500}, "trace": {"samples": 500},
-                "matching": {"samples": 250, "k": 1, "data": "global", "split": False}, "drift": {"samples": 500},
-                "forgetting": {"samples": 500}, "account": {"samples": 250}}),
+          models={**_RESNETS, "fedavg_cifar": "small_cnn", "vgg11": "", "sl_vit": ""}, shares=_PAPERS,
+          rounds=((25, 5), (50, 9), (10_000, 12)), batch=20, min_size=5,
+          asks={"landscape": {"points": 31, "samples": 500}, "spectrum": {"samples": 500},
+                "matching": {"samples": 100, "k": 1, "data": "global", "split": False}, "drift": {"samples": 500},
+                "forgetting": {"samples": 500}}),
     Scale("paper", "the papers' protocols", seeds=3, every=10, history=30,
           asks={"landscape": {"samples": 10_000}, "spectrum": {"samples": 10_000}}),
 )}

@@ -152,6 +152,11 @@ def final(*metrics: str, seeds: int | None = None) -> Ask:
     return Ask("final", {"metrics": metrics or ("accuracy",)}, seeds=seeds)
 
 
+def best(seeds: int | None = None) -> Ask:
+    """The highest test ``accuracy`` in percent of any round (``round``), for papers whose code reports that."""
+    return Ask("best", seeds=seeds)
+
+
 def curve(*metrics: str, seeds: int | None = None) -> Ask:
     """Metrics of every round, by default the test accuracy in percent."""
     return Ask("curve", {"metrics": metrics or ("accuracy",)}, seeds=seeds)
@@ -187,19 +192,9 @@ def landscape(seeds: int | None = 1, **options: Any) -> Ask:
     return Ask("landscape", options, "last", seeds=seeds)
 
 
-def trace(seeds: int | None = None, **options: Any) -> Ask:
-    """The trace of the last global model's Hessian."""
-    return Ask("trace", options, "last", seeds=seeds)
-
-
 def matching(seeds: int | None = None, **options: Any) -> Ask:
     """H_N, H_D and the clients' spectra in the last round."""
     return Ask("matching", options, "clients", seeds=seeds)
-
-
-def account(seeds: int | None = None, **options: Any) -> Ask:
-    """The second-order account of the last round's updates."""
-    return Ask("account", options, "clients", seeds=seeds)
 
 
 def drift(seeds: int | None = None, steps: str | None = None, **options: Any) -> Ask:
@@ -214,7 +209,7 @@ def forgetting(seeds: int | None = None, **options: Any) -> Ask:
 
 def partition() -> Ask:
     """Who holds what: rows ``count`` with ``client`` and ``index`` (the class); for trials with ``train=False`` too."""
-    return Ask("partition", needs="nothing")
+    return Ask("partition", needs="nothing", seeds=1)
 
 
 def flops(seeds: int | None = 1) -> Ask:

@@ -20,11 +20,20 @@ SPLITS = {"iid": ("iid", ""), "lda": ("lda", "alpha"), "sharding": ("shard", "sh
           "pathological": ("path", "classes")}
 
 
-#: What a paper sets for a method other than its preset's own: (paper, method) -> overrides.
+#: What is set for a method other than its preset's own: (paper, method) -> overrides; (paper-data, ...) and (paper/id, ...)
+#: come after, and win.
 VALUES: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("fedalign", "fedprox"): {"method.mu": 1e-4}, ("fedalign", "moon"): {"method.mu": 1.0},
+    ("fedalign-cifar10", "moon"): {"model.projection": True}, ("fedalign-cifar100", "moon"): {"model.projection": True},
+    ("fedalign-imagenet200", "gradaug"): {"method.sides": (1.0, 0.857, 0.714, 0.571)},
     ("fedproj", "fedprox"): {"method.mu": 1e-4}, ("fedproj", "fedrcl"): {"train.clip": 10.0},
-    ("fedtoga", "fedsam"): {"method.rho": 0.01}, ("fedtoga", "mofedsam"): {"method.rho": 0.01}}
+    ("fedproj", "feddyn"): {"train.clip": 5.0},
+    ("fedtoga", "fedsam"): {"method.rho": 0.01}, ("fedtoga", "mofedsam"): {"method.rho": 0.01},
+    ("fedtoga/table2_reference", "fedprox"): {"method.mu": 0.1},
+    ("fedtoga/table2_reference", "mofedsam"): {"method.rho": 0.1},
+    ("fedtoga/table2_reference", "fedgamma"): {"method.rho": 0.01}}
+#: Options of a preset's method that the paper gives to every method that has them: distillation on the server.
+COMMON: Mapping[str, tuple[str, ...]] = {"fedproj": ("epochs", "batch_size", "lr")}
 
 
 def table_of(paper: str, id: str, *, title: str, caption: str, ask: tuple[Ask, ...] = (final(),),
@@ -54,7 +63,7 @@ def trial(row: Reported, over: Mapping[str, Any] | None = None) -> Trial:
     s = dict(row.settings)
     short, key = SPLITS[s["partition"]]
     preset = f"{row.paper}-{row.data}{'-resnet18' if row.model == 'resnet18_gn' else ''}-{short}{s[key] if key else ''}"
-    given: dict[str, Any] = dict(VALUES.get((row.paper, row.method), {}))
+    given = values(preset, row.method, row.id)
     if row.model and configs.load(preset).model.name != row.model:
         given["model.name"] = row.model
     if "clients" in s:
@@ -65,6 +74,19 @@ def trial(row: Reported, over: Mapping[str, Any] | None = None) -> Trial:
             given[place] = kind(s[name])
     given |= {f"method.{k}": value(v) for k, v in s.items() if k not in (*FEDERATION, *reported.MARKS)}
     return Trial(preset, row.method, {**given, **(over or {})}, label(row.method, s), row.setting, row.model, row.data)
+
+
+def values(preset: str, method: str, id: str = "") -> dict[str, Any]:
+    """What is set for a method that is not the preset's own."""
+    paper, data = preset.split("-")[:2]
+    found: dict[str, Any] = {}
+    own = configs.load(preset).method
+    if method in registry.method and method != own.name:
+        theirs = registry.method.get(method).options.model_fields
+        found = {f"method.{k}": own.options[k] for k in COMMON.get(paper, ()) if k in theirs}
+    for name in (paper, f"{paper}-{data}", f"{paper}/{id}"):
+        found |= VALUES.get((name, method), {})
+    return found
 
 
 def value(text: str) -> Any:
@@ -93,7 +115,7 @@ def _none(value: Any) -> bool:
 
 def own(trial: Trial) -> Trial:
     """A trial written by hand, with what the paper sets for its method, so that it is a run of the tables too."""
-    return replace(trial, over={**VALUES.get((trial.paper, trial.method), {}), **trial.over})
+    return replace(trial, over={**values(trial.preset, trial.method), **trial.over})
 
 
 def first_rounds(table: pd.DataFrame, method: str) -> pd.DataFrame:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -75,25 +76,17 @@ def perform(task: Task, bench: Bench, tell: Tell) -> Outcome:
 
 
 def _train(task: Task, path: Path, bench: Bench, tell: Tell) -> Run:
-    clock: list[float] = []
+    file = path / asks.CLOCK
+    clock: list[float] = json.loads(file.read_text())["seconds"] if file.is_file() else []
 
     def on_event(event: dict[str, Any]) -> None:
         if event["event"] == "round":
             clock.append(event["seconds"])
+            text = json.dumps({"machine": machine(), "seconds": clock})
+            schema.write_atomic(file, lambda f: f.write(text.encode()))
             tell(task.core, event["round"], event["rounds"], f"{task.text}: round {event['round']}")
 
-    try:
-        return rounds.train(task.config, out=path, resume=True, on_event=on_event, device=bench.device, download=bench.download)
-    finally:
-        if clock and path.is_dir():
-            _note(path / asks.CLOCK, clock)
-
-
-def _note(file: Path, clock: list[float]) -> None:
-    """Seconds of the rounds, also of those before an interruption, and the machine."""
-    before = json.loads(file.read_text())["seconds"] if file.is_file() else []
-    text = json.dumps({"machine": machine(), "seconds": [*before, *clock]})
-    schema.write_atomic(file, lambda f: f.write(text.encode()))
+    return rounds.train(task.config, out=path, resume=True, on_event=on_event, device=bench.device, download=bench.download)
 
 
 def _answer(task: Task, run: Run, key: str, ask: Any, bench: Bench, tell: Tell) -> str:
@@ -112,10 +105,15 @@ def _answer(task: Task, run: Run, key: str, ask: Any, bench: Bench, tell: Tell) 
         found = asks.answer(subject, ask.name, bench.scale.options(ask))
     except FldiagError as error:
         return f"{ask.name}: {error.what}"
-    buffer = io.BytesIO()
-    asks.finite(found).to_parquet(buffer, index=False)
-    schema.write_atomic(file, lambda f: f.write(buffer.getvalue()))
+    keep(file, found)
     return ""
+
+
+def keep(file: Path, answer: pd.DataFrame) -> None:
+    """Write an answer where it is found again."""
+    buffer = io.BytesIO()
+    asks.finite(answer).to_parquet(buffer, index=False)
+    schema.write_atomic(file, lambda f: f.write(buffer.getvalue()))
 
 
 def thin(run: Run, task: Task) -> None:
@@ -153,13 +151,15 @@ _shared: dict[str, Any] = {}
 
 
 def _start(stop: Any, queue: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process says when to stop, through ``stop``
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process says when to stop, through ``stop``, or by dying
     torch.set_num_threads(1)
-    _shared.update(stop=stop, queue=queue)
+    _shared.update(stop=stop, queue=queue, parent=os.getppid())
 
 
 def _remote(task: Task, bench: Bench) -> Outcome:
     def tell(*event: Any) -> None:
+        if os.getppid() != _shared["parent"]:
+            os._exit(1)
         if _shared["stop"].is_set():
             raise KeyboardInterrupt
         _shared["queue"].put(event)

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -85,7 +86,7 @@ def test_a_measured_number_stands_beside_its_own_reported_one(tmp_path):
 
 
 @pytest.mark.parametrize(("value", "std", "says"), [(56.13 + 0.78 + 1.9, 2.0, "yes"), (56.13 - 0.78 - 2.1, 2.0, "no"),
-                                                    (56.13 + 0.7, None, "yes"), (57.0, None, "no")])
+                                                    (56.13 + 0.7, None, "one spread"), (57.0, None, "one spread")])
 def test_agreement_is_within_the_sum_of_the_spreads(tmp_path, value, std, says):
     put(tmp_path, "table2", [hit(value, std)])
     assert line(tmp_path, "table2")["agrees"] == says
@@ -95,6 +96,20 @@ def test_agreement_needs_a_spread_and_the_same_data(tmp_path):
     put(tmp_path, "table2", [hit(62.0, None, setting="partition=sharding;shards=3"), hit(56.13, 1.0, trained_on="digits-500")])
     assert line(tmp_path, "table2", setting="partition=sharding;shards=3")["agrees"] == "no spread"
     assert line(tmp_path, "table2")["agrees"] == "other data"
+    put(tmp_path, "table2", [hit(56.13, 1.0) | {"trained_model": "small_cnn"}])
+    assert line(tmp_path, "table2")["agrees"] == "other model"
+
+
+def test_seeds_without_a_number_are_told_of(tmp_path):
+    """The mean is over the others; a level that one seed does not have, has no mean round."""
+    put(tmp_path, "table2", [hit(50.0, 2.0, seeds=2) | {"diverged": 1}])
+    assert line(tmp_path, "table2")["status"] == "measured; 1 of 3 seeds diverged"
+
+
+def test_a_bound_is_not_compared(tmp_path):
+    split = "partition=dirichlet;alpha=0.6;clients=100;ratio=0.1"
+    put(tmp_path, "table3", [hit(790, 1.0, "fedsam", split, "rounds_to_82") | {"model": "", "trained_model": "lenet"}], paper="fedtoga")
+    assert line(tmp_path, "table3", "fedsam", split, "rounds_to_82", paper="fedtoga")["agrees"] == "bound"
 
 
 def test_a_second_printing_gets_the_same_measured_number(tmp_path):
@@ -137,7 +152,7 @@ def test_the_ledger_is_rebuilt_from_files_alone_and_twice_the_same(tmp_path):
     first = page.read_bytes(), table.read_bytes()
     ledger.write(tmp_path)
     assert (page.read_bytes(), table.read_bytes()) == first
-    assert "| 56.13 ± 0.78 | small | 50 ± 2 | 3 | -6.13 | no |" in page.read_text() and "table2.png" in page.read_text()
+    assert "| 56.13 ± 0.78 | small | 50 ± 2 | 3 | fedavg_cifar on cifar10-4000 | -6.13 | no |" in page.read_text() and "table2.png" in page.read_text()
     (tmp_path / "fedsol" / "table2.json").unlink()
     ledger.write(tmp_path)
     assert "56.13" not in page.read_text() and len(pd.read_csv(table)) == len(ledger.rows(tmp_path))
@@ -167,7 +182,28 @@ def test_an_order_is_voted_by_seed():
 def test_equal_is_not_below_unless_it_may_be():
     values = pd.DataFrame({"a": [1.0], "b": [1.0], "c": [2.0]})
     assert not ordered(values, ["a", "b", "c"]).votes[0] and ordered(values, ["a", "b", "c"], equal=[True]).votes[0]
-    assert lowest(values, "a").votes == (False,) and lowest(values[["a", "c"]], "a").votes == (True,)
+    assert lowest(values, "a", ["a", "b", "c"]).votes == (False,) and lowest(values, "a", ["a", "c"]).votes == (True,)
+
+
+def test_the_lowest_of_six_is_not_the_lowest_of_those_that_are_there():
+    values = pd.DataFrame({"a": [1.0, 1.0], "b": [2.0, np.nan], "c": [np.nan, 3.0]})
+    with pytest.raises(FldiagError, match="no seed has all"):
+        lowest(values, "a", ["a", "b", "c"])
+    with pytest.raises(FldiagError, match="nothing was measured of d"):
+        lowest(values, "a", ["a", "d"])
+    assert lowest(values, "a", ["a", "b"]).votes == (True,)
+
+
+def test_cosines_of_both_signs_are_not_orthogonal():
+    """Their mean over the rounds is 0, their distance from a right angle is not."""
+    orthogonal = next(c for c in claims.claims() if c.id == "fedsol-orthogonal").check
+    rows = [{"label": label, "value": v, "round": t, "seed": 0, "origin": "measured", "metric": "cos_gu_gp", "estimator": "steps",
+             "scope": "global", "moment": "trained"}
+            for label, size in (("FedSOL, rho 2.0", 0.3), ("FedSOL, rho 1.0", 0.2), ("FedSOL, rho 0.5", 0.25), ("FedAvg", 0.4))
+            for t, v in enumerate((size, -size))]
+    assert orthogonal(pd.DataFrame(rows)).votes == (False,)
+    ordered_rows = [{**r, "value": r["value"] / 2} if r["label"] == "FedSOL, rho 2.0" else r for r in rows]
+    assert orthogonal(pd.DataFrame(ordered_rows)).votes == (True,)
 
 
 def test_a_claim_without_its_numbers_is_not_decided():

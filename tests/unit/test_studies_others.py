@@ -27,9 +27,9 @@ ROUNDS = 4
 def answer(trial, ask, seed, number):
     """What an ask gives, with made-up numbers."""
     base, at = 30 + number + seed, {"moment": "aggregated", "scope": "global"}
-    if ask.name in ("final", "curve"):
+    if ask.name in ("final", "curve", "best"):
         rows = [{"metric": m, "value": base + t, "round": t, "unit": "%", "slice": "test", **at}
-                for m in ask.options["metrics"] for t in (range(1, ROUNDS + 1) if ask.name == "curve" else [ROUNDS])]
+                for m in ask.options.get("metrics", ("accuracy",)) for t in (range(1, ROUNDS + 1) if ask.name == "curve" else [ROUNDS])]
     elif ask.name == "reach":
         rows = [{"metric": f"rounds_to_{n:g}", "value": None, "unit": "rounds", "index": ROUNDS, "scope": "global"}
                 for n in ask.options["levels"]]
@@ -105,9 +105,36 @@ def test_every_reported_cell_that_can_be_run_is_a_trial():
 
 
 def test_values_of_a_paper_reach_its_trials():
-    for (paper, name), over in VALUES.items():
-        mine = [t for s in OTHERS.values() if s.paper == paper for t in s.trials if t.method == name]
-        assert mine and all(dict(t.over) | over == dict(t.over) for t in mine), (paper, name)
+    """Those of a data set or an id win over those of the paper."""
+    for (place, name), over in VALUES.items():
+        paper, id, data = place.split("-")[0].split("/")[0], place.partition("/")[2], place.partition("-")[2]
+        mine = [(s, t) for s in OTHERS.values() if s.paper == paper and id in ("", s.id) for t in s.trials
+                if t.method == name and data in ("", t.preset.split("-")[1])]
+        for study, t in mine:
+            more = {k: v for where in (f"{paper}-{t.preset.split('-')[1]}", f"{paper}/{study.id}")
+                    for k, v in VALUES.get((where, name), {}).items()}
+            assert dict(t.over) | over | more == dict(t.over), (place, name)
+        assert mine, (place, name)
+
+
+def test_servers_that_distil_do_so_as_long_as_the_papers_own():
+    of = {(t.method, t.data): t.protocol().method.options for t in OTHERS["fedproj/table1"].trials}
+    for data in ("cifar10", "cifar100"):
+        for method in ("feddf", "fedet"):
+            assert {k: of[method, data][k] for k in ("epochs", "batch_size", "lr")} == {
+                k: of["fedproj", data][k] for k in ("epochs", "batch_size", "lr")}
+    assert of["feddf", "cifar100"]["epochs"] == 3 and of["feddf", "cifar10"]["epochs"] == 1
+
+
+def test_moon_has_its_head_where_the_paper_has_it_and_small_models_do_not(tmp_path):
+    moon = next(t for t in OTHERS["fedalign/table2"].trials if t.method == "moon")
+    assert moon.protocol().model.options["projection"] is True
+    assert "projection" not in scale("small").config(moon, 0, tmp_path).model.options
+
+
+def test_figures_can_be_planned_and_charts_drawn_at_paper_scale():
+    """A partition is the same for every seed: it is asked once."""
+    assert [len(OTHERS["fedtoga/fig4"].asked(t, place)) for t in OTHERS["fedtoga/fig4"].trials[:1] for place in range(3)] == [1, 0, 0]
 
 
 def test_rounds_to_the_best_of_a_method():
