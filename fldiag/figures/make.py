@@ -18,7 +18,7 @@ from fldiag.errors import FldiagError
 from fldiag.figures import gather, plan, reported, work
 from fldiag.figures.asks import CLOCK
 from fldiag.figures.machine import machine
-from fldiag.figures.plan import Plan
+from fldiag.figures.plan import Plan, Task
 from fldiag.figures.scales import SCALES, Scale, packed, questions, reduction
 from fldiag.figures.study import Study
 from fldiag.figures.tables import markdown
@@ -45,13 +45,19 @@ def make(studies: Sequence[Study], scale: Scale, *, out: Path = OUT, store: Path
     """Make the figures and tables. ``progress``: rounds done of all runs; ``on_done``: a sentence about every run that was
     trained or failed, how many are done, and of how many. ``strict``: the first failure is raised.
 
-    A run or figure that fails is reported and does not stop the others. Raises KeyboardInterrupt when stopped (the same
-    call goes on from there), and FldiagError when a folder cannot be written or a study is not valid."""
+    A run or figure that fails is reported and does not stop the others; each figure is written when its last run is done.
+    Raises KeyboardInterrupt when stopped (the same call goes on from there), and FldiagError when a folder cannot be written
+    or a study is not valid."""
     the_plan = plan.made(scale, studies, reported.studies().values(), store)
     _writable(out, store)
     failures = prepare(the_plan, download)
-    paths, errors = _run(the_plan, jobs, device, download, failures, progress, on_done, strict)
-    return [_write(study, the_plan, out, paths, errors, download, strict) for study in studies]
+    written: dict[str, Made] = {}
+
+    def ready(name: str, paths: Mapping[str, Path], errors: Mapping[str, str]) -> None:
+        written[name] = _write(next(s for s in studies if s.name == name), the_plan, out, paths, errors, download, strict)
+
+    _run(the_plan, {s.name for s in studies}, jobs, device, download, failures, progress, on_done, ready, strict)
+    return [written[s.name] for s in studies]
 
 
 def _writable(*folders: Path) -> None:
@@ -100,10 +106,14 @@ def reduce(whole: Any, scale: Scale, file: Any) -> None:
                         test_images=pixels(whole.test_x, test), test_labels=whole.test_y[test].numpy())
 
 
-def _run(the_plan: Plan, jobs: int, device: str, download: bool, failures: Mapping[str, str], progress: Progress | None,
-         on_done: Callable[[str, int, int], None] | None, strict: bool) -> tuple[dict[str, Path], dict[str, str]]:
-    """All runs trained and asked: (hash -> folder, hash -> what is wrong)."""
-    paths, errors, missing = {}, {}, []
+def _run(the_plan: Plan, names: set[str], jobs: int, device: str, download: bool, failures: Mapping[str, str],
+         progress: Progress | None, on_done: Callable[[str, int, int], None] | None,
+         ready: Callable[[str, Mapping[str, Path], Mapping[str, str]], None], strict: bool) -> None:
+    """All runs trained and asked. ``ready`` is told of each study that waits for no further run, and of the runs so far:
+    hash -> folder, hash -> what is wrong."""
+    paths: dict[str, Path] = {}
+    errors: dict[str, str] = {}
+    missing: list[Task] = []
     for core, task in the_plan.tasks.items():
         path = task.where(the_plan.store)
         if task.config.data.name in failures:
@@ -113,6 +123,12 @@ def _run(the_plan: Plan, jobs: int, device: str, download: bool, failures: Mappi
         else:
             missing.append(task)
     total, at, count = sum(t.config.rounds for t in missing), dict.fromkeys((t.core for t in missing), 0), 0
+    awaited: dict[str, set[str]] = {name: set() for name in sorted(names)}
+    for task in missing:
+        for name in task.users:
+            awaited[name].add(task.core)
+    for name in [n for n, cores in awaited.items() if not cores]:
+        ready(name, paths, errors)
 
     def tell(core: str, done: int, of: int, what: str) -> None:
         at[core] = done
@@ -128,12 +144,17 @@ def _run(the_plan: Plan, jobs: int, device: str, download: bool, failures: Mappi
             paths[outcome.core] = outcome.path
         if outcome.error:
             errors[outcome.core] = outcome.error
-        if on_done and not outcome.stopped:
+        if outcome.stopped:
+            return
+        if on_done:
             on_done(f"{task.text}: {outcome.error or 'done'}", count, len(missing))
+        for name in task.users:
+            awaited[name].discard(outcome.core)
+            if not awaited[name]:
+                ready(name, paths, errors)
 
     bench = work.Bench(the_plan.scale, the_plan.store, device, download, strict)
     work.perform_all(missing, bench, jobs, tell, finished)
-    return paths, errors
 
 
 # ---- writing

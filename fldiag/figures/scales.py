@@ -175,7 +175,7 @@ SCALES = {scale.name: scale for scale in (
                 "forgetting": {"samples": 200}, "iris": {"rounds": 3}}),
     Scale("small", "real MNIST and CIFAR-10, few images, clients and rounds: hours on two cores",
           images=2000, test_images=1000, public=500,
-          data={"mnist": "mnist", "cifar10": "cifar10", "fedalign/cifar100": "cifar10"},
+          data={"mnist": "mnist", "cifar10": "mnist", "fedalign/cifar100": "mnist"},
           models={**_RESNETS, "fedavg_cifar": "small_cnn", "vgg11": "", "sl_vit": ""}, shares=_PAPERS,
           rounds=((25, 5), (50, 9), (10_000, 12)), batch=20, min_size=5,
           asks={"landscape": {"points": 31, "samples": 500}, "spectrum": {"samples": 500},

@@ -110,6 +110,19 @@ def test_stopped_and_continued_is_as_if_never_stopped(world, tmp_path):
     assert len(clock) == 4, "the seconds of the rounds before the interruption are kept"
 
 
+def test_a_figure_is_written_when_its_last_run_is_done(world, tmp_path):
+    """What is ready when somebody stops is there."""
+    def stop(text, done, total):
+        if done == total:
+            raise KeyboardInterrupt
+
+    studies = [shorter("fedsol/table2", 1), shorter("fedsol/fig6", 2), *some("fedsol/fig12")]
+    with pytest.raises(KeyboardInterrupt):
+        make.make(studies, SMOKE, out=tmp_path / "out", store=tmp_path / "runs", on_done=stop)
+    found = {f.name for f in (tmp_path / "out" / "fedsol").glob("*.png")}
+    assert "fig12.png" in found and len(found) == 2, "the figure whose run was the last is not there"
+
+
 def test_several_at_a_time_give_the_same(world, tmp_path):
     study = next(m.study for m in world[2] if m.study.id == "fig6")
     told = []

@@ -22,7 +22,7 @@ def test_a_trial_is_the_papers_protocol_with_its_overrides():
 
 def test_small_keeps_what_is_compared_and_shrinks_the_rest(tmp_path):
     made = scale("small").config(FEDSOL, 1, tmp_path)
-    assert (made.data.name, made.model.name, made.seed) == ("cifar10-2000", "small_cnn", 1)
+    assert (made.data.name, made.model.name, made.seed) == ("mnist-2000", "small_cnn", 1)
     assert (made.clients.total, made.clients.per_round, made.rounds, made.train.epochs, made.train.batch_size) == (20, 5, 12, 2, 20)
     theirs = FEDSOL.protocol()
     assert made.method == theirs.method and made.train.lr == theirs.train.lr and made.partition.alpha == theirs.partition.alpha
