@@ -15,6 +15,7 @@ from fldiag.cli.options import (
     Device,
     Download,
     Json,
+    Memory,
     Model,
     Out,
     Precision,
@@ -23,6 +24,7 @@ from fldiag.cli.options import (
     Seed,
     Slice,
     device_of,
+    room_of,
 )
 from fldiag.console import Console, errors
 
@@ -39,9 +41,9 @@ def landscape(checkpoints: Checkpoints,
                                                             "range.")] = 0.01,
               full: Annotated[bool, typer.Option("--full", help="Evaluate every point.")] = False,
               precision: Annotated[str, typer.Option(help="fp32, fp64 or bf16 (its error is measured and printed).")] = "fp32",
-              slice_: Slice = "train", samples: Samples = None, client: Client = None, model: Model = None, data: Data = None,
-              root: Root = None, download: Download = False, out: Out = None, json: Json = False, device: Device = "auto",
-              seed: Seed = None, debug: Debug = False) -> None:
+              memory: Memory = None, slice_: Slice = "train", samples: Samples = None, client: Client = None,
+              model: Model = None, data: Data = None, root: Root = None, download: Download = False, out: Out = None,
+              json: Json = False, device: Device = "auto", seed: Seed = None, debug: Debug = False) -> None:
     """Draw the loss surface around checkpoints, with λ1 and λ1/λ5: png, interactive html, table.
 
     Example: fldiag landscape checkpoints/example/fedsol-digits.pt
@@ -52,7 +54,7 @@ def landscape(checkpoints: Checkpoints,
         verb.landscape(Console(json), checkpoints, out, directions=directions, line=line, points=points, span=span,
                        grid_rtol=grid_rtol, full=full, precision=precision, seed=seed or 0, model=model, data=data,
                        where={"slice": slice_, "samples": samples, "client": client, "root": root, "download": download,
-                              "device": device_of(device)})
+                              "device": device_of(device), **room_of(memory)})
 
 
 @app.command()
@@ -72,17 +74,14 @@ def spectrum(checkpoints: Checkpoints, k: Annotated[int, typer.Option("--k", "-k
                                                       "form.")] = 0.02,
              max_products: Annotated[int | None, typer.Option(help="Hessian-vector products allowed (default: 100, or 8 k; "
                                                                    "200 for a trace).")] = None,
-             memory: Annotated[str | None, typer.Option(help="Memory for batches, graphs and bases of vectors, such as 500M "
-                                                                     "(default 2G); model, data and single vectors come on "
-                                                                     "top.")] = None,
              engine: Annotated[str, typer.Option(help="lanczos, or pyhessian: as papers did it, with that package's power "
                                                       "iteration, probes and stopping rules.")] = "lanczos",
              batches: Annotated[int | None, typer.Option(help="With pyhessian: only so many batches of 64, as FedAlign's code "
                                                               "(10).")] = None,
              resample: Annotated[bool, typer.Option("--resample", help="With --batches: drawn anew for every product.")] = False,
-             precision: Precision = "fp32", slice_: Slice = "train", samples: Samples = None, client: Client = None,
-             model: Model = None, data: Data = None, root: Root = None, download: Download = False, out: Out = None,
-             json: Json = False, device: Device = "auto", seed: Seed = None, debug: Debug = False) -> None:
+             precision: Precision = "fp32", memory: Memory = None, slice_: Slice = "train", samples: Samples = None,
+             client: Client = None, model: Model = None, data: Data = None, root: Root = None, download: Download = False,
+             out: Out = None, json: Json = False, device: Device = "auto", seed: Seed = None, debug: Debug = False) -> None:
     """Top-k Hessian eigenvalues, each with its residual and whether it converged; on request trace, diagonal and density.
 
     Example: fldiag spectrum checkpoints/example/fedsol-digits.pt --k 5 --trace
@@ -91,9 +90,9 @@ def spectrum(checkpoints: Checkpoints, k: Annotated[int, typer.Option("--k", "-k
         from fldiag.verbs import spectrum as verb
 
         verb.spectrum(Console(json), checkpoints, out, model=model, data=data, precision=precision, trace=trace,
-                      diagonal=diagonal, density=density, rtol=rtol, memory=memory, engine=engine, batches=batches,
+                      diagonal=diagonal, density=density, rtol=rtol, engine=engine, batches=batches,
                       resample=resample,
                       options={"k": k, "which": which, "tol": tol, "max_products": max_products, "matrix": matrix,
                                "params": params, "per_layer": per_layer, "seed": seed or 0},
                       where={"slice": slice_, "samples": samples, "client": client, "root": root, "download": download,
-                             "device": device_of(device)})
+                             "device": device_of(device), **room_of(memory)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -21,8 +22,29 @@ Slice = Annotated[str, typer.Option("--slice", help="train, test, client:7, clie
 Samples = Annotated[int | None, typer.Option(help="At most this many examples, classes kept in proportion.")]
 Client = Annotated[int | None, typer.Option(help="The trained weights of this client, not the global ones.")]
 Precision = Annotated[str, typer.Option(help="fp32 or fp64.")]
+Memory = Annotated[str | None, typer.Option(help="Memory for batches, graphs and bases of vectors, such as 500M (default 2G); "
+                                                 "model, data and single vectors come on top.")]
 Rounds = Annotated[str | None, typer.Option(help="Only these rounds: 5, 1,5,20-30, every:10 or last.")]
 Checkpoints = Annotated[list[Path], typer.Argument(help="Checkpoint files (.pt, .safetensors) or run folders.")]
+
+
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+
+
+def room_of(memory: str | None) -> dict[str, int]:
+    """The option ``memory`` in bytes, of such as 500M, 2GiB or 1500000000; nothing where it is not given."""
+    if memory is None:
+        return {}
+    match = re.fullmatch(r"([\d.]+)\s*([kmg]?)i?b?", memory.strip().lower())
+    try:
+        found = int(float(match.group(1)) * _UNITS[match.group(2)]) if match else 0
+    except ValueError:
+        found = 0
+    if found < 1:
+        from fldiag.errors import FldiagError
+
+        raise FldiagError(f"memory = {memory!r} is not a size", "give bytes, or such as 500M or 2G", usage=True)
+    return {"memory": found}
 
 
 def device_of(name: str) -> str:

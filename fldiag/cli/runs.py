@@ -14,6 +14,7 @@ from fldiag.cli.options import (
     Device,
     Download,
     Json,
+    Memory,
     Model,
     Out,
     Precision,
@@ -22,6 +23,7 @@ from fldiag.cli.options import (
     Samples,
     Seed,
     device_of,
+    room_of,
 )
 from fldiag.console import Console, errors
 
@@ -35,9 +37,9 @@ def matching(run: Annotated[Path, typer.Argument(help="A run folder with client 
              rtol: Annotated[float, typer.Option(help="Relative standard error allowed where diagonals are estimated.")] = 0.02,
              max_products: Annotated[int, typer.Option(help="Hessian-vector products allowed for an estimate or a "
                                                             "spectrum.")] = 200,
-             rounds: Rounds = None, samples: Samples = None, precision: Precision = "fp32", model: Model = None,
-             data: Data = None, root: Root = None, download: Download = False, out: Out = None, json: Json = False,
-             device: Device = "auto", seed: Seed = None, debug: Debug = False) -> None:
+             rounds: Rounds = None, samples: Samples = None, precision: Precision = "fp32", memory: Memory = None,
+             model: Model = None, data: Data = None, root: Root = None, download: Download = False, out: Out = None,
+             json: Json = False, device: Device = "auto", seed: Seed = None, debug: Debug = False) -> None:
     """How alike the clients' Hessians are: H_N, H_D, top eigenvalues, traces, overlap of eigenspaces; of the last round.
 
     Example: fldiag matching checkpoints/digits-fedavg-s0-1a2b3c4d --samples 500
@@ -49,7 +51,7 @@ def matching(run: Annotated[Path, typer.Argument(help="A run folder with client 
         verb.matching(Console(json), run, out, rounds=rounds,
                       options={"data": on, "k": k, "split": split, "rtol": rtol, "max_products": max_products, "seed": seed or 0},
                       where={"samples": samples, "dtype": output.dtype(precision), "device": device_of(device), "root": root,
-                             "download": download, "model": model, "data": data})
+                             "download": download, "model": model, "data": data, **room_of(memory)})
 
 
 @app.command()

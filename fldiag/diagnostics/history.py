@@ -34,7 +34,8 @@ class History:
 
     ``parts``: the training examples of every client (indices). ``rounds``: number -> what reads it. Weights of
     any origin will do: ``History.of`` reads an fldiag run. ``notes`` says, after the rounds were read, what was
-    missing or unreadable, as rows of a table. See ``Pool`` for ``samples``; ``stack``: evaluate models side by side.
+    missing or unreadable, as rows of a table. See ``Pool`` for ``samples``, ``Problem`` for ``memory``; ``stack``:
+    evaluate models side by side.
 
     Raises FldiagError where model, data and options do not fit each other.
     """
@@ -43,7 +44,7 @@ class History:
                  rounds: Mapping[int, Callable[[], Stored]], *, name: str = "", labels: Mapping[str, Any] | None = None,
                  shares: Literal["n", "uniform", "batches"] = "n", batch_size: int = 1, samples: int | None = None,
                  stack: Literal["auto", "on", "off"] = "auto", device: str | torch.device = "cpu",
-                 dtype: torch.dtype = torch.float32, files: Mapping[str, str | None] | None = None,
+                 dtype: torch.dtype = torch.float32, memory: int = 2 * 2**30, files: Mapping[str, str | None] | None = None,
                  notes: Sequence[str] = (), steps: Callable[[int], pd.DataFrame | None] | None = None):
         if stack not in ("auto", "on", "off"):
             raise FldiagError(f"stack = {stack!r} is not one of auto, on, off", "choose one of them", usage=True)
@@ -52,7 +53,7 @@ class History:
         self.network.module.to(self.device, dtype).eval()
         self.network.buffers = {n: self._place(b) for n, b in self.network.buffers.items()}
         self.layout, self.name, self.labels = self.network.layout, name, dict(labels or {})
-        self.shares, self.batch_size, self.samples = shares, batch_size, samples
+        self.shares, self.batch_size, self.samples, self.memory = shares, batch_size, samples, int(memory)
         self.pool = Pool(dataset, self.parts, samples, self.device, dtype)
         self.stack = stacked(self.network, dataset, stack)
         self._rounds, self._remarks, self._steps = dict(sorted(rounds.items())), tuple(notes), steps
@@ -65,7 +66,7 @@ class History:
     @staticmethod
     def of(run: Run, *, rounds: Sequence[int] | None = None, samples: int | None = None,
            stack: Literal["auto", "on", "off"] = "auto", device: str = "cpu", dtype: torch.dtype = torch.float32,
-           root: str | None = None, download: bool = False, model: Any = None, data: Any = None,
+           memory: int = 2 * 2**30, root: str | None = None, download: bool = False, model: Any = None, data: Any = None,
            name: str | None = None) -> History:
         """The stored rounds of a run (``rounds``: only these). ``model``, ``data``: instead of those the run names.
 
@@ -97,7 +98,7 @@ class History:
             notes.append(f"{UNDEALT}: what needs them is left out")
         made = History(module, dataset, parts, {r: lambda r=r: reader(r) for r in chosen},  # type: ignore[misc]
                        name=name or run.path.name, labels=labels, samples=samples, stack=stack, device=device, dtype=dtype,
-                       shares=train.get("aggregate", "n"), batch_size=int(train.get("batch_size", 1)),
+                       memory=memory, shares=train.get("aggregate", "n"), batch_size=int(train.get("batch_size", 1)),
                        files={**{f"{r}": sha256(run.path / f"rounds/{r:04d}.pt") for r in chosen},
                               "metrics": sha256(run.path / str(run.index.get("metrics"))),
                               **{f: digest for f, digest in run.index["files"].items() if f.startswith("steps/")}},
@@ -188,7 +189,7 @@ class History:
             raise FldiagError(UNDEALT, DEAL)
         loss: Callable[..., Tensor] = targets.half_squared_error if self.dataset.regression else F.cross_entropy
         return Problem(self.network.module, loss, self.pool.take(where, name), *weights, name=self.name, dtype=self.dtype,
-                       device=self.device, labels={**self.labels, **labels})
+                       device=self.device, memory=self.memory, labels={**self.labels, **labels})
 
     def weights(self, ids: Sequence[int]) -> np.ndarray:
         """The aggregation weights [K] of these clients (they sum to 1), by the rule that the run's config names."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +23,18 @@ COLUMNS = {"run": "checkpoint", "metric": "metric", "layer": "layer", "index": "
            "stderr": "± stderr", "converged": "converged", "estimator": "estimator", "products": "products", "which": "which",
            "matrix": "matrix"}
 ENGINES = ("lanczos", "pyhessian")
-_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
 
 def spectrum(console: Console, paths: list[Path], out: Path | None, *, model: str | None, data: str | None, precision: str,
              options: dict[str, Any], where: dict[str, Any], trace: bool = False, diagonal: bool = False, density: bool = False,
-             rtol: float = 0.02, memory: str | None = None, engine: str = "lanczos", batches: int | None = None,
+             rtol: float = 0.02, engine: str = "lanczos", batches: int | None = None,
              resample: bool = False) -> None:
     found = output.checkpoints(paths, model, data)
     asked = {"trace": trace, "diagonal": diagonal, "density": density, "rtol": rtol, "engine": engine, "batches": batches,
              "resample": resample}
     _possible(options, asked)
-    room = {} if memory is None else {"memory": size(memory)}
     folder = output.prepare(output.folder(found, out))
-    problems = output.problems(found, {**where, **room, "dtype": output.dtype(precision)})
+    problems = output.problems(found, {**where, "dtype": output.dtype(precision)})
     output.frozen(console, problems)
     for problem in problems if density else []:
         affordable(problem)
@@ -78,18 +75,6 @@ def spectrum(console: Console, paths: list[Path], out: Path | None, *, model: st
     console.table(frame[list(kept)].astype(object).where(frame[list(kept)].notna(), None).to_dict("records"), kept)
     _remark(console, frame, engine)
     console.done(*written)
-
-
-def size(text: str) -> int:
-    """Bytes: such as 500M, 2GiB or 1500000000."""
-    match = re.fullmatch(r"([\d.]+)\s*([kmg]?)i?b?", text.strip().lower())
-    try:
-        found = int(float(match.group(1)) * _UNITS[match.group(2)]) if match else 0
-    except ValueError:
-        found = 0
-    if found < 1:
-        raise FldiagError(f"memory = {text!r} is not a size", "give bytes, or such as 500M or 2G", usage=True)
-    return found
 
 
 def _possible(options: dict[str, Any], asked: dict[str, Any]) -> None:

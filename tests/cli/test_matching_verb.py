@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 import fldiag
 from fldiag.checkpoint import schema
 from fldiag.cli import app
+from fldiag.cli.options import room_of
+from fldiag.diagnostics import Problem
 from fldiag.errors import FldiagError
 from fldiag.plotting.forgetting import only
-from fldiag.verbs.spectrum import size
 
 runner = CliRunner()
 SMALL = ("--set", "rounds=2", "--set", "model.name=mlp", "--set", "model.hidden=[12]", "--set", "train.epochs=1",
@@ -194,20 +195,42 @@ def test_density_has_its_own_table_and_picture(trained):
     assert all(row["metric"] != "density" for row in answer["rows"]) and answer["paths"][-1].endswith(".png")
 
 
-def test_memory_bounds_the_batches_and_not_the_result(trained):
-    a, b = (table(last(spectrum(trained, *more))) for more in ((), ("--memory", "1M")))
-    assert a.value.tolist() == pytest.approx(b.value.tolist(), rel=2e-3)
+@pytest.fixture
+def rooms(monkeypatch):
+    """The bytes that each problem may use, and into how many batches it cuts its examples."""
+    seen, init = [], Problem.__init__
+
+    def spy(self, *given, **options):
+        init(self, *given, **options)
+        seen.append((self.memory, len(self.bounds)))
+
+    monkeypatch.setattr(Problem, "__init__", spy)
+    return seen
+
+
+@pytest.mark.parametrize("verb", [("spectrum", "--samples", 200, "--trace"), ("landscape", "--samples", 200, "--points", 5),
+                                  ("matching", "--samples", 60, "--on", "global", "--k", 1, "--no-split")])
+def test_memory_bounds_the_batches_and_not_the_result(trained, rooms, tmp_path, verb):
+    name, *more = verb
+    a = table(last(run(name, trained, *more, "--out", tmp_path / "a")))
+    usual = rooms.copy()
+    b = table(last(run(name, trained, *more, "--memory", "64k", "--out", tmp_path / "b")))
+    small = rooms[len(usual):]
+    assert {m for m, _ in usual} == {2**31} and {m for m, _ in small} == {2**16}
+    assert sum(n for _, n in small) > sum(n for _, n in usual)
+    a, b = (t[t.metric.isin(["eigenvalue", "trace", "loss"])].value.to_numpy(float) for t in (a, b))
+    assert len(a) and a == pytest.approx(b, rel=2e-3)
 
 
 @pytest.mark.parametrize(("text", "bytes_"), [("500M", 500 * 2**20), ("2GiB", 2**31), ("1.5k", 1536), ("123456", 123456)])
 def test_sizes(text, bytes_):
-    assert size(text) == bytes_
+    assert room_of(text) == {"memory": bytes_}
 
 
 @pytest.mark.parametrize("text", ["", "0", "-5M", "1.2.3G", "many", "5T", "."])
 def test_no_sizes(text):
     with pytest.raises(FldiagError, match="is not a size"):
-        size(text)
+        room_of(text)
 
 
 def test_pyhessian_engine_beside_the_own_one(trained):
