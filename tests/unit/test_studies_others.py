@@ -119,10 +119,10 @@ def test_values_of_a_paper_reach_its_trials():
 
 def test_servers_that_distil_do_so_as_long_as_the_papers_own():
     of = {(t.method, t.data): t.protocol().method.options for t in OTHERS["fedproj/table1"].trials}
-    for images in ("cifar10", "cifar100"):
+    for pictured in ("cifar10", "cifar100"):
         for method in ("feddf", "fedet"):
-            assert {k: of[method, images][k] for k in ("epochs", "batch_size", "lr")} == {
-                k: of["fedproj", images][k] for k in ("epochs", "batch_size", "lr")}
+            assert {k: of[method, pictured][k] for k in ("epochs", "batch_size", "lr")} == {
+                k: of["fedproj", pictured][k] for k in ("epochs", "batch_size", "lr")}
     assert of["feddf", "cifar100"]["epochs"] == 3 and of["feddf", "cifar10"]["epochs"] == 1
 
 
