@@ -118,7 +118,7 @@ def _sizes(fig: Figure, largest: float, area: float) -> None:
             wanted.append(float(value))
     handles = [Line2D([], [], linestyle="none", marker="o", color=_FILL, alpha=_ALPHA, markeredgewidth=0,
                       markersize=np.sqrt(area * v)) for v in wanted or [largest]]
-    room = float(np.sqrt(area * max(wanted or [largest]))) / 8  # the largest bubble covers neither title nor numbers
+    room = float(np.sqrt(area * max(wanted or [largest]))) / 7  # the largest bubble covers neither title nor numbers
     style.legend(fig, handles, [f"{v:,.0f}" if v >= 1 else style.number(v) for v in wanted or [largest]],
                  handleheight=room, handlelength=room,
                  loc="outside upper right", ncols=len(handles), title="examples (area)", alignment="right",

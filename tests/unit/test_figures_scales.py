@@ -1,12 +1,14 @@
 """What a scale makes of a paper's protocol, and what it says about it."""
 
+import tomllib
+
 import pytest
 
 from fldiag.errors import FldiagError
-from fldiag.figures import scales
+from fldiag.figures import reported, scales
 from fldiag.figures.reported import FEDERATION, MARKS, rows
-from fldiag.figures.scales import LeftOut, reduction, scale
-from fldiag.figures.study import Trial, drift
+from fldiag.figures.scales import LeftOut, questions, reduction, scale
+from fldiag.figures.study import Trial, drift, final, landscape, spectrum
 from fldiag.figures.tables import trials
 
 FEDSOL = Trial("fedsol-cifar10-lda0.1", "fedsol", {"method.rho": 2.0})
@@ -127,3 +129,19 @@ def test_figures_are_called_by_their_names(monkeypatch):
         with pytest.raises(FldiagError, match=says) as error:
             names(id)
         assert error.value.usage
+
+
+def test_an_installation_has_the_studies_of_every_paper():
+    """What the wheel takes from analyses/ is what ``folder`` finds in it."""
+    root = reported.folder().parent
+    taken = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert set(taken) == {"analyses/claims.py", *(f"analyses/{paper}" for paper in reported.papers())}
+    assert all(to == f"fldiag/_{path}" and (root / path).exists() for path, to in taken.items())
+
+
+def test_a_caption_says_what_was_asked_with_which_options():
+    asks = [landscape(points=9), landscape(), spectrum(), final()]
+    said = questions(scale("small"), asks, 3)
+    assert "landscape (points 31, samples 500, first 1 of the seeds)" in said and "spectrum (samples 500)" in said
+    assert "landscape (samples 500, first 1 of the seeds)" in said, "what a study gives itself is in its own words"
+    assert "final" not in said and questions(scale("small"), [final()], 1) == ""
