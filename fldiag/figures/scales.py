@@ -29,7 +29,8 @@ class Share:
 @dataclass(frozen=True)
 class Scale:
     """``images``: training examples kept (None: all); ``seeds``: at least; ``every``: rounds that an interruption may lose;
-    ``data``: what stands for which data set, by paper; ``untrained``: the same where nothing is trained; ``models``; ``asks``: options of diagnostics, where a study has none."""
+    ``data``: what stands for which data set, by paper; ``untrained``: the same where nothing is trained; ``models``;
+    ``asks``: options of diagnostics, where a study has none."""
 
     name: str
     text: str
