@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from curvature_cases import CASES, Case, trained
+from curvature_floor import floor
 from curvature_memory import memory
 from curvature_peers import FLDIAG, PEERS, PYHESSIAN, Answer, Tool
 from curvature_surfaces import landscapes
@@ -41,7 +42,9 @@ from fldiag.verbs.train import has_bf16
 
 JOBS = {"products": "10 Hessian-vector products", "top5": "top-5 to 1e-3", "top1": "top-1 to 1e-3",
         "density": "density, 30 steps", "trace": "trace", "diagonal": "diagonal",
-        "round": "a whole round", "landscape": "41x41 landscape", "memory": "memory"}
+        "round": "a whole round", "landscape": "41x41 landscape", "memory": "memory", "floor": "what a product costs at least"}
+#: Jobs without a reference.
+ALONE = ("memory", "floor")
 CLIENTS = 10
 
 
@@ -166,8 +169,11 @@ def main() -> None:
           f"more than {args.patience:.0f} s gets no further turn.")
     for name in args.only:
         case = CASES[name]()
-        case.announce()
-        warm(case)
+        if set(args.jobs) <= set(ALONE):
+            print(f"\n## {case.title}: {case.size:,} parameters, {len(case.y)} examples\n")
+        else:
+            case.announce()
+            warm(case)
         print("| job | tool | tool s | fldiag s | ratio (min–max) | target | error of tool | error of fldiag | products "
               "tool / fldiag | notes |")
         print("|---|---|---|---|---|---|---|---|---|---|")
@@ -176,8 +182,8 @@ def main() -> None:
                 rounds(case, args)
             elif job == "landscape":
                 landscapes(case, args)
-            elif job == "memory":
-                memory(case, args)
+            elif job in ALONE:
+                {"memory": memory, "floor": floor}[job](case, args)
             elif case.exact or job not in ("trace", "diagonal"):
                 peers = [t for t in PEERS if t.installed and job in t.jobs]
                 compare(job, JOBS[job], case, [side(t, job, case) for t in (FLDIAG, *peers)], args)
