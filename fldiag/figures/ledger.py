@@ -172,12 +172,14 @@ def _claims(claim: claims.Claim, every: list[tuple[Path, dict[str, Any]]]) -> It
 
 
 def write(out: Path) -> list[Path]:
-    """Rebuild ``ledger.md`` and ``ledger.csv``; returns them. Raises FldiagError when the folder cannot be written."""
-    from fldiag.figures.page import page
+    """Rebuild ``ledger.md``, ``gallery.md`` and ``ledger.csv``; returns them. Raises FldiagError when it cannot write."""
+    from fldiag.figures.page import gallery, page
 
     found = rows(out)
     text = io.StringIO()
     found.to_csv(text, index=False, float_format="%.6g")
-    for name, content in (("ledger.md", page(found, made(out), out)), ("ledger.csv", text.getvalue())):
+    there = made(out)
+    pages = {"ledger.md": page(found, there, out), "gallery.md": gallery(there, out), "ledger.csv": text.getvalue()}
+    for name, content in pages.items():
         schema.write_atomic(out / name, lambda f, c=content: f.write(c.encode()))  # type: ignore[misc]
-    return [out / "ledger.md", out / "ledger.csv"]
+    return [out / name for name in pages]

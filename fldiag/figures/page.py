@@ -1,7 +1,8 @@
-"""The ledger for reading: what was made at which scale, what holds, and the numbers."""
+"""The ledger for reading (what was made at which scale, what holds, and the numbers) and the gallery of its pictures."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,20 @@ def page(found: pd.DataFrame, made: list[tuple[Path, dict[str, Any]]], out: Path
                     shown = file.with_suffix(".png").relative_to(out).as_posix()
                     parts += [f"[{about['title']}, scale {about['scale']}]({shown}): {about['caption']}", ""]
             parts += _numbers(part)
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def gallery(made: list[tuple[Path, dict[str, Any]]], out: Path) -> str:
+    """Markdown: every picture with its caption and the command that makes it."""
+    parts = ["# Gallery", "", "Made by `fldiag figures --ledger` from the pictures beside it. Numbers beside the papers' own: "
+             "[ledger](ledger.md).", ""]
+    for paper, name in NAMES.items():
+        mine = sorted((pair for pair in made if pair[1]["paper"] == paper), key=lambda pair: _natural(pair[1]["id"]))
+        parts += [f"## {name}", ""] if mine else []
+        for file, about in mine:
+            shown = file.with_suffix(".png").relative_to(out).as_posix()
+            parts += [f"### {about['source']}: {about['title']}", "", f"![{about['title']}]({shown})", "", about["caption"], "",
+                      "```sh", f"fldiag figures {paper}/{about['id']} --scale {about['scale']}", "```", ""]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -64,6 +79,11 @@ def _numbers(part: pd.DataFrame) -> list[str]:
                   "" if r["status"] == "measured" else _cell(r["status"])]
         lines.append("| " + " | ".join(cells) + " |")
     return [*lines, ""]
+
+
+def _natural(id: str) -> list[tuple[int, str]]:
+    """fig2 before fig10."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", id)]
 
 
 def _text(value: Any) -> str:

@@ -24,7 +24,7 @@ def test_a_figure_and_the_ledger(tmp_path):
     done = runner.invoke(app, ["figures", "fedsol/fig2", "fig12"])
     assert done.exit_code == 0, done.output
     assert done.stdout.rstrip().endswith("figures/fedsol/fig12.png")
-    for name in ("fedsol/fig2.png", "fedsol/fig2.pdf", "fedsol/fig2.csv", "fedsol/fig2.json", "ledger.csv", "ledger.md"):
+    for name in ("fedsol/fig2.png", "fedsol/fig2.pdf", "fedsol/fig2.csv", "fedsol/fig2.json", "ledger.csv", "ledger.md", "gallery.md"):
         assert (tmp_path / "figures" / name).is_file()
     (tmp_path / "figures" / "ledger.csv").unlink()
     again = runner.invoke(app, ["figures", "--ledger", "--json"])

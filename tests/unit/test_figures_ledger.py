@@ -1,6 +1,7 @@
 """The ledger: every id of the papers is in it, and a number stands beside the right one."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -148,14 +149,25 @@ def test_each_scale_has_its_line(tmp_path):
 
 def test_the_ledger_is_rebuilt_from_files_alone_and_twice_the_same(tmp_path):
     put(tmp_path, "table2", [hit(50.0, 2.0)])
-    page, table = ledger.write(tmp_path)
-    first = page.read_bytes(), table.read_bytes()
+    page, _, table = files = ledger.write(tmp_path)
+    first = [file.read_bytes() for file in files]
     ledger.write(tmp_path)
-    assert (page.read_bytes(), table.read_bytes()) == first
+    assert [file.read_bytes() for file in files] == first
     assert "| 56.13 ± 0.78 | small | 50 ± 2 | 3 | fedavg_cifar on cifar10-4000 | -6.13 | no |" in page.read_text() and "table2.png" in page.read_text()
     (tmp_path / "fedsol" / "table2.json").unlink()
     ledger.write(tmp_path)
     assert "56.13" not in page.read_text() and len(pd.read_csv(table)) == len(ledger.rows(tmp_path))
+
+
+def test_the_gallery_shows_every_picture_with_its_command_in_the_papers_order(tmp_path):
+    for id, more in (("fig10", {}), ("fig2", {"at": "smoke", "scale": "smoke"}), ("fig2", {}), ("table1", {"paper": "fedproj"})):
+        put(tmp_path, id, [], **more)
+    text = ledger.write(tmp_path)[1].read_text()
+    assert re.findall(r"\]\((\S+png)\)", text) == ["smoke/fedsol/fig2.png", "fedsol/fig2.png", "fedsol/fig10.png", "fedproj/table1.png"]
+    assert re.findall("(?m)^fldiag figures .*", text) == ["fldiag figures fedsol/fig2 --scale smoke", "fldiag figures fedsol/fig2 --scale small",
+                                                          "fldiag figures fedsol/fig10 --scale small",
+                                                          "fldiag figures fedproj/table1 --scale small"]
+    assert text.index("## FedSOL") < text.index("## FedProj") and "FedTOGA" not in text
 
 
 def test_a_damaged_file_is_named(tmp_path):
