@@ -1,5 +1,6 @@
 """FedSOL Figure 10: learning curves of eight methods on six data sets."""
 
+from fldiag.figures.pictures import stand_ins
 from fldiag.figures.study import Study, curve
 from fldiag.figures.tables import trials
 from fldiag.plotting import curves
@@ -7,7 +8,8 @@ from fldiag.plotting import curves
 
 def draw(table):
     window = max(1, int(table["round"].max()) // 15)
-    named = table.drop(columns="slice").assign(metric="accuracy on " + table["data"])
+    here = {name: f"\n(here {other})" for name, other in stand_ins(table).items()}
+    named = table.drop(columns="slice").assign(metric=[f"accuracy on {d}{here.get(d, '')}" for d in table["data"]])
     return curves.draw(named, list(dict.fromkeys(named["metric"])), smooth=window, width=6.9)
 
 

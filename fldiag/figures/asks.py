@@ -80,9 +80,10 @@ def _final(s: Subject, metrics: tuple[str, ...]) -> pd.DataFrame:
 
 
 def _best(s: Subject) -> pd.DataFrame:
-    """Also of a run that diverged later."""
+    """Also of a run that diverged later, which ``converged`` says; one without any accuracy has a row without a value."""
     found = _global(s.trained, ("accuracy",))
-    return found.loc[found["value"].idxmax():].iloc[:1] if found["value"].notna().any() else found.iloc[:0]
+    first = found.loc[found["value"].idxmax():].iloc[:1] if found["value"].notna().any() else found.iloc[:1]
+    return first.assign(converged=False).astype(found.dtypes) if s.trained.status == "diverged" else first
 
 
 def _seconds(s: Subject) -> pd.DataFrame:

@@ -140,11 +140,12 @@ def measured(found: pd.DataFrame, study: Study, plan: Plan) -> list[dict[str, An
     for key, part in rows.groupby([*KEYS, "metric"], dropna=False, sort=False):
         values = part["value"].astype(float)
         known = values.dropna()
-        if str(key[-1]).startswith("rounds_to_") and len(known) < len(values):  # the mean of those that got there is too early
-            known = known.iloc[:0]
-        made.append({**dict(zip([*KEYS, "metric"], key, strict=True)), "value": float(known.mean()) if len(known) else None,
-                     "std": float(known.std(ddof=1)) if len(known) > 1 else None, "seeds": len(known),
-                     "diverged": int(values.isna().sum()),
+        # The mean of those that got there is too early.
+        told = len(known) > 0 and not (str(key[-1]).startswith("rounds_to_") and len(known) < len(values))
+        late = part[values.notna() & (part["ask"] == "best") & (part["converged"] == False)] if "converged" in part else ()  # noqa: E712
+        made.append({**dict(zip([*KEYS, "metric"], key, strict=True)), "value": float(known.mean()) if told else None,
+                     "std": float(known.std(ddof=1)) if told and len(known) > 1 else None, "seeds": len(known),
+                     "diverged": int(values.isna().sum()), "diverged_later": len(late),
                      "trained_on": _one(part, "trained_on"), "trained_model": _one(part, "trained_model"),
                      "runs": sorted({c[:10] for c in cells.get(tuple(key[:-1]), [])})})
     return made

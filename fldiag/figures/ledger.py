@@ -82,7 +82,7 @@ def _line(row: Reported, base: Row, file: Path, about: dict[str, Any]) -> Row | 
             "trained_model": hit["trained_model"], "runs": " ".join(runs),
             "status": _status(hit)}
     if value is not None and row.value is not None:
-        line |= {"difference": value - row.value, "agrees": _agrees(row, line, value - row.value)}
+        line |= {"difference": value - row.value, "agrees": _agrees(row, line, value - row.value, bool(about.get("reduction")))}
     return line
 
 
@@ -98,8 +98,8 @@ def _find(about: dict[str, Any], row: Reported, method: str, metric: str) -> dic
     return next((dict(hit) for hit in about["measured"] if [hit[k] for k in KEYS] + [hit["metric"]] == wanted), None)
 
 
-def _agrees(row: Reported, line: Row, difference: float) -> str:
-    """Whether the difference is within both spreads (one standard deviation each)."""
+def _agrees(row: Reported, line: Row, difference: float, reduced: bool) -> str:
+    """Whether the difference is within both spreads (one standard deviation each), where the protocol is the paper's."""
     base = line["trained_on"].split("@")[0].rpartition("-")[0] or line["trained_on"]
     if row.data and line["trained_on"] and row.data not in (line["trained_on"], base):
         return "other data"
@@ -107,6 +107,8 @@ def _agrees(row: Reported, line: Row, difference: float) -> str:
         return "other model"
     if "not reached within" in row.note:
         return "bound"
+    if reduced:
+        return "reduced"
     spreads = [s for s in (row.std, line["measured_std"]) if s is not None]
     if len(spreads) < 2:
         return "one spread" if spreads else "no spread"
@@ -116,9 +118,11 @@ def _agrees(row: Reported, line: Row, difference: float) -> str:
 def _status(hit: dict[str, Any]) -> str:
     """Whether there is a number; seeds without one are told of, for the mean is over the others."""
     without, word = hit.get("diverged", 0), "not reached" if hit["metric"].startswith(("rounds_to_", "cost_")) else "diverged"
+    some = f"{without} of {hit['seeds'] + without} seeds"
     if hit["value"] is None:
-        return word
-    return f"measured; {without} of {hit['seeds'] + without} seeds {word}" if without else "measured"
+        return f"{word} by {some}" if hit["seeds"] else word
+    later = f"; {n} of {hit['seeds']} seeds diverged later" if (n := hit.get("diverged_later", 0)) else ""
+    return (f"measured; {some} {word}" if without else "measured") + later
 
 
 def _why_not(row: Reported, mine: list[tuple[Path, dict[str, Any]]]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -182,11 +183,12 @@ def _write(study: Study, the_plan: Plan, out: Path, paths: Mapping[str, Path], e
         again = pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=[""], low_memory=False)
         for column in gather.KEYS:
             again[column] = again[column].astype(object).fillna("").astype(str) if column in again else ""
-        figure = study.draw(again)
-        files = [_put(path, ".csv", text)]
+        said = about(study, the_plan, again, paths, errors)
+        texts = {".json": json.dumps(said, indent=1) + "\n", ".csv": text}
         if study.layout is not None:
-            files.append(_put(path, ".md", markdown(study.layout(again))))
-        files.insert(0, _put(path, ".json", json.dumps(about(study, the_plan, again, paths, errors), indent=1) + "\n"))
+            texts[".md"] = f"{said['caption']}\n\n{markdown(study.layout(again))}"
+        figure = study.draw(again)  # nothing is written where anything fails
+        files = [_put(path, suffix, content) for suffix, content in texts.items()]
         return Made(study, [*files, *style.save(figure, path, ("pdf", "png"))])
     except FldiagError as error:
         if strict:
@@ -221,17 +223,21 @@ def about(study: Study, the_plan: Plan, found: pd.DataFrame, paths: Mapping[str,
     less = reduction(pairs)
     asked = questions(scale, [a for n, t in enumerate(study.trials) if (study.name, n) not in the_plan.left_out
                               for a in (*study.ask, *t.ask)] + list(study.alone), len(seeds))
-    out = {study.trials[n]: why for (name, n), why in the_plan.left_out.items() if name == study.name}
-    left = [{**t.key(), "label": t.name, "why": why} for t, why in out.items()]
+    left = [{**study.trials[n].key(), "label": study.trials[n].name, "why": why}
+            for (name, n), why in the_plan.left_out.items() if name == study.name]
+    runs = {paths[c].name: run_about(the_plan, c, paths[c]) for c in sorted(set(cells.values()) & paths.keys())}
+    lost = dict.fromkeys(f"{study.trials[n].name}{f' ({s})' if (s := study.trials[n].setting) else ''}, seed {seed}"
+                         for (_, n, seed), c in cells.items() if c in paths and runs[paths[c].name]["status"] == "diverged")
     parts = [study.caption, f"Scale {scale.name}: {less}." if less else "",
              f"Asked with {asked}." if asked else "",
              f"{len(seeds)} seed{'s' * (len(seeds) > 1)}." if pairs and study.trials and study.trials[0].train else "",
-             f"Left out: {'; '.join(sorted(set(out.values())))}." if left else ""]
+             f"Left out: {'; '.join(sorted({hit['why'] for hit in left}))}." if left else "",
+             f"Diverged: {'; '.join(lost)}." if lost else ""]
     return {
         "paper": study.paper, "id": study.id, "title": study.title, "source": study.source,
         "caption": " ".join(p for p in parts if p), "scale": scale.name, "reduction": less, "seeds": seeds,
         "machine": machines(paths[c] for c in cells.values() if c in paths), **provenance(),
-        "runs": {paths[c].name: run_about(the_plan, c, paths[c]) for c in sorted(set(cells.values()) & paths.keys())},
+        "runs": runs,
         "failed": [{**study.trials[n].key(), "seed": seed, "why": public(errors[c], the_plan.store)}
                    for (_, n, seed), c in cells.items() if c in errors]
         + [{**study.trials[n].key(), "seed": 0, "why": public(why, the_plan.store)}
@@ -252,7 +258,7 @@ def public(text: str, store: Path) -> str:
     for folder in sorted({store, store.absolute(), Path.cwd(), Path.home()}, key=lambda p: -len(str(p))):
         if len(str(folder)) > 1:
             text = text.replace(str(folder), folder.name or "~")
-    return " ".join(text.split())
+    return " ".join(re.sub(r"(?<![:/\w])(?:/[^\s/:;,'\"]+)+/([^\s/:;,'\"]+)", r"\1", text).split())
 
 
 def machines(paths: Any) -> str:

@@ -47,13 +47,18 @@ def gallery(made: list[tuple[Path, dict[str, Any]]], out: Path) -> str:
 
 def _intro(found: pd.DataFrame, made: list[tuple[Path, dict[str, Any]]]) -> list[str]:
     numbers = found[(found["kind"] == "number") & found["reported"].notna()]
-    there = numbers[numbers["measured"].notna()].drop_duplicates(["paper", "id", "setting", "method", "model", "data", "metric"])
-    whole = numbers.drop_duplicates(["paper", "id", "setting", "method", "model", "data", "metric"])
+    cell = ["paper", "id", "setting", "method", "model", "data", "metric"]
+    whole, there = numbers.drop_duplicates(cell), numbers[numbers["measured"].notna()].drop_duplicates([*cell, "agrees"])
+    elsewhere = there["agrees"].isin(["other data", "other model", "reduced"])
+    like = there[~elsewhere].drop_duplicates(cell)
+    others = there[elsewhere].drop_duplicates(cell)
     scales = [f"{sum(a['scale'] == s for _, a in made)} at scale {s}" for s in SCALES if any(a["scale"] == s for _, a in made)]
     return ["Made by `fldiag figures --ledger`; the same in `ledger.csv`. Measured: mean ± one standard deviation over seeds. "
-            "Agrees: the difference is within the sum of the spreads; other data, other model: another stood in for the paper's.",
+            "Agrees: the difference is within the sum of the spreads; other data, other model: another stood in for the paper's; "
+            "reduced: fewer rounds, clients or examples than the paper's, as the caption says.",
             "", f"Figures and tables made: {', '.join(scales) or 'none'}. "
-            f"Of {len(whole)} reported numbers, {len(there)} were measured.", ""]
+            f"Of {len(whole)} reported numbers, {len(like)} were measured under the paper's protocol, {len(others)} under a "
+            "reduced one or with other data or models, which shows how methods compare, not whether the number is right.", ""]
 
 
 def _claims(found: pd.DataFrame) -> list[str]:

@@ -28,7 +28,9 @@ def parse(setting: Any) -> dict[str, str]:
 
 
 def columns(table: pd.DataFrame) -> pd.Series:
-    """What a number's column in a table is called: data, partition and what else of the federation differs."""
+    """What a number's column in a table is called: data (and what stood in for them), partition and what else of the
+    federation differs."""
+    instead = stand_ins(table)
     parsed = [{k: v for k, v in parse(s).items() if k in FEDERATION} for s in table["setting"]]
     varies = {k for k in {k for p in parsed for k in p} if len({p.get(k) for p in parsed}) > 1}
     many = {c for c in ("data", "metric") if table[c].nunique() > 1}
@@ -40,8 +42,19 @@ def columns(table: pd.DataFrame) -> pd.Series:
         rest = [f"{k} {p[k]}" for k in FEDERATION[4:] if k in p and k in varies and k != "ratio"]
         rest += [f"ratio {p['ratio']}"] if "ratio" in varies and "ratio" in p else []
         parts = [str(row[c]) for c in ("metric", "data", "model") if c in many and row[c]]
-        names.append(", ".join(v for v in [*parts, split, *rest] if v) or str(row["metric"]))
+        named = [v for v in [*parts, split, *rest] if v] or [str(row["metric"])]
+        names.append(", ".join([*named, *([f"here {instead[row['data']]}"] if row["data"] in instead else [])]))
     return pd.Series(names, index=table.index)
+
+
+def stand_ins(table: pd.DataFrame) -> dict[str, str]:
+    """Data of the paper -> those that were trained on instead, where they are others."""
+    found = {}
+    if "trained_on" in table:
+        for theirs, ours in table[["data", "trained_on"]].dropna().drop_duplicates().itertuples(index=False):
+            if theirs and ours and theirs != ours.split("@")[0] and not ours.startswith(f"{theirs}-"):
+                found[str(theirs)] = str(ours)
+    return found
 
 
 def labels(table: pd.DataFrame) -> pd.Series:
@@ -53,14 +66,14 @@ def labels(table: pd.DataFrame) -> pd.Series:
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
     """One line a cell: ``row``, ``column``, ``measured``, ``measured_std``, ``seeds``, ``reported``, ``reported_std``,
-    ``trained_on``, ``trained_model``."""
+    and the first ``data``, ``model``, ``metric``."""
     need(table, ("origin", "setting", "method", "model", "data", "metric", "value"), PICTURE)
     table = table.assign(column=columns(table), row=labels(table), value=pd.to_numeric(table["value"]).astype(float))
     keys = ["column", "row"]
     mine, theirs = table[table["origin"] == "measured"], table[table["origin"] == "reported"]
     grouped = mine.groupby(keys, sort=False)
     made = grouped["value"].agg(measured="mean", measured_std="std", seeds="count").join(
-        grouped[[c for c in ("trained_on", "trained_model", "data", "model", "metric") if c in mine]].first())
+        grouped[["data", "model", "metric"]].first())
     printed = theirs.groupby(keys, sort=False).first()[["value", *(["std"] if "std" in theirs else [])]]
     printed = printed.rename(columns={"value": "reported", "std": "reported_std"})
     found = made.join(printed, how="outer", sort=False).reset_index()

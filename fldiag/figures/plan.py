@@ -135,7 +135,7 @@ def made(scale: Scale, studies: Iterable[Study], everything: Iterable[Study], st
 
 def _config(scale: Scale, trial: Trial, seed: int, store: Path, cache: dict[tuple[object, ...], Config | LeftOut],
             study: Study) -> Config | LeftOut:
-    key = (trial.preset, trial.method, repr(sorted(trial.over.items())), seed)
+    key = (trial.preset, trial.method, repr(sorted(trial.over.items())), trial.train, seed)
     if key not in cache:
         try:
             cache[key] = scale.config(trial, seed, store)

@@ -7,6 +7,8 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -153,13 +155,19 @@ _shared: dict[str, Any] = {}
 def _start(stop: Any, queue: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process says when to stop, through ``stop``, or by dying
     torch.set_num_threads(1)
-    _shared.update(stop=stop, queue=queue, parent=os.getppid())
+    _shared.update(stop=stop, queue=queue)
+    threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
+
+
+def _leave_with(parent: int) -> None:
+    """A worker whose main process was killed would wait for tasks for ever."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def _remote(task: Task, bench: Bench) -> Outcome:
     def tell(*event: Any) -> None:
-        if os.getppid() != _shared["parent"]:
-            os._exit(1)
         if _shared["stop"].is_set():
             raise KeyboardInterrupt
         _shared["queue"].put(event)

@@ -101,8 +101,18 @@ def test_agreement_needs_a_spread_and_the_same_data(tmp_path):
     assert line(tmp_path, "table2")["agrees"] == "other model"
 
 
+def test_a_reduced_protocol_neither_agrees_nor_disagrees(tmp_path):
+    put(tmp_path, "table2", [hit(56.13, 1.0)], reduction="12 instead of 300 rounds")
+    assert (line(tmp_path, "table2")["agrees"], line(tmp_path, "table2")["difference"]) == ("reduced", 0.0)
+    counted = re.search(r"Of \d+ reported numbers, (\d+) were measured under the paper's protocol, (\d+) under a reduced", ledger.write(tmp_path)[0].read_text())
+    assert counted.groups() == ("0", "1")
+    put(tmp_path, "table2", [hit(56.13, 1.0)], at="paper", scale="paper")
+    counted = re.search(r"numbers, (\d+) were measured under the paper's protocol, (\d+) under a reduced", ledger.write(tmp_path)[0].read_text())
+    assert counted.groups() == ("1", "1")
+
+
 def test_seeds_without_a_number_are_told_of(tmp_path):
-    """The mean is over the others; a level that one seed does not have, has no mean round."""
+    """The mean is over the others."""
     put(tmp_path, "table2", [hit(50.0, 2.0, seeds=2) | {"diverged": 1}])
     assert line(tmp_path, "table2")["status"] == "measured; 1 of 3 seeds diverged"
 
@@ -234,6 +244,17 @@ def test_claims_are_in_the_ledger_with_their_outcome(tmp_path, monkeypatch):
     assert found.loc["x", "status"] == "undecided (2 of 3 seeds)" and found.loc["x", "agrees"] == "no"
     assert found.loc["y", "status"] == "not decided" and "nothing was measured of z" in found.loc["y", "note"]
     assert "| a is below b | S | small | undecided (2 of 3 seeds) |" in ledger.write(tmp_path)[0].read_text()
+
+
+def test_every_claim_compares_what_its_study_has(monkeypatch):
+    """With any numbers of all of a study's trials, each claim can be decided."""
+    module = reported.module(reported.folder() / "claims.py")
+    for claim in module.CLAIMS:
+        study = reported.studies()[claim.study]
+        names = [t.name for t in study.trials] or [m for a in study.alone for m in a.options.get("methods", ("fedavg", "feddf", "fedproj"))]
+        table = pd.DataFrame([{"label": n, "seed": 0, "value": float(i)} for i, n in enumerate(dict.fromkeys(names))])
+        monkeypatch.setattr(module, "per_seed", lambda *a, t=table, **k: t.pivot_table(index="seed", columns="label", values="value"))
+        assert len(claim.check(table.assign(metric="rounds_to_best_of_fedsam")).votes) == 1, claim.id
 
 
 def test_every_claim_is_about_a_study_that_there_is():

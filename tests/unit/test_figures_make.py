@@ -1,7 +1,13 @@
 """End to end at the smoke scale, on a part: made, made again to the byte, stopped and continued."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -165,11 +171,83 @@ def test_left_out_everywhere_is_said(tmp_path):
         gather.table_of(study, small, {})
 
 
+def test_what_a_scale_has_not_is_said_beside_what_it_has(world, tmp_path):
+    """One column of a table left out: the others are drawn, and caption, json and ledger say why."""
+    mine, theirs = shorter("fedsol/table2", 1), Trial("fedsol-svhn-lda0.1", "fedavg", data="svhn", setting="partition=lda;alpha=0.1")
+    without = replace(SMOKE, data={"cifar10": "digits", "mnist": "digits"})
+    (made,) = make.make([replace(mine, trials=(*mine.trials, theirs))], without, out=tmp_path, store=world[1])
+    assert made.error == ""
+    about = json.loads((tmp_path / "fedsol" / "table2.json").read_text())
+    assert [(hit["data"], hit["why"]) for hit in about["left_out"]] == [("svhn", "svhn is not part of the scale smoke")]
+    assert about["caption"].endswith("Left out: svhn is not part of the scale smoke.")
+    assert (tmp_path / "fedsol" / "table2.md").read_text().startswith(about["caption"])
+    assert set(ledger.rows(tmp_path).query("id == 'table2' and data == 'svhn' and method == 'fedavg' and setting == @theirs.setting")
+               ["status"]) == {"not run: svhn is not part of the scale smoke"}
+
+
+def test_nothing_is_written_of_a_study_that_cannot_be_drawn(world, tmp_path):
+    study = replace(next(m.study for m in world[2] if m.study.id == "fig6"), draw=lambda table: 1 / 0)
+    (made,) = make.make([study], SMOKE, out=tmp_path, store=world[1])
+    assert "ZeroDivisionError" in made.error and list(tmp_path.rglob("fig6*")) == []
+
+
+def test_messages_are_without_folders():
+    text = "svhn was not found: looked for /srv/some place/x.npz, /data/images/svhn.npz (see https://a.org/b/c) and in runs/q"
+    assert make.public(text, Path("/data/images")) == \
+        "svhn was not found: looked for some place/x.npz, images/svhn.npz (see https://a.org/b/c) and in runs/q"
+
+
+def test_workers_end_with_the_process_that_started_them():
+    script = """if __name__ == "__main__":
+        import multiprocessing, os, time
+        from concurrent.futures import ProcessPoolExecutor
+        from fldiag.figures import work
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(1, mp_context=context, initializer=work._start, initargs=(context.Event(), context.SimpleQueue()))
+        print(pool.submit(os.getpid).result(), flush=True)
+        time.sleep(60)"""
+    main = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    worker = int(main.stdout.readline())
+    main.kill()
+    main.wait()
+    for _ in range(100):
+        if not Path(f"/proc/{worker}").exists() or "State:\tZ" in Path(f"/proc/{worker}/status").read_text():
+            return
+        time.sleep(0.1)
+    os.kill(worker, signal.SIGKILL)
+    pytest.fail("the worker outlived its main process by ten seconds")
+
+
+# ---- the numbers of the ledger
+
+
+def numbers(values, metric, ask="final", **more):
+    study = replace(shorter("fedsol/table2", 1), pick={metric: {}})
+    rows = [{"origin": "measured", "ask": ask, "setting": "s", "method": "m", "model": "x", "data": "d", "metric": metric, "seed": i, "value": v,
+             **{k: c[i] for k, c in more.items()}} for i, v in enumerate(values)]
+    (found,) = gather.measured(pd.DataFrame(rows), study, plan.Plan(SMOKE, Path()))
+    return found
+
+
+def test_a_level_that_one_seed_never_has_has_no_mean_round():
+    found = numbers([9.0, 10.0, None], "rounds_to_80")
+    assert (found["value"], found["seeds"], found["diverged"]) == (None, 2, 1)
+    assert ledger._status(found) == "not reached by 1 of 3 seeds"
+    assert ledger._status(numbers([None, None], "rounds_to_80")) == "not reached"
+    assert ledger._status(numbers([None, 3.0], "accuracy")) == "measured; 1 of 2 seeds diverged"
+
+
+def test_the_best_round_of_a_run_that_diverged_later_says_so():
+    found = numbers([60.0, 50.0], "accuracy", "best", converged=[True, False])
+    assert found["value"] == 55.0 and ledger._status(found) == "measured; 1 of 2 seeds diverged later"
+    assert ledger._status(numbers([3.0, 5.0], "lambda_max", "matching", converged=[True, False])) == "measured"
+
+
 # ---- the picture and the layout of a table
 
 
 def cells(**more):
-    common = {"setting": "partition=lda;alpha=0.1", "model": "m", "data": "cifar10", "metric": "accuracy", "trained_on": "x", "trained_model": "m"}
+    common = {"setting": "partition=lda;alpha=0.1", "model": "m", "data": "cifar10", "metric": "accuracy", "trained_on": "cifar10", "trained_model": "m"}
     rows = [("measured", "fedavg", 50.0, 0), ("measured", "fedavg", 54.0, 1), ("measured", "fedsol", 60.0, 0), ("reported", "fedavg", 56.0, None)]
     return pd.DataFrame([{**common, "origin": o, "method": m, "value": v, "seed": s, "std": 0.5 if o == "reported" else None, **more}
                          for o, m, v, s in rows])
@@ -180,6 +258,14 @@ def test_a_cell_is_mean_and_spread_beside_the_reported_number():
     assert layout.loc["fedavg"].tolist() == ["52.0 ± 2.8 (56.0 ± 0.5)"] and layout.loc["fedsol"].tolist() == ["60.0"]
     both = pd.concat([cells(), cells(setting="partition=sharding;shards=2;part=head")])
     assert list(pictures.cells(both).columns) == ["LDA 0.1", "2 shards"] and "fedavg (part=head)" in pictures.cells(both).index
+
+
+def test_what_stood_in_for_the_data_is_in_the_head_also_of_the_reported_number():
+    both = pd.concat([cells(trained_on="mnist-2000"), cells(data="mnist", trained_on="mnist-2000")])
+    both.loc[both["origin"] == "reported", "trained_on"] = None
+    layout = pictures.cells(both)
+    assert list(layout.columns) == ["cifar10, here mnist-2000", "mnist"] and (layout.loc["fedavg"] == "52.0 ± 2.8 (56.0 ± 0.5)").all()
+    assert pictures.stand_ins(cells(trained_on="cifar10@fedtoga")) == {}
 
 
 def test_dots_stand_where_the_numbers_are():

@@ -132,7 +132,7 @@ def test_moon_has_its_head_where_the_paper_has_it_and_small_models_do_not(tmp_pa
     assert "projection" not in scale("small").config(moon, 0, tmp_path).model.options
 
 
-def test_figures_can_be_planned_and_charts_drawn_at_paper_scale():
+def test_who_holds_what_is_asked_once():
     """A partition is the same for every seed: it is asked once."""
     assert [len(OTHERS["fedtoga/fig4"].asked(t, place)) for t in OTHERS["fedtoga/fig4"].trials[:1] for place in range(3)] == [1, 0, 0]
 
