@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fldiag.diagnostics.linalg.chain import links
-from fldiag.diagnostics.linalg.hvp import GaussNewton, Hessian, Linearized
+from fldiag.diagnostics.linalg.hvp import GaussNewton, Hessian, Linearized, Weights
 from fldiag.diagnostics.linalg.operator import Matrix, Operator
 from fldiag.diagnostics.linalg.rop import ChainOperator
 from fldiag.diagnostics.probe import sample
@@ -36,7 +36,7 @@ def build(problem: Problem, form: str, matrix: Matrix, w: Tensor, batches: Batch
         with problem.guarded():
             return problem.criterion(z, y).reshape(())
 
-    def outputs(w: Tensor, x: Tensor) -> Any:
+    def outputs(w: Weights, x: Tensor) -> Any:
         with problem.guarded():
             return problem.call(w, x)
 
@@ -46,15 +46,15 @@ def build(problem: Problem, form: str, matrix: Matrix, w: Tensor, batches: Batch
             return None
         return ChainOperator(found, criterion, batches, shares, w, problem.layout, matrix=matrix, room=room)
 
-    def loss_of(batch: Callable[[], tuple[Tensor, Tensor]]) -> Callable[[Tensor], Tensor]:
-        def loss(w: Tensor) -> Tensor:
+    def loss_of(batch: Callable[[], tuple[Tensor, Tensor]]) -> Callable[[Weights], Tensor]:
+        def loss(w: Weights) -> Tensor:
             x, y = batch()
             return criterion(outputs(w, x), y)
 
         return loss
 
     def parts_of(batch: Callable[[], tuple[Tensor, Tensor]]) -> Any:
-        def parts(w: Tensor) -> tuple[Any, Callable[[Any], Tensor]]:
+        def parts(w: Weights) -> tuple[Any, Callable[[Any], Tensor]]:
             x, y = batch()
             return outputs(w, x), lambda z: criterion(z, y)
 
@@ -62,8 +62,8 @@ def build(problem: Problem, form: str, matrix: Matrix, w: Tensor, batches: Batch
 
     if form == "double backward":
         if matrix == "ggn":
-            return GaussNewton([parts_of(b) for b in batches], shares, w, keep)
-        return Hessian([loss_of(b) for b in batches], shares, w, keep)
+            return GaussNewton([parts_of(b) for b in batches], shares, w, keep, problem.layout)
+        return Hessian([loss_of(b) for b in batches], shares, w, keep, problem.layout)
     return Linearized([loss_of(b) for b in batches], shares, w) if matrix == "hessian" else None
 
 

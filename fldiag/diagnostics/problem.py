@@ -261,7 +261,7 @@ class Problem:
         total = torch.zeros_like(at, dtype=torch.float64)
         for loss, share in zip(*self._terms(), strict=True):
             with torch.enable_grad():
-                part = derivative(loss(at), at)
+                part, = derivative(loss(at), [at])
             if part is not None:
                 total.add_(part, alpha=share)
         return total

@@ -7,7 +7,8 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from fldiag.diagnostics import Problem
-from fldiag.diagnostics.linalg.hvp import Hessian
+from fldiag.diagnostics.linalg.hvp import GaussNewton, Hessian
+from fldiag.diagnostics.linalg.operator import PIECE, add
 from fldiag.diagnostics.spectrum import spectrum
 from fldiag.diagnostics.trace import trace
 from fldiag.errors import FldiagError
@@ -105,6 +106,52 @@ def test_batches_of_any_size_weigh_every_example_alike(name):
     for other in (pieces, four):
         assert torch.allclose(other.hessian()(v), expected, rtol=1e-10, atol=1e-12)
         assert torch.allclose(other.gradient(), whole.gradient(), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_tensors_one_by_one_give_the_products_of_the_whole_vector(name):
+    p = problem(name)
+    x, y = p.batch(0)
+    v = torch.randn_like(p.w)
+    for matrix, whole in (("hessian", Hessian([lambda w: p.criterion(p.call(w, x), y)], [1.0], p.w)),
+                          ("ggn", GaussNewton([lambda w: (p.call(w, x), lambda z: p.criterion(z, y))], [1.0], p.w))):
+        found, expected = p.hessian(form="double backward", matrix=matrix)(v), whole(v)
+        assert torch.allclose(found, expected, rtol=1e-12, atol=1e-13) and expected.norm() > 0
+
+
+def test_tensors_without_curvature_have_zeros_in_their_place():
+    """The first tensor is not used, the second enters linearly, both beside others that do curve."""
+    class Partly(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.unused, self.slope, self.curve = (nn.Parameter(torch.randn(2).double()) for _ in range(3))
+
+        def forward(self, x):
+            return (x * self.slope).sum(1) + (x * self.curve**3).sum(1)
+
+    p = Problem(Partly(), lambda z, y: (z - y).mean(), (torch.randn(5, 2).double(), torch.zeros(5).double()), dtype=torch.float64)
+    v, mean = torch.randn(6).double(), p.batch(0)[0].mean(0)
+    expected = torch.cat([torch.zeros(4).double(), 6 * p.w[4:] * mean * v[4:]])
+    assert torch.allclose(p.hessian(form="double backward")(v), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("size", [1, PIECE - 1, PIECE, 2 * PIECE + 3])
+def test_sums_in_pieces_are_the_sum(size):
+    part, total = torch.randn(size), torch.randn(size, dtype=torch.float64)
+    expected = total + 0.3 * part.double()
+    add(total, part, 0.3)
+    assert torch.allclose(total, expected, rtol=1e-15, atol=1e-15)
+
+
+def test_a_vector_may_have_any_precision_and_is_left_alone():
+    """Vectors in another precision share memory from product to product, which must not show."""
+    p = problem("conv")
+    h, v = p.hessian(), torch.randn(p.layout.size, dtype=torch.float32)
+    kept, other = v.clone(), torch.randn_like(v)
+    first = h(v)
+    before = first.clone()
+    h(other)
+    assert torch.equal(first, before) and torch.equal(v, kept) and torch.equal(h(v), h(v.double()))
 
 
 def test_kept_rebuilt_and_released_graphs_give_the_same_bits():

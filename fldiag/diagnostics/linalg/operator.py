@@ -10,7 +10,17 @@ from torch import Tensor
 
 from fldiag.errors import FldiagError
 
+#: Numbers added at a time.
+PIECE = 1 << 17
 Matrix = Literal["hessian", "ggn"]
+
+
+def add(total: Tensor, part: Tensor, weight: float) -> None:
+    """``total += weight * part``, total in float64. In pieces that stay in the cache: a float64 copy of all of a large
+    ``part`` is fresh memory every time, which takes longer than the sum."""
+    wide = torch.empty(min(PIECE, part.numel()), dtype=total.dtype, device=total.device)
+    for place, piece in zip(total.split(PIECE), part.split(PIECE), strict=True):
+        place.add_(wide[:len(piece)].copy_(piece), alpha=weight)
 
 
 class Operator:
@@ -27,6 +37,7 @@ class Operator:
     def __init__(self, w: Tensor, weights: Sequence[float], keep: int = 0):
         self._w, self._weights, self._keep = w, list(weights), keep
         self._kept: dict[int, Any] = {}
+        self._buffer: Tensor | None = None
         self.products = 0
 
     @property
@@ -36,8 +47,8 @@ class Operator:
     def _prepare(self, i: int) -> Any:
         raise NotImplementedError
 
-    def _product(self, prepared: Any, v: Tensor) -> Tensor | None:
-        """M_i v, None for zero."""
+    def _product(self, prepared: Any, v: Tensor) -> Any:
+        """M_i v as ``_add`` takes it, None for zero."""
         raise NotImplementedError
 
     def _worth_keeping(self, i: int, prepared: Any) -> bool:
@@ -51,7 +62,7 @@ class Operator:
         if v.shape != self._w.shape:
             raise FldiagError(f"the vector has shape {list(v.shape)}, the weights have {list(self._w.shape)}",
                               "give a vector as long as the weights")
-        v = v.detach().to(self._w)
+        v = self._narrow(v.detach())
         total = torch.zeros_like(self._w, dtype=torch.float64)
         for i, weight in enumerate(self._weights):
             prepared = self._kept[i] if i in self._kept else self._prepare(i)
@@ -59,13 +70,25 @@ class Operator:
                 self._kept[i] = prepared
             part = self._product(prepared, v)
             if part is not None:
-                total.add_(part, alpha=weight)
+                self._add(total, part, weight)
         self.products += 1
         return total
+
+    def _narrow(self, v: Tensor) -> Tensor:
+        """v in the weights' precision, in memory that is used again: fresh memory takes longer than the conversion."""
+        if (v.dtype, v.device) == (self._w.dtype, self._w.device):
+            return v
+        if self._buffer is None:
+            self._buffer = torch.empty_like(self._w)
+        return self._buffer.copy_(v)
+
+    def _add(self, total: Tensor, part: Any, weight: float) -> None:
+        add(total, part, weight)
 
     def release(self) -> None:
         """Frees what was kept; the operator still works."""
         self._kept.clear()
+        self._buffer = None
 
 
 class Block:
