@@ -167,7 +167,7 @@ def _cifar() -> Case:
 def _resnet() -> Case:
     x, y, which = _images(2000)
     module = trained(models.build("resnet18_gn", (3, 32, 32), 10), x, y, epochs=2, lr=0.01)
-    return Case("resnet", f"ResNet-18 with GroupNorm, 2 epochs on 2,000 {which}", module, x[:8], y[:8], False)
+    return Case("resnet", f"ResNet-18 with GroupNorm, 2 epochs on 2,000 {which}", module, x[:16], y[:16], False)
 
 
 CASES: dict[str, Callable[[], Case]] = {"digits": _digits, "cifar": _cifar, "resnet": _resnet}
