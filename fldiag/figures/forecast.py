@@ -19,6 +19,10 @@ GRADIENTS = {"spectrum": 60, "landscape": 140, "matching": 30, "drift": 3, "forg
              "personal": 0}
 
 
+#: Seconds of a step from which on the first is timed, without one before it to warm up.
+LONG = 0.5
+
+
 @dataclass
 class Forecast:
     """``seconds``: on one core; ``bytes``: at the end; ``unknown``: tasks whose kind cannot be timed, and why."""
@@ -68,12 +72,15 @@ def _step(task: Task, download: bool) -> tuple[float, int, int, int]:
     server = setup.method.server_init(setup.initial())
     unit = setup.units(0, ids, setup.initial(), {n: b.clone() for n, b in setup.network.buffers.items()},
                        {n: server[n] for n in setup.method.sent if n in server}, zero if next(iter(zero.values())) else {})[0]
-    unit.batches = [b[:2] for b in unit.batches]
-    setup.train(unit)
-    began = time.process_time()  # one thread's work, whatever else the machine is doing
-    setup.train(unit)
-    steps = sum(len(b) for b in unit.batches)
-    return ((time.process_time() - began) / max(1, steps), setup.network.size, sum(map(len, setup.parts)),
+    unit.batches = [b[:1] for b in unit.batches]
+    steps = max(1, sum(len(b) for b in unit.batches))
+    for _ in range(2):
+        began = time.process_time()  # one thread's work, whatever else the machine is doing
+        setup.train(unit)
+        taken = time.process_time() - began
+        if taken > LONG:
+            break
+    return (taken / steps, setup.network.size, sum(map(len, setup.parts)),
             len(setup.dataset.test_y))
 
 

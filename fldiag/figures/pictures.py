@@ -58,10 +58,16 @@ def stand_ins(table: pd.DataFrame) -> dict[str, str]:
 
 
 def labels(table: pd.DataFrame) -> pd.Series:
-    """What its row is called: the method and its options."""
-    return pd.Series([str(m) + (f" ({', '.join(own)})" if (own := [f"{k}={v}" for k, v in parse(s).items()
-                                                                   if k not in (*FEDERATION, *MARKS)]) else "")
-                      for m, s in zip(table["method"], table["setting"], strict=True)], index=table.index)
+    """What its row is called: the method and those of its options in which its rows differ."""
+    every = [{k: v for k, v in parse(s).items() if k not in (*FEDERATION, *MARKS)} for s in table["setting"]]
+    of: dict[str, list[dict[str, str]]] = {}
+    for method, own in zip(table["method"], every, strict=True):
+        of.setdefault(method, []).append(own)
+    names = []
+    for method, own in zip(table["method"], every, strict=True):
+        shown = [f"{k}={v}" for k, v in own.items() if len({o.get(k) for o in of[method]}) > 1]
+        names.append(str(method) + (f" ({', '.join(shown)})" if shown else ""))
+    return pd.Series(names, index=table.index)
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:

@@ -66,6 +66,15 @@ def _ledger(console: Console, out: Path) -> None:
     console.done(*files)
 
 
+def not_forecast(unknown: dict[str, str]) -> list[str]:
+    """A line for each reason, with one of the kinds of run that it holds for."""
+    kinds: dict[str, list[str]] = {}
+    for text, why in unknown.items():
+        kinds.setdefault(why, []).append(text)
+    return [f"not in the forecast: {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {why}"
+            for why, names in kinds.items()]
+
+
 def forecast(console: Console, the_plan: plan.Plan, jobs: int, download: bool) -> None:
     """What there is to train, its time and disk on this machine; writes nothing but the scale's reduced data."""
     failures = make.prepare(the_plan, download)
@@ -78,8 +87,8 @@ def forecast(console: Console, the_plan: plan.Plan, jobs: int, download: bool) -
     console.say(f"scale {the_plan.scale.name}: {found.runs} runs, {found.there} of them there, {found.rounds:,} rounds to train")
     console.say(f"forecast: {duration(found.seconds / jobs)} with {jobs} at a time ({forecasts.machine_words()}), "
                 f"{found.bytes / 1e9:,.1f} GB of disk ({free / 1e9:,.0f} GB free)")
-    for text, why in {**failures, **found.unknown}.items():
-        console.note(f"not in the forecast: {text}: {why}")
+    for line in not_forecast({**failures, **found.unknown}):
+        console.note(line)
     for why in sorted(set(the_plan.left_out.values())):
         console.note(f"left out: {why}")
     if found.bytes > free:

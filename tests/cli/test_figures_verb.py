@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fldiag.cli import app
+from fldiag.verbs.figures import not_forecast
 
 runner = CliRunner()
 
@@ -45,3 +46,9 @@ def test_dry_run_writes_no_run(tmp_path):
 def test_wrong_use(arguments, says):
     done = runner.invoke(app, ["figures", *arguments])
     assert done.exit_code == 2 and says in done.output
+
+
+def test_a_reason_without_a_forecast_is_said_once():
+    unknown = {"fedavg on x": "x was not found", "fedsol on x": "x was not found", "fedavg on y": "y is broken"}
+    assert not_forecast(unknown) == ["not in the forecast: fedavg on x and 1 more: x was not found",
+                                     "not in the forecast: fedavg on y: y is broken"]

@@ -268,6 +268,12 @@ def test_what_stood_in_for_the_data_is_in_the_head_also_of_the_reported_number()
     assert pictures.stand_ins(cells(trained_on="cifar10@fedtoga")) == {}
 
 
+def test_a_row_is_called_by_the_options_that_tell_it_apart():
+    rows = [("fedsol", "loss=l2;part=full"), ("fedsol", "loss=moon;part=full"), ("fedprox", "mu=1"), ("fedsol", "part=full")]
+    table = pd.DataFrame(rows, columns=["method", "setting"])
+    assert pictures.labels(table).tolist() == ["fedsol (loss=l2)", "fedsol (loss=moon)", "fedprox", "fedsol"]
+
+
 def test_dots_stand_where_the_numbers_are():
     fig = pictures.dots(cells())
     assert isinstance(fig, Figure)
