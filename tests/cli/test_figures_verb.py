@@ -11,11 +11,6 @@ from fldiag.verbs.figures import not_forecast
 runner = CliRunner()
 
 
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def test_list():
     found = json.loads(runner.invoke(app, ["list", "figures", "--json"]).stdout)["rows"]
     assert {"fedsol/fig6", "fedsol/table2", "fedalign/table1"} <= {row["name"] for row in found}

@@ -5,18 +5,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
+from commands import run
 
 from fldiag.checkpoint.store import Run
-from fldiag.cli import app
 
 QUICK = ["--samples", 60, "--device", "cpu"]
-runner = CliRunner()
-
-
-@pytest.fixture(autouse=True)
-def _inside(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +18,6 @@ def trained(tmp_path_factory):
     run("train", "digits", "--set", "rounds=4", "--set", "model.name=mlp", "--set", "checkpoint.clients=sampled", "--set",
         "train.epochs=1", "--out", folder, "--device", "cpu")
     return folder
-
-
-def run(*arguments, code=0):
-    result = runner.invoke(app, [str(a) for a in arguments])
-    assert result.exit_code == code, (result.output, result.exception)
-    return result
 
 
 def frame_of(result):

@@ -7,38 +7,17 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from typer.testing import CliRunner
+from commands import last, run, table
 
 import fldiag
 from fldiag.checkpoint import schema
-from fldiag.cli import app
 from fldiag.cli.options import room_of
 from fldiag.diagnostics import Problem
 from fldiag.errors import FldiagError
 from fldiag.plotting.forgetting import only
 
-runner = CliRunner()
 SMALL = ("--set", "rounds=2", "--set", "model.name=mlp", "--set", "model.hidden=[12]", "--set", "train.epochs=1",
          "--set", "clients.per_round=3")
-
-
-@pytest.fixture(autouse=True)
-def _inside(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-def run(*arguments, code=0):
-    result = runner.invoke(app, [str(a) for a in arguments])
-    assert result.exit_code == code, (result.output, result.exception)
-    return result
-
-
-def last(result):
-    return Path(result.stdout.strip().splitlines()[-1])
-
-
-def table(png):
-    return pd.read_csv(png.with_suffix(".csv"))
 
 
 @pytest.fixture(scope="module")

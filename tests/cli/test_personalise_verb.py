@@ -6,24 +6,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
+from commands import run
 
 from fldiag.checkpoint.store import Run
-from fldiag.cli import app
 
 QUICK = ["--set", "rounds=1", "--set", "model.name=mlp", "--set", "train.epochs=1", "--device", "cpu"]
-runner = CliRunner()
-
-
-@pytest.fixture(autouse=True)
-def _inside(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-def run(*arguments, code=0):
-    result = runner.invoke(app, [str(a) for a in arguments])
-    assert result.exit_code == code, (result.output, result.exception)
-    return result
 
 
 def complaint(*arguments, code):

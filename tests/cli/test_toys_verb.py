@@ -5,29 +5,19 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
+from commands import last, runner
 
 from fldiag.cli import app
 from fldiag.plotting import style
 from fldiag.toys import iris, iris_reported
 
-runner = CliRunner()
 SMALL = ("--rounds", 1, "--seeds", 2, "--full-batch")
-
-
-@pytest.fixture(autouse=True)
-def _inside(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def run(*arguments, code=0):
     result = runner.invoke(app, ["toy", "iris", *(str(a) for a in arguments)])
     assert result.exit_code == code, (result.output, result.exception)
     return result
-
-
-def last(result):
-    return Path(result.stdout.strip().splitlines()[-1])
 
 
 def test_help_has_an_example():

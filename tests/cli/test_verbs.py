@@ -10,30 +10,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from commands import last, run
 from typer.main import get_command
-from typer.testing import CliRunner
 
 import fldiag
 from fldiag.cli import app
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "checkpoints" / "example" / "fedsol-digits.pt"
-runner = CliRunner()
-
-
-@pytest.fixture(autouse=True)
-def _inside(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-def run(*arguments, code=0):
-    result = runner.invoke(app, [str(a) for a in arguments])
-    assert result.exit_code == code, (result.output, result.exception)
-    return result
-
-
-def last(result):
-    return Path(result.stdout.strip().splitlines()[-1])
 
 
 @pytest.fixture(scope="module")

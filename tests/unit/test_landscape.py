@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from surfaces import Interrupted
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -172,19 +173,6 @@ def test_points_on_a_line_span_no_plane():
 
 
 # -- resuming
-
-class Interrupted(ArrayStore):
-    """Presses Ctrl-C after some points."""
-
-    def __init__(self, path, after):
-        super().__init__(path)
-        self.after = after
-
-    def offer(self, *what):
-        self.after -= 1
-        if self.after == 0:
-            raise KeyboardInterrupt
-
 
 @pytest.mark.parametrize("how", ["eigen", "random", "plane"])
 @pytest.mark.parametrize("folder", [True, False])

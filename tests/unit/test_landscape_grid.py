@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from surfaces import Interrupted
 
 import fldiag
 from fldiag.diagnostics import Problem, target
@@ -13,7 +14,6 @@ from fldiag.diagnostics import directions as rules
 from fldiag.diagnostics.evaluator import Evaluator
 from fldiag.diagnostics.grid import Heights
 from fldiag.diagnostics.landscape import BF16_CHECKS, axis, landscape
-from fldiag.diagnostics.store import ArrayStore
 from fldiag.results.table import check
 
 EXAMPLE = Path(__file__).parents[2] / "checkpoints" / "example" / "fedavg-digits.pt"
@@ -58,17 +58,6 @@ def test_spline_is_as_close_as_it_says_on_a_trained_network(options):
     assert (error <= said[~exact]).mean() > 0.97 and np.isnan(said[exact]).all() and value(frame, "grid_error", "index") >= 16
     assert np.abs(numbers(frame, "stderr") - numbers(whole, "stderr")).max() < 0.1 * numbers(whole, "stderr").max()
     assert made[10, 10] == trained().loss()[0]
-
-
-class Interrupted(ArrayStore):
-    def __init__(self, path, after):
-        super().__init__(path)
-        self.after = after
-
-    def offer(self, *what):
-        self.after -= 1
-        if self.after == 0:
-            raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("bf16", [False, True])

@@ -5,31 +5,12 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
+from problems import Sliced, data, mlp
 from torch import nn
 from torch.nn.functional import cross_entropy as CE
 
 from fldiag.diagnostics import Problem
 from fldiag.errors import FldiagError
-
-
-def data(n=10, classes=3, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    return torch.randn(n, 4, generator=g), torch.arange(n) % classes
-
-
-def mlp(*extra):
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(4, 5), *extra, nn.Tanh(), nn.Linear(5, 3))
-
-
-class Sliced:
-    name = "client:7/train"
-
-    def __init__(self, x, y):
-        self.x, self.y, self.n = x, y, len(x)
-
-    def batch(self, start, stop):
-        return self.x[start:stop], self.y[start:stop]
 
 
 class Stubborn(nn.Dropout):

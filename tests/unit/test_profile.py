@@ -7,13 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from surfaces import Interrupted
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fldiag.diagnostics import Problem
 from fldiag.diagnostics.profile import profile
 from fldiag.diagnostics.spectrum import eigenpairs
-from fldiag.diagnostics.store import ArrayStore
 from fldiag.errors import FldiagError
 from fldiag.results.table import check
 
@@ -115,17 +115,6 @@ def test_batch_norm_statistics_go_along_when_the_end_brings_them():
 
     for i, moving in ((1, True), (2, False)):
         np.testing.assert_allclose(values(both, "loss", i), [loss(t, moving) for t in (0.0, 0.5, 1.0)], rtol=1e-10)
-
-
-class Interrupted(ArrayStore):
-    def __init__(self, path, after):
-        super().__init__(path)
-        self.after = after
-
-    def offer(self, *what):
-        self.after -= 1
-        if self.after == 0:
-            raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("directions", ["eigen", "random", "through"])
