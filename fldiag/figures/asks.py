@@ -21,7 +21,7 @@ from fldiag.errors import FldiagError
 from fldiag.results.table import table
 
 Progress = Callable[[int, int, str], None]
-#: Beside run.json: seconds of every round, and the machine.
+#: Beside run.json: seconds of every round (on the CPU of its one thread's work), and the machine.
 CLOCK = "clock.json"
 
 

@@ -163,7 +163,7 @@ def curve(*metrics: str, seeds: int | None = None) -> Ask:
 
 
 def seconds() -> Ask:
-    """``seconds_per_round``: the median over the rounds after the first, one thread, as it was when the run was trained."""
+    """``seconds_per_round``: the median over the rounds after the first, of one thread's work when the run was trained."""
     return Ask("seconds")
 
 
