@@ -21,6 +21,8 @@ def figures(ids: Annotated[list[str] | None, typer.Argument(help="Such as fedsol
             runs: Annotated[Path | None, typer.Option(help="Folder of the runs. Default: checkpoints/figures.")] = None,
             jobs: Annotated[int | None, typer.Option(help="Runs at a time, one thread each. Default: all cores.")] = None,
             dry_run: Annotated[bool, typer.Option("--dry-run", help="Forecast runs, hours and disk; train nothing.")] = False,
+            as_is: Annotated[bool, typer.Option("--as-is", help="Train nothing: draw what the runs that are there "
+                                                                "give.")] = False,
             ledger: Annotated[bool, typer.Option("--ledger", help="Only rebuild the ledger from what is there.")] = False,
             download: Download = False, json: Json = False, device: Device = "cpu", debug: Debug = False) -> None:
     """Make the papers' figures and tables again, and the ledger of reported and measured numbers.
@@ -30,4 +32,4 @@ def figures(ids: Annotated[list[str] | None, typer.Argument(help="Such as fedsol
     with errors(debug):
         from fldiag.verbs import figures as verb
 
-        verb.figures(Console(json), ids or [], scale, out, runs, jobs, dry_run, ledger, download, device_of(device), debug)
+        verb.figures(Console(json), ids or [], scale, out, runs, jobs, dry_run, as_is, ledger, download, device_of(device), debug)

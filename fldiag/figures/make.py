@@ -29,6 +29,8 @@ from fldiag.results.provenance import provenance
 Progress = Callable[[int, int, str], None]
 STORE = Path("checkpoints/figures")
 OUT = Path("figures")
+#: What is said of runs that are missing or not asked everything, where nothing is to be trained.
+NOT_YET = "not trained yet"
 
 
 @dataclass
@@ -42,9 +44,10 @@ class Made:
 
 def make(studies: Sequence[Study], scale: Scale, *, out: Path = OUT, store: Path = STORE, jobs: int = 1, device: str = "cpu",
          download: bool = False, progress: Progress | None = None,
-         on_done: Callable[[str, int, int], None] | None = None, strict: bool = False) -> list[Made]:
+         on_done: Callable[[str, int, int], None] | None = None, strict: bool = False, as_is: bool = False) -> list[Made]:
     """Make the figures and tables. ``progress``: rounds done of all runs; ``on_done``: a sentence about every run that was
-    trained or failed, how many are done, and of how many. ``strict``: the first failure is raised.
+    trained or failed, how many are done, and of how many. ``strict``: the first failure is raised. ``as_is``: nothing is
+    trained or asked; what is there is drawn.
 
     A run or figure that fails is reported and does not stop the others; each figure is written when its last run is done.
     Raises KeyboardInterrupt when stopped (the same call goes on from there), and FldiagError when a folder cannot be written
@@ -57,7 +60,12 @@ def make(studies: Sequence[Study], scale: Scale, *, out: Path = OUT, store: Path
     def ready(name: str, paths: Mapping[str, Path], errors: Mapping[str, str]) -> None:
         written[name] = _write(next(s for s in studies if s.name == name), the_plan, out, paths, errors, download, strict)
 
-    _run(the_plan, {s.name for s in studies}, jobs, device, download, failures, progress, on_done, ready, strict)
+    if as_is:
+        paths, errors = _there(the_plan)
+        for study in studies:
+            ready(study.name, paths, errors)
+    else:
+        _run(the_plan, {s.name for s in studies}, jobs, device, download, failures, progress, on_done, ready, strict)
     return [written[s.name] for s in studies]
 
 
@@ -105,6 +113,12 @@ def reduce(whole: Any, scale: Scale, file: Any) -> None:
     test = first(whole.test_y, scale.test_images or len(whole.test_y))
     np.savez_compressed(file, train_images=pixels(whole.train_x, train), train_labels=whole.train_y[train].numpy(),
                         test_images=pixels(whole.test_x, test), test_labels=whole.test_y[test].numpy())
+
+
+def _there(the_plan: Plan) -> tuple[dict[str, Path], dict[str, str]]:
+    """The finished runs, and those from which something is missing."""
+    paths = {core: path for core, task in the_plan.tasks.items() if plan.finished(path := task.where(the_plan.store))}
+    return paths, {core: NOT_YET for core, task in the_plan.tasks.items() if core not in paths or not task.done(paths[core])}
 
 
 def _run(the_plan: Plan, names: set[str], jobs: int, device: str, download: bool, failures: Mapping[str, str],
@@ -225,13 +239,15 @@ def about(study: Study, the_plan: Plan, found: pd.DataFrame, paths: Mapping[str,
                               for a in (*study.ask, *t.ask)] + list(study.alone), len(seeds))
     left = [{**study.trials[n].key(), "label": study.trials[n].name, "why": why}
             for (name, n), why in the_plan.left_out.items() if name == study.name]
+    left += [{**study.trials[n].key(), "label": study.trials[n].name, "why": NOT_YET}
+             for (_, n, _), core in cells.items() if errors.get(core) == NOT_YET]
     runs = {paths[c].name: run_about(the_plan, c, paths[c]) for c in sorted(set(cells.values()) & paths.keys())}
     lost = dict.fromkeys(f"{study.trials[n].name}{f' ({s})' if (s := study.trials[n].setting) else ''}, seed {seed}"
                          for (_, n, seed), c in cells.items() if c in paths and runs[paths[c].name]["status"] == "diverged")
     parts = [study.caption, f"Scale {scale.name}: {less}." if less else "",
              f"Asked with {asked}." if asked else "",
              f"{len(seeds)} seed{'s' * (len(seeds) > 1)}." if pairs and study.trials and study.trials[0].train else "",
-             f"Left out: {'; '.join(sorted({hit['why'] for hit in left}))}." if left else "",
+             f"Left out: {'; '.join(_reasons(left, len(cells)))}." if left else "",
              f"Diverged: {'; '.join(lost)}." if lost else ""]
     return {
         "paper": study.paper, "id": study.id, "title": study.title, "source": study.source,
@@ -239,10 +255,16 @@ def about(study: Study, the_plan: Plan, found: pd.DataFrame, paths: Mapping[str,
         "machine": machines(paths[c] for c in cells.values() if c in paths), **provenance(),
         "runs": runs,
         "failed": [{**study.trials[n].key(), "seed": seed, "why": public(errors[c], the_plan.store)}
-                   for (_, n, seed), c in cells.items() if c in errors]
+                   for (_, n, seed), c in cells.items() if errors.get(c, NOT_YET) != NOT_YET]
         + [{**study.trials[n].key(), "seed": 0, "why": public(why, the_plan.store)}
            for (name, n), why in the_plan.failed.items() if name == study.name],
         "left_out": left, "measured": gather.measured(found, study, the_plan)}
+
+
+def _reasons(left: list[dict[str, Any]], runs: int) -> list[str]:
+    why = [hit["why"] for hit in left]
+    yet = f"{why.count(NOT_YET)} of {runs} runs, {NOT_YET}"
+    return [yet if text == NOT_YET else text for text in sorted(set(why))]
 
 
 def run_about(the_plan: Plan, core: str, path: Path) -> dict[str, Any]:

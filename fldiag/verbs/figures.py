@@ -16,7 +16,7 @@ from fldiag.verbs.train import ANNOUNCE, duration
 
 
 def figures(console: Console, ids: list[str], scale: str, out: Path | None, store: Path | None, jobs: int | None, dry_run: bool,
-            only_ledger: bool, download: bool, device: str, strict: bool = False) -> None:
+            as_is: bool, only_ledger: bool, download: bool, device: str, strict: bool = False) -> None:
     out, store = out or make.OUT, store or make.STORE
     if only_ledger:
         return _ledger(console, out)
@@ -40,7 +40,7 @@ def figures(console: Console, ids: list[str], scale: str, out: Path | None, stor
     try:
         with console.progress("figures") as bar:
             made = make.make(studies, size, out=out, store=store, jobs=jobs, device=device, download=download, progress=bar,
-                             on_done=on_done, strict=strict)
+                             on_done=on_done, strict=strict, as_is=as_is)
     except KeyboardInterrupt:
         raise FldiagError(f"stopped; what was trained is kept in {store}", "the same command goes on from there") from None
     files = ledger.write(out)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -183,6 +184,20 @@ def test_what_a_scale_has_not_is_said_beside_what_it_has(world, tmp_path):
     assert (tmp_path / "fedsol" / "table2.md").read_text().startswith(about["caption"])
     assert set(ledger.rows(tmp_path).query("id == 'table2' and data == 'svhn' and method == 'fedavg' and setting == @theirs.setting")
                ["status"]) == {"not run: svhn is not part of the scale smoke"}
+
+
+def test_as_is_nothing_is_trained_and_what_is_there_is_drawn(world, tmp_path, monkeypatch):
+    monkeypatch.setattr(work.rounds, "train", lambda *a, **k: pytest.fail("trained"))
+    study = next(m.study for m in world[2] if m.study.id == "fig6")
+    (path,) = (p for p in world[1].glob("digits-500-fedsol-*") if "lda" in Run.open(p).config.partition.kind)
+    shutil.copytree(world[1] / "data", tmp_path / "runs" / "data")
+    shutil.copytree(path, tmp_path / "runs" / path.name)
+    (made,) = make.make([study], SMOKE, out=tmp_path, store=tmp_path / "runs", as_is=True)
+    about = json.loads((tmp_path / "fedsol" / "fig6.json").read_text())
+    assert made.error == "" and about["caption"].endswith("Left out: 1 of 2 runs, not trained yet.") and about["failed"] == []
+    assert [hit["label"] for hit in about["left_out"]] == ["FedAvg"] and set(pd.read_csv(tmp_path / "fedsol" / "fig6.csv")["label"]) == {"FedSOL"}
+    (made,) = make.make([study], SMOKE, out=tmp_path / "none", store=tmp_path / "empty", as_is=True)
+    assert made.error.startswith("nothing of fedsol/fig6 could be made") and not list((tmp_path / "none").rglob("*.csv"))
 
 
 def test_nothing_is_written_of_a_study_that_cannot_be_drawn(world, tmp_path):
