@@ -2,7 +2,9 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -184,6 +186,36 @@ def test_a_damaged_file_is_named(tmp_path):
     put(tmp_path, "table2", []).with_suffix(".json").write_text("{")
     with pytest.raises(FldiagError, match=r"table2\.json cannot be read"):
         ledger.rows(tmp_path)
+
+
+# ---- what is committed
+
+FIGURES = Path(__file__).parents[2] / "figures"
+
+
+def test_the_committed_ledger_is_made_of_the_committed_figures(tmp_path):
+    """Nothing in it was filled in by hand, and nothing is older than the figures, the reported numbers or the statements."""
+    for paper in reported.papers():
+        if (FIGURES / paper).is_dir():
+            shutil.copytree(FIGURES / paper, tmp_path / paper, ignore=shutil.ignore_patterns("*.png", "*.pdf"))
+    for file in ledger.write(tmp_path):
+        assert file.read_text() == (FIGURES / file.name).read_text(), f"{file.name}: run fldiag figures --ledger"
+
+
+def test_every_committed_figure_is_whole_and_of_this_inventory():
+    made = [file for file, about in ledger.made(FIGURES)]
+    assert made and {f"{f.parent.name}/{f.stem}" for f in made} <= set(reported.studies())
+    for file in made:
+        assert all(file.with_suffix(end).stat().st_size > 200 for end in (".png", ".pdf", ".csv", ".json"))
+        assert not re.search(r"(?<![\w.:/])/(work|tmp|home|root|mnt|usr|var|data)/", file.read_text()), "a folder of some machine"
+
+
+def test_every_picture_of_the_readme_is_there_and_made_by_the_command_beside_it():
+    text = (FIGURES.parent / "README.md").read_text()
+    shown = re.findall(r"`fldiag figures (\S+) --scale (\w+)`<br>!\[[^\]]*\]\(figures/(\S+)\.png\)", text)
+    assert len(shown) >= 10 and all(id == name for id, _, name in shown)
+    for id, size, _ in shown:
+        assert json.loads((FIGURES / f"{id}.json").read_text())["scale"] == size
 
 
 # ---- claims
