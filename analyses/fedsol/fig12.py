@@ -12,5 +12,5 @@ def draw(table):
 STUDY = Study(
     title="FedSOL and FedProx in the plane", source="FedSOL Figure 12",
     caption="Paths of clients with one optimum and different curvatures: FedSOL ends on the line from the global to the local "
-            "optimum whatever the curvature, FedProx beside it. The same at every scale.",
+            "optimum whatever the curvature, FedProx beside it unless a = 1. The same at every scale.",
     alone=(plane(rho=1.5, beta=1.0),), draw=draw)

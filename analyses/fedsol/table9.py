@@ -24,8 +24,7 @@ def trial(row):
 STUDY = Study(
     title="Personalised models", source="FedSOL Table 9",
     caption="Accuracy of the clients' models in percent, each on test examples of its own mixture of classes, after 1 and 5 "
-            "epochs of fine-tuning: mean over the clients, and in the table their standard deviation (_std). The paper's bars "
-            "are over clients, those measured here over seeds.",
+            "epochs of fine-tuning: mean over the clients, and in the table their standard deviation (_std).",
     trials=tuple(trial(r) for r in rows("fedsol") if r.id == "table9" and r.metric == "personal_accuracy"),
     pick={m: {"metric": m} for m in ("personal_accuracy", "personal_accuracy_std")},
     draw=draw, layout=pictures.cells)

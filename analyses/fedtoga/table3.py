@@ -22,7 +22,8 @@ def cost(table, level):
 
 STUDY = table_of(
     "fedtoga", "table3", title="Rounds to an accuracy",
-    caption="First round with 80 and 82 % test accuracy, and its ratio to FedTOGA's. The paper does not state the model; here "
+    caption="First round with 80 and 82 % test accuracy, and its ratio to FedTOGA's (of runs that do not get there "
+            "their length, as in the paper: at least). The paper does not state the model; here "
             "LeNet. Where these levels are out of reach: first round with the best accuracy that FedSAM has in the same "
             "federation and seed (rounds_to_best_of_fedsam).",
     ask=(reach(*LEVELS), curve()), pick={f"rounds_to_{n}": {"metric": f"rounds_to_{n}"} for n in LEVELS}, derive=derive, seeds=3)

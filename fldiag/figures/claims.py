@@ -80,6 +80,7 @@ def ordered(values: pd.DataFrame, labels: Sequence[Any], *, equal: Sequence[bool
     means, stds = rows.mean(0), rows.std(0, ddof=1) if len(rows) > 1 else np.full(len(labels), np.nan)
     text = ", ".join(f"{n} {m:.{digits}g}" + ("" if np.isnan(s) else f" ± {s:.2g}")
                      for n, m, s in zip(labels, means, stds, strict=True))
+    text += f"; {lost} seeds without a number" if (lost := len(values) - len(rows)) else ""
     return Verdict(tuple(bool(v) for v in votes), text)
 
 

@@ -20,6 +20,8 @@ from fldiag.figures.gather import KEYS
 from fldiag.figures.reported import Reported
 from fldiag.figures.scales import SCALES
 
+#: Standard deviations from which on a number does not agree with another whose spread is not known.
+FAR = 3.0
 COLUMNS = ["kind", "paper", "id", "source", *KEYS, "metric", "reported", "reported_std", "scale", "measured", "measured_std",
            "seeds", "difference", "agrees", "status", "trained_on", "trained_model", "runs", "machine", "note"]
 Row = dict[str, Any]
@@ -111,7 +113,8 @@ def _agrees(row: Reported, line: Row, difference: float, reduced: bool) -> str:
         return "reduced"
     spreads = [s for s in (row.std, line["measured_std"]) if s is not None]
     if len(spreads) < 2:
-        return "one spread" if spreads else "no spread"
+        far = bool(spreads) and abs(difference) > FAR * spreads[0]
+        return "no" if far else "one spread" if spreads else "no spread"
     return "yes" if abs(difference) <= sum(spreads) else "no"
 
 
@@ -166,7 +169,7 @@ def _claims(claim: claims.Claim, every: list[tuple[Path, dict[str, Any]]]) -> It
         try:
             verdict = claim.check(pd.read_csv(file.with_suffix(".csv"), low_memory=False))
             found = {"status": verdict.text, "note": verdict.numbers, "seeds": len(verdict.votes),
-                     "agrees": {True: "yes", False: "no"}[all(verdict.votes)]}
+                     "agrees": {"holds": "yes", "undecided": "undecided"}.get(verdict.text.split(" (")[0], "no")}
         except (FldiagError, OSError) as error:
             found = {"status": "not decided", "note": error.what if isinstance(error, FldiagError) else str(error)}
         yield {**base, **found, "scale": about["scale"], "machine": about["machine"],

@@ -46,7 +46,7 @@ def make(studies: Sequence[Study], scale: Scale, *, out: Path = OUT, store: Path
          download: bool = False, progress: Progress | None = None,
          on_done: Callable[[str, int, int], None] | None = None, strict: bool = False, as_is: bool = False) -> list[Made]:
     """Make the figures and tables. ``progress``: rounds done of all runs; ``on_done``: a sentence about every run that was
-    trained or failed, how many are done, and of how many. ``strict``: the first failure is raised. ``as_is``: nothing is
+    trained or failed, how many are done, and of how many. ``strict``: the first failure is raised. ``as_is``: no run is
     trained or asked; what is there is drawn.
 
     A run or figure that fails is reported and does not stop the others; each figure is written when its last run is done.
@@ -201,9 +201,8 @@ def _write(study: Study, the_plan: Plan, out: Path, paths: Mapping[str, Path], e
         texts = {".json": json.dumps(said, indent=1) + "\n", ".csv": text}
         if study.layout is not None:
             texts[".md"] = f"{said['caption']}\n\n{markdown(study.layout(again))}"
-        figure = study.draw(again)  # nothing is written where anything fails
-        files = [_put(path, suffix, content) for suffix, content in texts.items()]
-        return Made(study, [*files, *style.save(figure, path, ("pdf", "png"))])
+        pictures = style.save(study.draw(again), path, ("pdf", "png"))  # numbers are not written where anything fails
+        return Made(study, [*(_put(path, suffix, content) for suffix, content in texts.items()), *pictures])
     except FldiagError as error:
         if strict:
             raise

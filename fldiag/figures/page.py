@@ -54,11 +54,14 @@ def _intro(found: pd.DataFrame, made: list[tuple[Path, dict[str, Any]]]) -> list
     others = there[elsewhere].drop_duplicates(cell)
     scales = [f"{sum(a['scale'] == s for _, a in made)} at scale {s}" for s in SCALES if any(a["scale"] == s for _, a in made)]
     return ["Made by `fldiag figures --ledger`; the same in `ledger.csv`. Measured: mean ± one standard deviation over seeds. "
-            "Agrees: the difference is within the sum of the spreads; other data, other model: another stood in for the paper's; "
-            "reduced: fewer rounds, clients or examples than the paper's, as the caption says.",
+            "Agrees: the difference is within the sum of the spreads; one spread, no spread: not known of both, and not further "
+            "than three of the one; other data, other model: another stood in for the paper's; reduced: fewer rounds, clients or "
+            "examples than the paper's, as the caption says; bound: the paper's number is one.",
             "", f"Figures and tables made: {', '.join(scales) or 'none'}. "
-            f"Of {len(whole)} reported numbers, {len(like)} were measured under the paper's protocol, {len(others)} under a "
-            "reduced one or with other data or models, which shows how methods compare, not whether the number is right.", ""]
+            f"Of {len(whole)} reported numbers, {len(like)} were measured under the paper's protocol "
+            f"(as far as the text states it), {len(others)} under a reduced one or with other data or models: these say nothing "
+            "on whether the paper's number is right, and with one seed, of methods only what is far above the change from round "
+            "to round.", ""]
 
 
 def _claims(found: pd.DataFrame) -> list[str]:

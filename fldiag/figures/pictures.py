@@ -52,7 +52,7 @@ def stand_ins(table: pd.DataFrame) -> dict[str, str]:
     found = {}
     if "trained_on" in table:
         for theirs, ours in table[["data", "trained_on"]].dropna().drop_duplicates().itertuples(index=False):
-            if theirs and ours and theirs != ours.split("@")[0] and not ours.startswith(f"{theirs}-"):
+            if theirs and ours and theirs != ours.split("@")[0]:
                 found[str(theirs)] = str(ours)
     return found
 
@@ -82,6 +82,9 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
         grouped[["data", "model", "metric"]].first())
     printed = theirs.groupby(keys, sort=False).first()[["value", *(["std"] if "std" in theirs else [])]]
     printed = printed.rename(columns={"value": "reported", "std": "reported_std"})
+    made["missing"] = grouped["value"].agg(lambda v: int(v.isna().sum()))
+    late = made["metric"].str.startswith("rounds_to_") & (made["missing"] > 0)
+    made.loc[late, ["measured", "measured_std"]] = np.nan  # the mean of those that got there is too early
     found = made.join(printed, how="outer", sort=False).reset_index()
     rank = {k: i for i, k in enumerate(dict.fromkeys(zip(table["column"], table["row"], strict=True)))}
     return found.iloc[np.argsort([rank[k] for k in zip(found["column"], found["row"], strict=True)], kind="stable")] \
@@ -103,7 +106,8 @@ def _text(r: Mapping[str, Any]) -> str:
         digits = 2 if abs(value) < 10 else 1
         return f"{value:.{digits}f}" + ("" if std is None or math.isnan(std) else f" ± {std:.{digits}f}")
 
-    mine = "–" if math.isnan(r["measured"]) else pair(r["measured"], r["measured_std"])
+    there = f"{r['seeds']:.0f} of {r['seeds'] + r['missing']:.0f} seeds" if r.get("seeds", 0) > 0 else "–"
+    mine = there if math.isnan(r["measured"]) else pair(r["measured"], r["measured_std"])
     return mine + ("" if r["reported"] is None or math.isnan(r["reported"]) else f" ({pair(r['reported'], r['reported_std'])})")
 
 

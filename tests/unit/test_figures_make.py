@@ -279,8 +279,15 @@ def test_what_stood_in_for_the_data_is_in_the_head_also_of_the_reported_number()
     both = pd.concat([cells(trained_on="mnist-2000"), cells(data="mnist", trained_on="mnist-2000")])
     both.loc[both["origin"] == "reported", "trained_on"] = None
     layout = pictures.cells(both)
-    assert list(layout.columns) == ["cifar10, here mnist-2000", "mnist"] and (layout.loc["fedavg"] == "52.0 ± 2.8 (56.0 ± 0.5)").all()
+    assert list(layout.columns) == ["cifar10, here mnist-2000", "mnist, here mnist-2000"] and (layout.loc["fedavg"] == "52.0 ± 2.8 (56.0 ± 0.5)").all()
     assert pictures.stand_ins(cells(trained_on="cifar10@fedtoga")) == {}
+
+
+def test_rounds_that_some_seeds_never_reach_have_no_mean_in_a_picture_either():
+    late = cells(metric="rounds_to_80")
+    late.loc[(late["method"] == "fedavg") & (late["seed"] == 1), "value"] = None
+    assert pictures.cells(late).loc["fedavg"].tolist() == ["1 of 2 seeds (56.0 ± 0.5)"]
+    assert pictures.cells(late.assign(metric="accuracy")).loc["fedavg"].tolist() == ["50.0 (56.0 ± 0.5)"]
 
 
 def test_a_row_is_called_by_the_options_that_tell_it_apart():

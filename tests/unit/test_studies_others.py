@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from fldiag import config as configs
 from fldiag import data
+from fldiag.errors import FldiagError
 from fldiag.figures import claims, costs, gather, make, plan, reported
 from fldiag.figures.asks import finite
 from fldiag.figures.scales import SCALES, scale
@@ -154,6 +155,16 @@ def test_the_cost_of_an_accuracy_is_relative_to_fedtoga_of_the_same_seed():
 
 
 @pytest.mark.parametrize(("late", "says"), [(3.0, "holds"), (1.0, "does not hold"), (None, "does not hold")])
+def test_eighty_percent_that_nobody_has_decides_nothing():
+    check = next(c for c in claims.claims() if c.id == "fedtoga-reached").check
+    def made(toga, sam):
+        return pd.DataFrame([{"metric": "rounds_to_80", "origin": "measured", "label": n, "seed": 0, "value": v}
+                             for n, v in (("fedtoga", toga), ("fedsam", sam))])
+    assert check(made(3.0, None)).votes == (True,) and check(made(None, 3.0)).votes == (False,)
+    with pytest.raises(FldiagError, match="no run has 80 %"):
+        check(made(None, None))
+
+
 def test_the_claim_on_rounds_counts_runs_that_never_get_there(late, says):
     rows = pd.DataFrame([{"origin": "measured", "metric": "rounds_to_best_of_fedsam", "label": m, "seed": s, "value": v}
                          for s in range(3) for m, v in (("fedtoga", 2.0 if late else None), ("fedsam", late or 4.0))])
