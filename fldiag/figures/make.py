@@ -193,10 +193,7 @@ def _write(study: Study, the_plan: Plan, out: Path, paths: Mapping[str, Path], e
     try:
         found = gather.table_of(study, the_plan, paths, download)
         text = csv(found)
-        # What is drawn is what the csv holds, to the digit.
-        again = pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=[""], low_memory=False)
-        for column in gather.KEYS:
-            again[column] = again[column].astype(object).fillna("").astype(str) if column in again else ""
+        again = read(text)  # what is drawn is what the csv holds, to the digit
         said = about(study, the_plan, again, paths, errors)
         texts = {".json": json.dumps(said, indent=1) + "\n", ".csv": text}
         if study.layout is not None:
@@ -217,6 +214,14 @@ def csv(found: pd.DataFrame) -> str:
     text = io.StringIO()
     found.to_csv(text, index=False, float_format="%.9g")
     return text.getvalue()
+
+
+def read(text: str) -> pd.DataFrame:
+    """A study's table from its csv."""
+    table = pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=[""], low_memory=False)
+    for column in gather.KEYS:
+        table[column] = table[column].astype(object).fillna("").astype(str) if column in table else ""
+    return table
 
 
 def _put(path: Path, suffix: str, text: str) -> Path:

@@ -12,8 +12,9 @@ import pytest
 
 from fldiag import registry
 from fldiag.errors import FldiagError
-from fldiag.figures import claims, ledger, reported
+from fldiag.figures import claims, ledger, make, reported
 from fldiag.figures.claims import Claim, Verdict, lowest, ordered, per_seed
+from fldiag.figures.tables import markdown
 
 SETTING = "partition=lda;alpha=0.1"
 
@@ -209,6 +210,17 @@ def test_every_committed_figure_is_whole_and_of_this_inventory():
     for file in made:
         assert all(file.with_suffix(end).stat().st_size > 200 for end in (".png", ".pdf", ".csv", ".json"))
         assert not re.search(r"(?<![\w.:/])/(work|tmp|home|root|mnt|usr|var|data)/", file.read_text()), "a folder of some machine"
+
+
+def test_committed_figures_are_of_the_studies_as_they_are():
+    """Captions begin with the study's, and tables for reading are laid out from the csv as they would be today."""
+    for file, about in ledger.made(FIGURES):
+        study = reported.studies()[f"{about['paper']}/{about['id']}"]
+        again = f"fldiag figures {study.name} --scale {about['scale']} --as-is"
+        assert about["caption"].startswith(study.caption), again
+        if study.layout is not None:
+            table = make.read(file.with_suffix(".csv").read_text())
+            assert file.with_suffix(".md").read_text() == f"{about['caption']}\n\n{markdown(study.layout(table))}", again
 
 
 def test_every_picture_of_the_readme_is_there_and_made_by_the_command_beside_it():

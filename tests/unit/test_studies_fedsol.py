@@ -1,12 +1,10 @@
 """The studies of FedSOL without training: their configs at every scale, and their pictures of made-up answers."""
 
-import io
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
@@ -131,10 +129,7 @@ def tables(tmp_path_factory):
         found = {n: gather.table_of(STUDIES[n], whole, {c: Path(c) for c in whole.tasks}) for n in DRAWN}
     made = {}
     for name, frame in found.items():
-        again = pd.read_csv(io.StringIO(make.csv(frame)), keep_default_na=False, na_values=[""], low_memory=False)
-        for column in gather.KEYS:
-            again[column] = again[column].astype(object).fillna("").astype(str) if column in again else ""
-        made[name] = again
+        made[name] = make.read(make.csv(frame))
     return whole, made
 
 
