@@ -135,9 +135,11 @@ def test_tensors_without_curvature_have_zeros_in_their_place():
     assert torch.allclose(p.hessian(form="double backward")(v), expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("size", [1, PIECE - 1, PIECE, 2 * PIECE + 3])
-def test_sums_in_pieces_are_the_sum(size):
-    part, total = torch.randn(size), torch.randn(size, dtype=torch.float64)
+@pytest.mark.parametrize("size", [(1,), (PIECE - 1,), (PIECE,), (2 * PIECE + 3,), (3, PIECE // 2 + 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sums_in_pieces_are_the_sum(size, dtype):
+    """Of vectors, and of stacks of them."""
+    part, total = torch.randn(size, dtype=dtype), torch.randn(size, dtype=torch.float64)
     expected = total + 0.3 * part.double()
     add(total, part, 0.3)
     assert torch.allclose(total, expected, rtol=1e-15, atol=1e-15)

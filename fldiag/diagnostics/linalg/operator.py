@@ -16,13 +16,13 @@ Matrix = Literal["hessian", "ggn"]
 
 
 def add(total: Tensor, part: Tensor, weight: float) -> None:
-    """``total += weight * part``, total in float64. On the CPU in pieces that stay in the cache: a float64 copy of all of a
-    large ``part`` is fresh memory every time, which takes longer than the sum."""
-    if total.device.type != "cpu":
+    """``total += weight * part``, total (contiguous) in float64. On the CPU in pieces that stay in the cache: a float64 copy of
+    all of a large ``part`` is fresh memory every time, which takes longer than the sum."""
+    if total.device.type != "cpu" or part.dtype == total.dtype:
         total.add_(part, alpha=weight)
         return
     wide = torch.empty(min(PIECE, part.numel()), dtype=total.dtype, device=total.device)
-    for place, piece in zip(total.split(PIECE), part.split(PIECE), strict=True):
+    for place, piece in zip(total.view(-1).split(PIECE), part.reshape(-1).split(PIECE), strict=True):
         place.add_(wide[:len(piece)].copy_(piece), alpha=weight)
 
 
