@@ -131,7 +131,7 @@ def dots(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
         axes = fig.subplots(down, across, sharey=True, squeeze=False)
         for ax, head in zip(axes.flat, heads, strict=False):
             _panel(ax, found[found["column"] == head], rows)
-            text = [line for part in head.split(", ") for line in style.wrap(part, 1.3, 2, 7)]
+            text = [line for part in head.replace("_", " ").split(", ") for line in style.wrap(part, 1.15, 2, 7)]
             ax.set_title("\n".join(map(style.plain, text)), fontsize=7)
         for ax in axes.flat[len(heads):]:
             ax.remove()
