@@ -154,7 +154,6 @@ def test_the_cost_of_an_accuracy_is_relative_to_fedtoga_of_the_same_seed():
         (0, "fedtoga"): 1, (0, "fedsam"): 3, (1, "fedtoga"): 1, (1, "fedsam"): 4}
 
 
-@pytest.mark.parametrize(("late", "says"), [(3.0, "holds"), (1.0, "does not hold"), (None, "does not hold")])
 def test_eighty_percent_that_nobody_has_decides_nothing():
     check = next(c for c in claims.claims() if c.id == "fedtoga-reached").check
     def made(toga, sam):
@@ -165,6 +164,7 @@ def test_eighty_percent_that_nobody_has_decides_nothing():
         check(made(None, None))
 
 
+@pytest.mark.parametrize(("late", "says"), [(3.0, "holds"), (1.0, "does not hold"), (None, "does not hold")])
 def test_the_claim_on_rounds_counts_runs_that_never_get_there(late, says):
     rows = pd.DataFrame([{"origin": "measured", "metric": "rounds_to_best_of_fedsam", "label": m, "seed": s, "value": v}
                          for s in range(3) for m, v in (("fedtoga", 2.0 if late else None), ("fedsam", late or 4.0))])
