@@ -30,7 +30,7 @@ def parse(setting: Any) -> dict[str, str]:
 def columns(table: pd.DataFrame) -> pd.Series:
     """What a number's column in a table is called: data (and what stood in for them), partition and what else of the
     federation differs."""
-    instead = stand_ins(table)
+    instead = {metric: stand_ins(part) for metric, part in table.groupby("metric")}  # what is counted is not what is trained
     parsed = [{k: v for k, v in parse(s).items() if k in FEDERATION} for s in table["setting"]]
     varies = {k for k in {k for p in parsed for k in p} if len({p.get(k) for p in parsed}) > 1}
     many = {c for c in ("data", "metric") if table[c].nunique() > 1}
@@ -43,7 +43,7 @@ def columns(table: pd.DataFrame) -> pd.Series:
         rest += [f"ratio {p['ratio']}"] if "ratio" in varies and "ratio" in p else []
         parts = [str(row[c]) for c in ("metric", "data", "model") if c in many and row[c]]
         named = [v for v in [*parts, split, *rest] if v] or [str(row["metric"])]
-        names.append(", ".join([*named, *([f"here {instead[row['data']]}"] if row["data"] in instead else [])]))
+        names.append(", ".join([*named, *([f"here {here}"] if (here := instead[row["metric"]].get(row["data"])) else [])]))
     return pd.Series(names, index=table.index)
 
 

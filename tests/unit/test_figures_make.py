@@ -281,6 +281,8 @@ def test_what_stood_in_for_the_data_is_in_the_head_also_of_the_reported_number()
     layout = pictures.cells(both)
     assert list(layout.columns) == ["cifar10, here mnist-2000", "mnist, here mnist-2000"] and (layout.loc["fedavg"] == "52.0 ± 2.8 (56.0 ± 0.5)").all()
     assert pictures.stand_ins(cells(trained_on="cifar10@fedtoga")) == {}
+    counted = pd.concat([cells(trained_on="mnist-2000"), cells(trained_on="digits", metric="MFLOPs")])
+    assert list(pictures.cells(counted).columns) == ["accuracy, here mnist-2000", "MFLOPs, here digits"]
 
 
 def test_rounds_that_some_seeds_never_reach_have_no_mean_in_a_picture_either():
