@@ -52,6 +52,7 @@ def figures(console: Console, ids: list[str], scale: str, out: Path | None, stor
     if failed:
         console.done(*files) if console.machine else None
         raise FldiagError(f"{len(failed)} of {len(made)} could not be made: {', '.join(failed)} (why: in the table above)",
+                          "without --as-is what they need is trained" if as_is else
                           "the others were written; the same command tries these again")
     console.done(*files, *(f for m in made for f in m.files))
 

@@ -47,3 +47,8 @@ def test_a_reason_without_a_forecast_is_said_once():
     unknown = {"fedavg on x": "x was not found", "fedsol on x": "x was not found", "fedavg on y": "y is broken"}
     assert not_forecast(unknown) == ["not in the forecast: fedavg on x and 1 more: x was not found",
                                      "not in the forecast: fedavg on y: y is broken"]
+
+
+def test_as_is_with_nothing_there_says_how_to_train_it():
+    done = runner.invoke(app, ["figures", "fedsol/fig6", "--as-is", "--out", "figures", "--runs", "runs"])
+    assert done.exit_code == 1 and "error: 1 of 1 could not be made" in done.stderr and "without --as-is" in done.stderr
