@@ -20,13 +20,11 @@ def draw(table):
         for ax, (factor, text) in zip(fig.subplots(1, 4, sharey=True), TEXT.items(), strict=True):
             for label, look in looks.items():
                 part = table[(table["factor"] == factor) & (table["label"] == label)]
-                part = part.assign(at=[float(pictures.parse(s)[factor]) for s in part["setting"]])
-                found = part.groupby("at")["value"].agg(["mean", "std"]).sort_index()
                 if factor == "rho" and label == "FedAvg":  # without a radius
-                    ax.axhline(found["mean"].mean(), color=look.color, linestyle=look.dash, linewidth=1, label=label)
+                    ax.axhline(part["value"].mean(), color=look.color, linestyle=look.dash, linewidth=1, label=label)
                 else:
-                    ax.errorbar(found.index, found["mean"], yerr=found["std"].fillna(0), color=look.color, linestyle=look.dash,
-                                marker=look.marker, markersize=3.6, elinewidth=0.8, label=label)
+                    at = [float(pictures.parse(s)[factor]) for s in part["setting"]]
+                    pictures.means(ax, part.assign(at=at), "at", look, label)
             ax.set(xlabel=text, xscale="linear" if factor == "rho" else "log")
             ax.minorticks_off()
             ticks = sorted(float(pictures.parse(s)[factor]) for s in set(table.loc[table["factor"] == factor, "setting"]))

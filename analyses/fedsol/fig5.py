@@ -17,9 +17,7 @@ def draw(table):
         accuracy = table[table["metric"] == "accuracy"]
         accuracy = accuracy.assign(rho=[float(pictures.parse(s)["rho"]) for s in accuracy["setting"]])
         for label, look in style.looks(accuracy["label"]).items():
-            found = accuracy[accuracy["label"] == label].groupby("rho")["value"].agg(["mean", "std"]).sort_index()
-            left.errorbar(found.index, found["mean"], yerr=found["std"].fillna(0), color=look.color, linestyle=look.dash,
-                          marker=look.marker, markersize=3.6, elinewidth=0.8, label=label)
+            pictures.means(left, accuracy[accuracy["label"] == label], "rho", look, label)
         left.set(xlabel="radius rho", ylabel="test accuracy [%]", xticks=RHOS)
         style.legend(left, *left.get_legend_handles_labels())
         left.grid(True)

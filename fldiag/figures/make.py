@@ -30,7 +30,7 @@ Progress = Callable[[int, int, str], None]
 STORE = Path("checkpoints/figures")
 OUT = Path("figures")
 #: What is said of runs that are missing or not asked everything, where nothing is to be trained.
-NOT_YET = "not trained yet"
+NOT_YET = "not finished yet"
 
 
 @dataclass

@@ -192,10 +192,18 @@ def _line(ax: Any, part: pd.DataFrame, x: str, look: style.Look) -> None:
     flat = values[values[x].isna()]["value"]
     if len(flat):
         ax.axhline(flat.mean(), color=look.color, linestyle=look.dash, linewidth=1)
-    found = values.dropna(subset=[x]).groupby(x)["value"].agg(["mean", "std"]).sort_index()
-    if len(found):
-        ax.errorbar(found.index.to_numpy(float), found["mean"], yerr=found["std"].fillna(0), color=look.color,
-                    linestyle=look.dash, marker=look.marker, markersize=3.6, elinewidth=0.8)
+    if values[x].notna().any():
+        means(ax, values, x, look)
+
+
+def means(ax: Any, part: pd.DataFrame, x: str, look: style.Look, label: str | None = None) -> None:
+    """The mean of ``value`` over ``x``, with bars of one standard deviation where there are several seeds."""
+    found = part.dropna(subset=[x]).astype({"value": float}).groupby(x)["value"].agg(["mean", "std"]).sort_index()
+    at = found.index.to_numpy(float)
+    ax.plot(at, found["mean"], color=look.color, linestyle=look.dash, marker=look.marker, markersize=3.6, label=label)
+    several = found["std"].notna().to_numpy()
+    if several.any():
+        ax.errorbar(at[several], found["mean"][several], yerr=found["std"][several], fmt="none", ecolor=look.color, elinewidth=0.8)
 
 
 def _number(text: str | None) -> float:

@@ -194,7 +194,7 @@ def test_as_is_nothing_is_trained_and_what_is_there_is_drawn(world, tmp_path, mo
     shutil.copytree(path, tmp_path / "runs" / path.name)
     (made,) = make.make([study], SMOKE, out=tmp_path, store=tmp_path / "runs", as_is=True)
     about = json.loads((tmp_path / "fedsol" / "fig6.json").read_text())
-    assert made.error == "" and about["caption"].endswith("Left out: 1 of 2 runs, not trained yet.") and about["failed"] == []
+    assert made.error == "" and about["caption"].endswith("Left out: 1 of 2 runs, not finished yet.") and about["failed"] == []
     assert [hit["label"] for hit in about["left_out"]] == ["FedAvg"] and set(pd.read_csv(tmp_path / "fedsol" / "fig6.csv")["label"]) == {"FedSOL"}
     (made,) = make.make([study], SMOKE, out=tmp_path / "none", store=tmp_path / "empty", as_is=True)
     assert made.error.startswith("nothing of fedsol/fig6 could be made") and not list((tmp_path / "none").rglob("*.csv"))
