@@ -23,6 +23,9 @@ def figures(ids: Annotated[list[str] | None, typer.Argument(help="Such as fedsol
             dry_run: Annotated[bool, typer.Option("--dry-run", help="Forecast runs, hours and disk; train nothing.")] = False,
             as_is: Annotated[bool, typer.Option("--as-is", help="Train nothing: draw what the runs that are there "
                                                                 "give.")] = False,
+            only: Annotated[list[str] | None, typer.Option(help="Train only runs with KEY=VALUE[,VALUE], such as "
+                                                                "method.name=fedavg,fedsol or seed=0 (keys as in train "
+                                                                "--set; all must hold).")] = None,
             ledger: Annotated[bool, typer.Option("--ledger", help="Only rebuild the ledger from what is there.")] = False,
             download: Download = False, json: Json = False, device: Device = "cpu", debug: Debug = False) -> None:
     """Make the papers' figures and tables again, and the ledger of reported and measured numbers.
@@ -32,4 +35,5 @@ def figures(ids: Annotated[list[str] | None, typer.Argument(help="Such as fedsol
     with errors(debug):
         from fldiag.verbs import figures as verb
 
-        verb.figures(Console(json), ids or [], scale, out, runs, jobs, dry_run, as_is, ledger, download, device_of(device), debug)
+        verb.figures(Console(json), ids or [], scale, out, runs, jobs, dry_run, as_is, only or [], ledger, download,
+                     device_of(device), debug)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,23 +13,19 @@ import pandas as pd
 
 from fldiag import data
 from fldiag.checkpoint import schema
-from fldiag.checkpoint.store import Run
+from fldiag.config import Config
 from fldiag.errors import FldiagError
 from fldiag.figures import gather, plan, reported, work
-from fldiag.figures.asks import CLOCK
-from fldiag.figures.machine import machine
+from fldiag.figures.about import NOT_YET, about
 from fldiag.figures.plan import Plan, Task
-from fldiag.figures.scales import SCALES, Scale, packed, questions, reduction
+from fldiag.figures.scales import SCALES, Scale, packed
 from fldiag.figures.study import Study
 from fldiag.figures.tables import markdown
 from fldiag.plotting import style
-from fldiag.results.provenance import provenance
 
 Progress = Callable[[int, int, str], None]
 STORE = Path("checkpoints/figures")
 OUT = Path("figures")
-#: What is said of runs that are missing or not asked everything, where nothing is to be trained.
-NOT_YET = "not finished yet"
 
 
 @dataclass
@@ -44,10 +39,11 @@ class Made:
 
 def make(studies: Sequence[Study], scale: Scale, *, out: Path = OUT, store: Path = STORE, jobs: int = 1, device: str = "cpu",
          download: bool = False, progress: Progress | None = None,
-         on_done: Callable[[str, int, int], None] | None = None, strict: bool = False, as_is: bool = False) -> list[Made]:
+         on_done: Callable[[str, int, int], None] | None = None, strict: bool = False,
+         only: Callable[[Config], bool] = lambda config: True) -> list[Made]:
     """Make the figures and tables. ``progress``: rounds done of all runs; ``on_done``: a sentence about every run that was
-    trained or failed, how many are done, and of how many. ``strict``: the first failure is raised. ``as_is``: no run is
-    trained or asked; what is there is drawn.
+    trained or failed, how many are done, and of how many. ``strict``: the first failure is raised. ``only``: which runs are
+    trained and asked; what there is of the others is drawn.
 
     A run or figure that fails is reported and does not stop the others; each figure is written when its last run is done.
     Raises KeyboardInterrupt when stopped (the same call goes on from there), and FldiagError when a folder cannot be written
@@ -60,12 +56,7 @@ def make(studies: Sequence[Study], scale: Scale, *, out: Path = OUT, store: Path
     def ready(name: str, paths: Mapping[str, Path], errors: Mapping[str, str]) -> None:
         written[name] = _write(next(s for s in studies if s.name == name), the_plan, out, paths, errors, download, strict)
 
-    if as_is:
-        paths, errors = _there(the_plan)
-        for study in studies:
-            ready(study.name, paths, errors)
-    else:
-        _run(the_plan, {s.name for s in studies}, jobs, device, download, failures, progress, on_done, ready, strict)
+    _run(the_plan, {s.name for s in studies}, jobs, device, download, failures, progress, on_done, ready, strict, only)
     return [written[s.name] for s in studies]
 
 
@@ -115,26 +106,24 @@ def reduce(whole: Any, scale: Scale, file: Any) -> None:
                         test_images=pixels(whole.test_x, test), test_labels=whole.test_y[test].numpy())
 
 
-def _there(the_plan: Plan) -> tuple[dict[str, Path], dict[str, str]]:
-    """The finished runs, and those from which something is missing."""
-    paths = {core: path for core, task in the_plan.tasks.items() if plan.finished(path := task.where(the_plan.store))}
-    return paths, {core: NOT_YET for core, task in the_plan.tasks.items() if core not in paths or not task.done(paths[core])}
-
-
 def _run(the_plan: Plan, names: set[str], jobs: int, device: str, download: bool, failures: Mapping[str, str],
          progress: Progress | None, on_done: Callable[[str, int, int], None] | None,
-         ready: Callable[[str, Mapping[str, Path], Mapping[str, str]], None], strict: bool) -> None:
-    """All runs trained and asked. ``ready`` is told of each study that waits for no further run, and of the runs so far:
+         ready: Callable[[str, Mapping[str, Path], Mapping[str, str]], None], strict: bool,
+         only: Callable[[Config], bool]) -> None:
+    """The chosen runs trained and asked. ``ready`` is told of each study that waits for no further run, and of the runs so far:
     hash -> folder, hash -> what is wrong."""
     paths: dict[str, Path] = {}
     errors: dict[str, str] = {}
     missing: list[Task] = []
     for core, task in the_plan.tasks.items():
         path = task.where(the_plan.store)
-        if task.config.data.name in failures:
-            errors[core] = failures[task.config.data.name]
-        elif task.done(path):
+        if task.done(path):
             paths[core] = path
+        elif not only(task.config):
+            errors[core] = NOT_YET
+            paths |= {core: path} if plan.finished(path) else {}
+        elif task.config.data.name in failures:
+            errors[core] = failures[task.config.data.name]
         else:
             missing.append(task)
     total, at, count = sum(t.config.rounds for t in missing), dict.fromkeys((t.core for t in missing), 0), 0
@@ -175,21 +164,23 @@ def _run(the_plan: Plan, names: set[str], jobs: int, device: str, download: bool
 # ---- writing
 
 
-def target(out: Path, study: Study, scale: Scale) -> Path:
-    """``out/<paper>/<id>``; what was made there at a larger scale stays, and this goes to ``out/<scale>/<paper>/<id>``."""
+def target(out: Path, study: Study, scale: Scale, whole: bool = True) -> Path:
+    """``out/<paper>/<id>``; what was made there at a larger scale stays, and this goes to ``out/<scale>/<paper>/<id>``, as
+    does a part beside what was made at any other."""
     there = out / study.paper / f"{study.id}.json"
     order = list(SCALES)
     try:
         before = json.loads(there.read_text())["scale"]
     except (OSError, ValueError, KeyError):
         before = None
-    larger = before in SCALES and order.index(before) > order.index(scale.name)
-    return (out / scale.name if larger else out) / study.paper / study.id
+    stays = before in SCALES and (order.index(before) > order.index(scale.name) or (before != scale.name and not whole))
+    return (out / scale.name if stays else out) / study.paper / study.id
 
 
 def _write(study: Study, the_plan: Plan, out: Path, paths: Mapping[str, Path], errors: Mapping[str, str],
            download: bool, strict: bool = False) -> Made:
-    path = target(out, study, the_plan.scale)
+    mine = {core for (name, _, _), core in the_plan.cells.items() if name == study.name}
+    path = target(out, study, the_plan.scale, whole=not any(errors.get(core) == NOT_YET for core in mine))
     try:
         found = gather.table_of(study, the_plan, paths, download)
         text = csv(found)
@@ -228,71 +219,3 @@ def _put(path: Path, suffix: str, text: str) -> Path:
     file = path.with_name(path.name + suffix)
     schema.write_atomic(file, lambda f: f.write(text.encode()))
     return file
-
-
-def about(study: Study, the_plan: Plan, found: pd.DataFrame, paths: Mapping[str, Path],
-          errors: Mapping[str, str]) -> dict[str, Any]:
-    """What the json beside a picture says."""
-    scale, cells = the_plan.scale, {k: v for k, v in the_plan.cells.items() if k[0] == study.name}
-    seeds, tasks = scale.seed_list(study.seeds), the_plan.tasks
-    pairs = [(study.trials[n].protocol(), tasks[core].config) for (_, n, seed), core in cells.items() if seed == seeds[0]]
-    pairs += [(t.protocol(), scale.config(t, 0, the_plan.store)) for n, t in enumerate(study.trials)
-              if not t.train and (study.name, n) not in the_plan.left_out]
-    less = reduction(pairs)
-    asked = questions(scale, [a for n, t in enumerate(study.trials) if (study.name, n) not in the_plan.left_out
-                              for a in (*study.ask, *t.ask)] + list(study.alone), len(seeds))
-    left = [{**study.trials[n].key(), "label": study.trials[n].name, "why": why}
-            for (name, n), why in the_plan.left_out.items() if name == study.name]
-    left += [{**study.trials[n].key(), "label": study.trials[n].name, "why": NOT_YET}
-             for (_, n, _), core in cells.items() if errors.get(core) == NOT_YET]
-    runs = {paths[c].name: run_about(the_plan, c, paths[c]) for c in sorted(set(cells.values()) & paths.keys())}
-    lost = dict.fromkeys(f"{study.trials[n].name}{f' ({s})' if (s := study.trials[n].setting) else ''}, seed {seed}"
-                         for (_, n, seed), c in cells.items() if c in paths and runs[paths[c].name]["status"] == "diverged")
-    parts = [study.caption, f"Scale {scale.name}: {less}." if less else "",
-             f"Asked with {asked}." if asked else "",
-             f"{len(seeds)} seed{'s' * (len(seeds) > 1)}." if pairs and study.trials and study.trials[0].train else "",
-             f"Left out: {'; '.join(_reasons(left, len(cells)))}." if left else "",
-             f"Diverged: {'; '.join(lost)}." if lost else ""]
-    return {
-        "paper": study.paper, "id": study.id, "title": study.title, "source": study.source,
-        "caption": " ".join(p for p in parts if p), "scale": scale.name, "reduction": less, "seeds": seeds,
-        "machine": machines(paths[c] for c in cells.values() if c in paths), **provenance(),
-        "runs": runs,
-        "failed": [{**study.trials[n].key(), "seed": seed, "why": public(errors[c], the_plan.store)}
-                   for (_, n, seed), c in cells.items() if errors.get(c, NOT_YET) != NOT_YET]
-        + [{**study.trials[n].key(), "seed": 0, "why": public(why, the_plan.store)}
-           for (name, n), why in the_plan.failed.items() if name == study.name],
-        "left_out": left, "measured": gather.measured(found, study, the_plan)}
-
-
-def _reasons(left: list[dict[str, Any]], runs: int) -> list[str]:
-    why = [hit["why"] for hit in left]
-    yet = f"{why.count(NOT_YET)} of {runs} runs, {NOT_YET}"
-    return [yet if text == NOT_YET else text for text in sorted(set(why))]
-
-
-def run_about(the_plan: Plan, core: str, path: Path) -> dict[str, Any]:
-    config = the_plan.tasks[core].config.model_dump(mode="json")
-    config["data"].pop("root")  # where data lie is nobody's business
-    run = Run.open(path)
-    where = {k: run.index["provenance"].get(k) for k in ("fldiag", "torch", "device_name", "threads")}
-    return {"hash": core[:10], "status": run.status, "rounds": run.done, **where, "config": config}
-
-
-def public(text: str, store: Path) -> str:
-    """A message without the names of folders, which are nobody's business."""
-    for folder in sorted({store, store.absolute(), Path.cwd(), Path.home()}, key=lambda p: -len(str(p))):
-        if len(str(folder)) > 1:
-            text = text.replace(str(folder), folder.name or "~")
-    return " ".join(re.sub(r"(?<![:/\w])(?:/[^\s/:;,'\"]+)+/([^\s/:;,'\"]+)", r"\1", text).split())
-
-
-def machines(paths: Any) -> str:
-    """Where the runs were trained."""
-    found = set()
-    for path in paths:
-        try:
-            found.add(json.loads((path / CLOCK).read_text())["machine"])
-        except (OSError, ValueError, KeyError):
-            continue
-    return "; ".join(sorted(found)) or machine()

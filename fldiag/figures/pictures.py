@@ -203,7 +203,8 @@ def means(ax: Any, part: pd.DataFrame, x: str, look: style.Look, label: str | No
     ax.plot(at, found["mean"], color=look.color, linestyle=look.dash, marker=look.marker, markersize=3.6, label=label)
     several = found["std"].notna().to_numpy()
     if several.any():
-        ax.errorbar(at[several], found["mean"][several], yerr=found["std"][several], fmt="none", ecolor=look.color, elinewidth=0.8)
+        ax.errorbar(at[several], found["mean"][several], yerr=found["std"][several], fmt="none", ecolor=look.color,
+                    elinewidth=0.8)
 
 
 def _number(text: str | None) -> float:

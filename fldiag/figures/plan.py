@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fldiag.checkpoint.store import Run
 from fldiag.config import Config
-from fldiag.errors import FldiagError
-from fldiag.figures.scales import LeftOut, Scale
+from fldiag.errors import FldiagError, unknown
+from fldiag.figures.scales import LeftOut, Scale, flat
 from fldiag.figures.study import Ask, Study, Trial
 from fldiag.results.provenance import digest
 
@@ -163,3 +163,23 @@ def _keep(task: Task, wants: list[Ask], scale: Scale) -> None:
     if steps:
         keep |= {"metrics__steps": True, "metrics__every": every, "metrics__proximal": steps.pop()}
     task.config = task.config.replace(**keep)
+
+
+def only(texts: Iterable[str], configs: Iterable[Config]) -> Callable[[Config], bool]:
+    """The choice that ``--only`` makes: all of ``data.name=mnist``, ``method.name=fedavg,fedsol``, ... hold.
+
+    Raises FldiagError for what is no KEY=VALUE, and for keys and values that none of ``configs`` has."""
+    wanted: dict[str, set[str]] = {}
+    for text in texts:
+        key, _, choice = text.partition("=")
+        if not key or not choice:
+            raise FldiagError(f"--only {text}", "give KEY=VALUE, such as --only data.name=mnist or --only seed=0", usage=True)
+        wanted[key] = wanted.get(key, set()) | set(choice.split(","))
+    every = [flat(c) for c in configs]
+    for key, values in wanted.items():
+        there = {str(f[key]) for f in every if f.get(key) is not None}
+        if not there:
+            raise unknown("key of --only", key, {k for f in every for k, v in f.items() if v is not None})
+        for value in sorted(values - there):
+            raise unknown(f"{key} of --only", value, there)
+    return lambda config: all(str(flat(config).get(key)) in values for key, values in wanted.items())

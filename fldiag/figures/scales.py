@@ -134,7 +134,7 @@ def reduction(pairs: Iterable[tuple[Config, Config]]) -> str:
     """How the configs made differ from the papers', (paper's, made) each: a sentence, empty for no difference."""
     found: dict[str, dict[str, None]] = {}
     for theirs, ours in pairs:
-        old, new = _flat(theirs), _flat(ours)
+        old, new = flat(theirs), flat(ours)
         for key in new:
             if new[key] != old.get(key) and not key.startswith(SILENT):
                 text = WORDS.get(key, key + " {new} instead of {old}").format(new=new[key], old=old.get(key, "none"))
@@ -156,7 +156,8 @@ def questions(scale: Scale, asks: Iterable[Ask], seeds: int) -> str:
     return "; ".join(found)
 
 
-def _flat(config: Config) -> dict[str, Any]:
+def flat(config: Config) -> dict[str, Any]:
+    """A config by the names of ``--set``: ``{"rounds": 200, "train.lr": 0.01, ...}``."""
     tree = config.model_dump(mode="json")
     return {f"{s}.{k}" if k else s: v for s, values in tree.items()
             for k, v in (values.items() if isinstance(values, dict) else [("", values)])}

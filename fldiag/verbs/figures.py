@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from fldiag.config import Config
 from fldiag.console import Console
 from fldiag.errors import FldiagError
 from fldiag.figures import forecast as forecasts
@@ -16,7 +18,7 @@ from fldiag.verbs.train import ANNOUNCE, duration
 
 
 def figures(console: Console, ids: list[str], scale: str, out: Path | None, store: Path | None, jobs: int | None, dry_run: bool,
-            as_is: bool, only_ledger: bool, download: bool, device: str, strict: bool = False) -> None:
+            as_is: bool, only: list[str], only_ledger: bool, download: bool, device: str, strict: bool = False) -> None:
     out, store = out or make.OUT, store or make.STORE
     if only_ledger:
         return _ledger(console, out)
@@ -24,8 +26,10 @@ def figures(console: Console, ids: list[str], scale: str, out: Path | None, stor
     jobs = (os.cpu_count() or 1) if jobs is None else jobs
     if jobs < 1:
         raise FldiagError(f"jobs = {jobs}", "give --jobs 1 or more", usage=True)
+    the_plan = plan.made(size, studies, reported.studies().values(), store)
+    chosen = plan.only(only, (task.config for task in the_plan.tasks.values()))
     if dry_run:
-        return forecast(console, plan.made(size, studies, reported.studies().values(), store), jobs, download)
+        return forecast(console, the_plan, chosen, jobs, download)
     began, told = time.perf_counter(), False
 
     def on_done(text: str, done: int, total: int) -> None:
@@ -40,7 +44,7 @@ def figures(console: Console, ids: list[str], scale: str, out: Path | None, stor
     try:
         with console.progress("figures") as bar:
             made = make.make(studies, size, out=out, store=store, jobs=jobs, device=device, download=download, progress=bar,
-                             on_done=on_done, strict=strict, as_is=as_is)
+                             on_done=on_done, strict=strict, only=lambda config: not as_is and chosen(config))
     except KeyboardInterrupt:
         raise FldiagError(f"stopped; what was trained is kept in {store}", "the same command goes on from there") from None
     files = ledger.write(out)
@@ -52,7 +56,7 @@ def figures(console: Console, ids: list[str], scale: str, out: Path | None, stor
     if failed:
         console.done(*files) if console.machine else None
         raise FldiagError(f"{len(failed)} of {len(made)} could not be made: {', '.join(failed)} (why: in the table above)",
-                          "without --as-is what they need is trained" if as_is else
+                          f"without {'--as-is' if as_is else '--only'} what they need is trained" if as_is or only else
                           "the others were written; the same command tries these again")
     console.done(*files, *(f for m in made for f in m.files))
 
@@ -76,8 +80,9 @@ def not_forecast(unknown: dict[str, str]) -> list[str]:
             for why, names in kinds.items()]
 
 
-def forecast(console: Console, the_plan: plan.Plan, jobs: int, download: bool) -> None:
+def forecast(console: Console, the_plan: plan.Plan, only: Callable[[Config], bool], jobs: int, download: bool) -> None:
     """What there is to train, its time and disk on this machine; writes nothing but the scale's reduced data."""
+    the_plan.tasks = {core: task for core, task in the_plan.tasks.items() if only(task.config)}
     failures = make.prepare(the_plan, download)
     with console.progress("forecast") as bar:
         found = forecasts.forecast(the_plan, download, bar)

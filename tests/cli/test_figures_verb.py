@@ -33,11 +33,13 @@ def test_dry_run_writes_no_run(tmp_path):
     assert done.exit_code == 0 and (found["runs"], found["rounds"], found["there"]) == (2, 8, 0)
     assert 0 < found["seconds"] < 600 and found["bytes"] > 0
     assert not list(tmp_path.rglob("run.json"))
+    one = runner.invoke(app, ["figures", "fedsol/fig6", "--only", "method.name=fedsol", "--dry-run", "--json"])
+    assert json.loads(one.stdout)["runs"] == 1
 
 
 @pytest.mark.parametrize(("arguments", "says"), [(["fedsol/fig66"], "unknown figure 'fedsol/fig66'"), (["fig2x"], "unknown figure"), (["--scale", "tiny"], "unknown scale 'tiny'"),
                                                  (["fedsol/fig2", "--jobs", "0"], "jobs = 0"),
-                                                 (["fedsol/fig11"], "concept")])
+                                                 (["fedsol/fig11"], "concept"), (["fedsol/fig6", "--only", "method.name=fedsol,ours"], "unknown method.name of --only 'ours'")])
 def test_wrong_use(arguments, says):
     done = runner.invoke(app, ["figures", *arguments])
     assert done.exit_code == 2 and says in done.output

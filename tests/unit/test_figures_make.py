@@ -19,6 +19,7 @@ from fldiag.checkpoint.store import Run
 from fldiag.data import load
 from fldiag.errors import FldiagError
 from fldiag.figures import gather, ledger, make, pictures, plan, reported, work
+from fldiag.figures.about import public
 from fldiag.figures.scales import scale
 from fldiag.figures.study import Trial
 
@@ -156,6 +157,8 @@ def test_a_smaller_scale_does_not_replace_a_larger_one(world, tmp_path):
     (tmp_path / "fedsol" / "fig12.json").write_text('{"scale": "small"}')
     assert make.target(tmp_path, study, SMOKE) == tmp_path / "smoke" / "fedsol" / "fig12"
     assert make.target(tmp_path, study, scale("paper")) == tmp_path / "fedsol" / "fig12"
+    assert make.target(tmp_path, study, scale("paper"), whole=False) == tmp_path / "paper" / "fedsol" / "fig12"
+    assert make.target(tmp_path, study, scale("small"), whole=False) == tmp_path / "fedsol" / "fig12"
 
 
 def test_reduced_data_are_balanced_and_the_first_of_each_class(world):
@@ -192,12 +195,34 @@ def test_as_is_nothing_is_trained_and_what_is_there_is_drawn(world, tmp_path, mo
     (path,) = (p for p in world[1].glob("digits-500-fedsol-*") if "lda" in Run.open(p).config.partition.kind)
     shutil.copytree(world[1] / "data", tmp_path / "runs" / "data")
     shutil.copytree(path, tmp_path / "runs" / path.name)
-    (made,) = make.make([study], SMOKE, out=tmp_path, store=tmp_path / "runs", as_is=True)
+    (made,) = make.make([study], SMOKE, out=tmp_path, store=tmp_path / "runs", only=lambda config: False)
     about = json.loads((tmp_path / "fedsol" / "fig6.json").read_text())
     assert made.error == "" and about["caption"].endswith("Left out: 1 of 2 runs, not finished yet.") and about["failed"] == []
     assert [hit["label"] for hit in about["left_out"]] == ["FedAvg"] and set(pd.read_csv(tmp_path / "fedsol" / "fig6.csv")["label"]) == {"FedSOL"}
-    (made,) = make.make([study], SMOKE, out=tmp_path / "none", store=tmp_path / "empty", as_is=True)
+    (made,) = make.make([study], SMOKE, out=tmp_path / "none", store=tmp_path / "empty", only=lambda config: False)
     assert made.error.startswith("nothing of fedsol/fig6 could be made") and not list((tmp_path / "none").rglob("*.csv"))
+
+
+def test_only_the_chosen_runs_are_trained(tmp_path):
+    study = some("fedsol/fig6")[0]
+    tasks = plan.made(SMOKE, [study], [], tmp_path).tasks.values()
+    chosen = plan.only(["method.name=fedavg", "partition.kind=lda"], [t.config for t in tasks])
+    (made,) = make.make([study], SMOKE, out=tmp_path, store=tmp_path / "runs", only=chosen)
+    trained = [Run.open(p.parent).config for p in (tmp_path / "runs").glob("*/run.json")]
+    assert made.error == "" and {c.method.name for c in trained} == {"fedavg"}
+    assert len(trained) == sum(t.config.method.name == "fedavg" for t in tasks) < len(tasks)
+    (again,) = make.make([study], SMOKE, out=tmp_path, store=tmp_path / "runs")
+    assert again.error == "" and "not finished" not in (tmp_path / "fedsol" / "fig6.json").read_text()
+
+
+@pytest.mark.parametrize("text, message", [
+    ("fedavg", "--only fedavg; give KEY=VALUE"), ("method=fedavg", "unknown key of --only 'method'; did you mean"),
+    ("method.name=fedav", "unknown method.name of --only 'fedav'; did you mean 'fedavg'"), ("seed=7", "unknown seed of --only '7'")])
+def test_a_choice_that_no_run_has_is_an_error(text, message, tmp_path):
+    tasks = plan.made(SMOKE, some("fedsol/fig6"), [], tmp_path).tasks.values()
+    with pytest.raises(FldiagError) as raised:
+        plan.only([text], [t.config for t in tasks])
+    assert message in str(raised.value) and raised.value.usage
 
 
 def test_nothing_is_written_of_a_study_that_cannot_be_drawn(world, tmp_path):
@@ -208,7 +233,7 @@ def test_nothing_is_written_of_a_study_that_cannot_be_drawn(world, tmp_path):
 
 def test_messages_are_without_folders():
     text = "svhn was not found: looked for /srv/some place/x.npz, /data/images/svhn.npz (see https://a.org/b/c) and in runs/q"
-    assert make.public(text, Path("/data/images")) == \
+    assert public(text, Path("/data/images")) == \
         "svhn was not found: looked for some place/x.npz, images/svhn.npz (see https://a.org/b/c) and in runs/q"
 
 
@@ -312,4 +337,16 @@ def test_dots_stand_where_the_numbers_are():
 def test_lines_over_a_setting():
     table = pd.concat([cells(setting=f"rho={r}").assign(value=10.0 * r) for r in (0.5, 2.0)]).query("origin == 'measured'")
     (ax,) = pictures.lines(table.assign(label=table["method"]), "rho", {"accuracy": "accuracy [%]"}).axes
-    assert ax.containers[0][0].get_xdata().tolist() == [0.5, 2.0] and ax.containers[0][0].get_ydata().tolist() == [5.0, 20.0]
+    assert ax.lines[0].get_xdata().tolist() == [0.5, 2.0] and ax.lines[0].get_ydata().tolist() == [5.0, 20.0]
+
+
+def test_bars_stand_where_there_are_several_seeds():
+    part = pd.DataFrame({"rho": [1.0, 1.0, 2.0], "value": [1.0, 3.0, 5.0]})
+    ax = Figure().subplots()
+    pictures.means(ax, part, "rho", pictures.MEASURED)
+    (bar,) = ax.containers[0][2][0].get_segments()
+    assert ax.lines[0].get_ydata().tolist() == [2.0, 5.0] and bar[:, 0].tolist() == [1.0, 1.0]
+    assert bar[:, 1].tolist() == pytest.approx([2 - 2**0.5, 2 + 2**0.5])
+    ax = Figure().subplots()
+    pictures.means(ax, part.iloc[1:], "rho", pictures.MEASURED)
+    assert not ax.containers

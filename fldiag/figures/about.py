@@ -1,0 +1,92 @@
+"""What the json beside a picture says: the caption, the runs, what is missing and why."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fldiag.checkpoint.store import Run
+from fldiag.figures import gather
+from fldiag.figures.asks import CLOCK
+from fldiag.figures.machine import machine
+from fldiag.figures.plan import Plan
+from fldiag.figures.scales import questions, reduction
+from fldiag.figures.study import Study
+from fldiag.results.provenance import provenance
+
+#: What is said of runs that are missing or not asked everything, where they are not to be trained.
+NOT_YET = "not finished yet"
+
+
+def about(study: Study, the_plan: Plan, found: pd.DataFrame, paths: Mapping[str, Path],
+          errors: Mapping[str, str]) -> dict[str, Any]:
+    """What the json beside a picture says."""
+    scale, cells = the_plan.scale, {k: v for k, v in the_plan.cells.items() if k[0] == study.name}
+    seeds, tasks = scale.seed_list(study.seeds), the_plan.tasks
+    pairs = [(study.trials[n].protocol(), tasks[core].config) for (_, n, seed), core in cells.items() if seed == seeds[0]]
+    pairs += [(t.protocol(), scale.config(t, 0, the_plan.store)) for n, t in enumerate(study.trials)
+              if not t.train and (study.name, n) not in the_plan.left_out]
+    less = reduction(pairs)
+    there = sorted({seed for (_, _, seed), core in cells.items() if core in paths}) or seeds
+    asked = questions(scale, [a for n, t in enumerate(study.trials) if (study.name, n) not in the_plan.left_out
+                              for a in (*study.ask, *t.ask)] + list(study.alone), len(seeds))
+    left = [{**study.trials[n].key(), "label": study.trials[n].name, "why": why}
+            for (name, n), why in the_plan.left_out.items() if name == study.name]
+    left += [{**study.trials[n].key(), "label": study.trials[n].name, "why": NOT_YET}
+             for (_, n, _), core in cells.items() if errors.get(core) == NOT_YET]
+    runs = {paths[c].name: run_about(the_plan, c, paths[c]) for c in sorted(set(cells.values()) & paths.keys())}
+    lost = dict.fromkeys(f"{study.trials[n].name}{f' ({s})' if (s := study.trials[n].setting) else ''}, seed {seed}"
+                         for (_, n, seed), c in cells.items() if c in paths and runs[paths[c].name]["status"] == "diverged")
+    parts = [study.caption, f"Scale {scale.name}: {less}." if less else "",
+             f"Asked with {asked}." if asked else "",
+             f"{len(there)} seed{'s' * (len(there) > 1)}." if pairs and study.trials and study.trials[0].train else "",
+             f"Left out: {'; '.join(_reasons(left, len(cells)))}." if left else "",
+             f"Diverged: {'; '.join(lost)}." if lost else ""]
+    return {
+        "paper": study.paper, "id": study.id, "title": study.title, "source": study.source,
+        "caption": " ".join(p for p in parts if p), "scale": scale.name, "reduction": less, "seeds": there,
+        "machine": machines(paths[c] for c in cells.values() if c in paths), **provenance(),
+        "runs": runs,
+        "failed": [{**study.trials[n].key(), "seed": seed, "why": public(errors[c], the_plan.store)}
+                   for (_, n, seed), c in cells.items() if errors.get(c, NOT_YET) != NOT_YET]
+        + [{**study.trials[n].key(), "seed": 0, "why": public(why, the_plan.store)}
+           for (name, n), why in the_plan.failed.items() if name == study.name],
+        "left_out": left, "measured": gather.measured(found, study, the_plan)}
+
+
+def _reasons(left: list[dict[str, Any]], runs: int) -> list[str]:
+    why = [hit["why"] for hit in left]
+    yet = f"{why.count(NOT_YET)} of {runs} runs, {NOT_YET}"
+    return [yet if text == NOT_YET else text for text in sorted(set(why))]
+
+
+def run_about(the_plan: Plan, core: str, path: Path) -> dict[str, Any]:
+    config = the_plan.tasks[core].config.model_dump(mode="json")
+    config["data"].pop("root")  # where data lie is nobody's business
+    run = Run.open(path)
+    where = {k: run.index["provenance"].get(k) for k in ("fldiag", "torch", "device_name", "threads")}
+    return {"hash": core[:10], "status": run.status, "rounds": run.done, **where, "config": config}
+
+
+def public(text: str, store: Path) -> str:
+    """A message without the names of folders, which are nobody's business."""
+    for folder in sorted({store, store.absolute(), Path.cwd(), Path.home()}, key=lambda p: -len(str(p))):
+        if len(str(folder)) > 1:
+            text = text.replace(str(folder), folder.name or "~")
+    return " ".join(re.sub(r"(?<![:/\w])(?:/[^\s/:;,'\"]+)+/([^\s/:;,'\"]+)", r"\1", text).split())
+
+
+def machines(paths: Any) -> str:
+    """Where the runs were trained."""
+    found = set()
+    for path in paths:
+        try:
+            found.add(json.loads((path / CLOCK).read_text())["machine"])
+        except (OSError, ValueError, KeyError):
+            continue
+    return "; ".join(sorted(found)) or machine()
