@@ -52,7 +52,7 @@ def unflatten(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None)
                 held = content.setdefault(where[0], {})
                 if where[1]:
                     held[where[1]] = tensors["/".join(where)]
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ValueError(f"its manifest does not fit its tensors ({type(error).__name__})") from None
     return content
 

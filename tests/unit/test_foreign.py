@@ -6,6 +6,8 @@ import helpers
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import fldiag
@@ -319,3 +321,17 @@ def test_a_folder_with_other_files_is_not_made_a_run(tmp_path):
     with pytest.raises(FldiagError, match="holds other files"):
         Recording(tmp_path, torch.nn.Linear(2, 2), origin={"kind": "test"})
     assert (tmp_path / "metrics" / "mine.csv").read_text() == "precious" and not (tmp_path / "run.json").exists()
+
+
+_NAMES = st.sampled_from(["manifest", "model", "w", "", 3, None])
+
+
+@given(st.recursive(_NAMES, lambda inner: st.lists(inner, max_size=3), max_leaves=12) | st.just("[" * 5000))
+def test_an_order_that_somebody_wrote_by_hand_is_content_or_a_value_error(order):
+    text = order if isinstance(order, str) and order.startswith("[") else json.dumps(order)
+    try:
+        content = flat.unflatten({"w": torch.ones(2), "model/w": torch.ones(3)}, {flat.MANIFEST: "{}", flat.ORDER: text})
+    except ValueError as error:
+        assert "does not fit its tensors" in str(error)
+    else:
+        assert isinstance(content, dict)
