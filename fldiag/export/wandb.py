@@ -16,9 +16,12 @@ def export(scalars: Scalars, out: Path, project: str = "fldiag") -> Path:
                                   save_code=False, disable_job_creation=True, x_disable_stats=True, x_disable_meta=True,
                                   x_save_requirements=False)
         out.mkdir(parents=True, exist_ok=True)
+        alone = wandb.run is None
         with wandb.init(project=project, name=scalars.name, dir=str(out), config=scalars.config, settings=settings,
                         reinit="create_new") as run:
             for step, numbers in scalars.by_step():
                 run.log(numbers, step=step)
             folder = Path(run.settings.sync_dir)
+        if alone:  # its service may still be writing the file; this waits for it, and would end the caller's own runs
+            wandb.teardown()
     return folder

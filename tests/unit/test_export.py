@@ -184,6 +184,15 @@ def test_wandb_writes_it_offline(collected, tmp_path, offline):
     assert settings["method.name"] == '"fedavg"' and "WANDB_ERROR_REPORTING" not in os.environ
 
 
+def test_wandb_runs_of_the_caller_go_on(collected, tmp_path, offline, monkeypatch):
+    import wandb as theirs
+
+    own = object()
+    monkeypatch.setattr(theirs, "run", own)
+    monkeypatch.setattr(theirs, "teardown", lambda: pytest.fail("their run was ended"))
+    assert wandb.export(collected, tmp_path).is_dir() and theirs.run is own
+
+
 @pytest.mark.parametrize(("exporter", "module"), [(tensorboard, "tensorboard"), (wandb, "wandb"), (mlflow, "mlflow"),
                                                   (mlflow, "sqlalchemy")])
 def test_a_missing_extra_says_how_to_install_it(collected, tmp_path, monkeypatch, exporter, module):
