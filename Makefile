@@ -1,18 +1,21 @@
-# make demo: set up and show; make test: set up and check. Both reuse .venv; nothing is installed twice.
+# make demo: set up and show; make test: set up and check, but for the slow tests; make test-all: those too (CI runs these).
+# All reuse .venv; nothing is installed twice.
 PYTHON ?= python3
 VENV   ?= .venv
 STAMP  := $(VENV)/.installed
 # Where Chromium is, for the tests that open pages. Without one they are left out, which is said; BROWSER=on demands them.
 BROWSER ?= $(shell for b in "$$FLDIAG_BROWSER" chromium chromium-browser google-chrome google-chrome-stable; do command -v "$$b" && break; done)
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-all lint bench clean
 
 demo: $(STAMP)
 	$(VENV)/bin/fldiag demo
 
-test: $(STAMP)
+test: LEFT_OUT = not slow$(if $(BROWSER),, and not browser)
+test-all: LEFT_OUT = $(if $(BROWSER),,not browser)
+test test-all: $(STAMP)
 	@$(if $(BROWSER),true,echo 'No Chromium or Chrome found: tests of pages in a browser are left out (name one in FLDIAG_BROWSER).')
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 $(if $(BROWSER),,-m 'not browser') $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 -m '$(LEFT_OUT)' $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check fldiag tests analyses

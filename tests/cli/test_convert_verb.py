@@ -92,6 +92,7 @@ def test_the_same_numbers_as_the_run_the_files_are_of(own, files):
     assert accuracy[0] == accuracy[1] and len(accuracy[0]) == 3
 
 
+@pytest.mark.slow
 def test_verbs_take_it(files):
     convert(files, *GLOBAL, "--partition", files / "parts.json")
     for verb in (["forgetting", "theirs"], ["drift", "theirs", "--no-propositions"], ["spectrum", "theirs", "-k", "1", "--samples", "50"]):

@@ -150,6 +150,7 @@ def test_diverged_training_is_an_outcome():
     assert result.exit_code == 0 and "diverged" in result.output
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_state_and_says_how_to_go_on():
     code = ("import os, signal, sys\nfrom fldiag.training import rounds\n"
             "old = rounds._store\n"

@@ -51,6 +51,7 @@ def test_forgetting_writes_table_provenance_and_pictures(trained):
     assert run("forgetting", trained).stdout == result.stdout
 
 
+@pytest.mark.slow
 def test_why_gives_the_account_and_its_rest(trained):
     result = run("forgetting", trained, "--why", "--k", 2, "--samples", 200, "--json")
     answer = json.loads(result.stdout)
@@ -66,6 +67,7 @@ def test_drift_of_some_rounds(trained):
     assert "proposition 2: error falls as eta^" in result.stdout
 
 
+@pytest.mark.slow
 def test_drift_says_what_training_recorded_or_how_to_record_it(trained, tmp_path):
     few = ("--no-gradients", "--no-representation", "--no-propositions")
     text = run("drift", trained, "--rounds", "4", *few).stdout
@@ -82,6 +84,7 @@ def test_drift_says_what_training_recorded_or_how_to_record_it(trained, tmp_path
     assert shown[2]["proximal"] == pytest.approx(float(steps[(steps["round"] == 2) & (steps.metric == "proximal_loss")].value.iloc[0]))
 
 
+@pytest.mark.slow
 def test_a_damaged_round_in_the_middle_and_a_lost_one_are_skipped_and_named(copy):
     content = (copy / "rounds" / "0002.pt").read_bytes()
     (copy / "rounds" / "0002.pt").write_bytes(content[: len(content) // 2])

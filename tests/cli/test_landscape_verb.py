@@ -26,6 +26,7 @@ def frame_of(result):
     return pd.read_csv(png.with_suffix(".csv"))
 
 
+@pytest.mark.slow
 def test_points_between_are_interpolated_unless_full(trained):
     result = run("landscape", trained, "--points", 15, *QUICK)
     frame = frame_of(result)

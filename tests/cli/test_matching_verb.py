@@ -63,6 +63,7 @@ def test_matching_of_the_last_round(trained):
     assert run("matching", trained, "--samples", 120, "--k", 2).stdout == result.stdout
 
 
+@pytest.mark.slow
 def test_the_printed_numbers_are_those_of_the_table(trained):
     result = run("matching", trained, "--samples", 120, "--k", 1, "--json")
     answer = json.loads(result.stdout)
@@ -105,6 +106,7 @@ def test_one_checkpoint_is_not_a_run(trained):
         fldiag.diagnose(fldiag.load(trained / "rounds" / "0002.pt"), "matching")
 
 
+@pytest.mark.slow
 def test_a_diverged_client_is_left_out_and_all_diverged_is_an_error(copy):
     def diverge(rows):
         def change(c):
@@ -150,6 +152,7 @@ def test_trace_and_diagonal_by_layer_with_their_picture(trained):
     assert len(only(both, metric="diagonal_norm")) == len(traces)
 
 
+@pytest.mark.slow
 def test_blocks_of_the_hessian(trained):
     layers = table(last(spectrum(trained, "--per-layer", "--matrix", "ggn")))
     first = layers[layers.metric == "eigenvalue"]
@@ -187,6 +190,7 @@ def rooms(monkeypatch):
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", [("spectrum", "--samples", 200, "--trace"), ("landscape", "--samples", 200, "--points", 5),
                                   ("matching", "--samples", 60, "--on", "global", "--k", 1, "--no-split")])
 def test_memory_bounds_the_batches_and_not_the_result(trained, rooms, tmp_path, verb):

@@ -57,6 +57,7 @@ def test_a_run_of_any_method_table_picture_and_provenance(trained):
     assert run("personalise", trained, "--epochs", "0,2").stdout == result.stdout  # the cache's answer is the same
 
 
+@pytest.mark.slow
 def test_options_change_the_answer_and_its_name(trained, tmp_path):
     seen = {}
     for options in ([], ["--knn"], ["--lr", "initial", "--seed", 3], ["--test", "own"], ["--clients", "0,3"]):

@@ -30,6 +30,7 @@ def trained(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_commands_that_a_report_names_fill_it(trained):
     """What is missing is made by typing what the report says, until nothing is missing."""
     first = json.loads(run("report", trained, "--json").stdout)
@@ -48,6 +49,7 @@ def test_the_commands_that_a_report_names_fill_it(trained):
     assert row["lambda_1"] > 0 and row["drift"] > 0 and 0 < row["accuracy"] < 1 and row["forgetting"] is not None
 
 
+@pytest.mark.slow
 def test_compute_makes_the_cheap_tables_first(trained, tmp_path):
     import shutil
 

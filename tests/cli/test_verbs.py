@@ -141,6 +141,7 @@ def test_explain_gives_equations_options_and_source():
     assert all(part in text for part in ("Lambda", "rho", "CVPR 2024", "float >= 0", "full | body | head", "equals fedavg"))
 
 
+@pytest.mark.slow
 def test_every_method_model_and_diagnostic_can_be_explained():
     for names in (fldiag.methods(), fldiag.models(), fldiag.datasets(), fldiag.diagnostics()):
         for name, summary in names.items():
@@ -154,6 +155,7 @@ def test_demo_ends_with_the_picture():
     assert "fedsol" in result.stdout and "λ1/λ5" in result.stdout
 
 
+@pytest.mark.slow
 def test_plain_state_dict_with_own_model_and_data(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import torch\nfrom torch import nn\n"
@@ -168,6 +170,7 @@ def test_plain_state_dict_with_own_model_and_data(tmp_path):
     assert sum(r["metric"] == "eigenvalue" for r in json.loads(done.stdout)["rows"]) == 2
 
 
+@pytest.mark.slow
 def test_the_method_of_the_readme_is_complete(tmp_path):
     """The example file of the README, as a package with an entry point, trains and meets its own neutral setting."""
     source = re.search(r"```python\n(# steady\.py.*?)```", (ROOT / "README.md").read_text(), re.S).group(1)

@@ -31,6 +31,7 @@ def digits(name):
     return configs.load("digits", [f"{k}={v}" for k, v in {**keys, **MORE.get(name, {})}.items()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", registry.method.names())
 def test_learns_at_its_defaults(name):
     config = digits(name)

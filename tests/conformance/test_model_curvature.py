@@ -31,6 +31,7 @@ def problem(name):
     return Problem(module, F.cross_entropy, (x, torch.tensor([7])), dtype=torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", registry.model.names())
 def test_products_are_finite_differences_of_the_gradient(name):
     p = problem(name)

@@ -10,6 +10,7 @@ from fldiag.errors import FldiagError
 from fldiag.training import executor, rounds
 
 
+@pytest.mark.slow
 def test_a_run_in_worker_processes_has_the_bits_of_a_serial_one(tmp_path):
     chosen = config("scaffold", rounds=2, total=5, per_round=4, precision="fp32")
     serial = rounds.train(chosen, out=tmp_path / "serial")

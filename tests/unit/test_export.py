@@ -135,6 +135,7 @@ def test_tensorboard_reads_it_back(collected, tmp_path, offline):
     assert '"method.name": "fedavg"' in text.tensor_proto.string_val[0].decode()
 
 
+@pytest.mark.slow
 def test_mlflow_reads_it_back(collected, tmp_path, offline):
     file = mlflow.export(collected, tmp_path)
     mlflow.export(collected, tmp_path)

@@ -61,6 +61,7 @@ def test_the_same_again_to_the_byte_without_training(world, monkeypatch):
     assert {f: f.read_bytes() for m in again for f in m.files} == before
 
 
+@pytest.mark.slow
 def test_trained_again_elsewhere_the_csv_is_the_same(world, tmp_path):
     out, _, made = world
     study = next(m.study for m in made if m.study.id == "fig6")
@@ -99,6 +100,7 @@ def test_the_ledger_of_what_was_made(world):
     assert found.loc[found["id"] == "fedsol-divergence", "status"].iloc[0].endswith("of 1 seeds)")
 
 
+@pytest.mark.slow
 def test_stopped_and_continued_is_as_if_never_stopped(world, tmp_path):
     study, seen = next(m.study for m in world[2] if m.study.id == "fig6"), []
 
@@ -118,6 +120,7 @@ def test_stopped_and_continued_is_as_if_never_stopped(world, tmp_path):
     assert len(clock) == 4, "the seconds of the rounds before the interruption are kept"
 
 
+@pytest.mark.slow
 def test_a_figure_is_written_when_its_last_run_is_done(world, tmp_path):
     """What is ready when somebody stops is there."""
     def stop(text, done, total):
@@ -131,6 +134,7 @@ def test_a_figure_is_written_when_its_last_run_is_done(world, tmp_path):
     assert "fig12.png" in found and len(found) == 2, "the figure whose run was the last is not there"
 
 
+@pytest.mark.slow
 def test_several_at_a_time_give_the_same(world, tmp_path):
     study = next(m.study for m in world[2] if m.study.id == "fig6")
     told = []

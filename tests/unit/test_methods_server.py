@@ -94,6 +94,7 @@ def test_T_AVGM_1_without_momentum_it_is_fedavg():
     assert not same(run("fedavgm", {"beta": 0.5})[0].w, run("fedavg")[0].w, 1e-4)
 
 
+@pytest.mark.slow
 def test_fednova_of_clients_with_different_numbers_of_steps_comes_closer_to_the_optimum_than_fedavg():
     """Objective inconsistency: at a small rate only FedAvg's fixed point is that of other weights."""
     q, rounds = quadratics(spread=3.0), 400

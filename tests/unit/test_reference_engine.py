@@ -138,6 +138,7 @@ def test_given_weights_and_buffers_are_those_diagnosed():
     assert b == pytest.approx(float(torch.linalg.eigvalsh(dense(other))[-1]), rel=1e-3) and abs(a - b) > 0.05 * abs(b)
 
 
+@pytest.mark.slow
 def test_batches_weigh_by_their_size():
     whole, cut = problem(41), problem(41, memory=1)
     assert len(cut.bounds) > 1 == len(whole.bounds)

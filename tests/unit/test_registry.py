@@ -117,6 +117,7 @@ except Exception as error:
 '''
 
 
+@pytest.mark.slow
 def test_a_method_and_a_model_of_an_installed_package(tmp_path):
     package = tmp_path / "site"
     info = package / "mypackage-1.0.dist-info"

@@ -55,6 +55,7 @@ def uninterrupted(tmp_path_factory):
     return rounds.train(killed(), out=tmp_path_factory.mktemp("whole") / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_at_random_moments_and_resumed(seed, uninterrupted, tmp_path):
     chance, out, kills = random.Random(seed), tmp_path / "run", 0

@@ -265,6 +265,7 @@ def test_clients_trained_for_the_checkpoint_only_are_not_recorded(tmp_path):
     assert len(run.checkpoint(1).client_ids) == 4 and len(set(run.steps().client)) == 2
 
 
+@pytest.mark.slow
 def test_the_same_table_whatever_the_executor_and_again(tmp_path):
     runs = [rounds.train(small(rounds_=2), out=tmp_path / n / "run", executor=e)
             for n, e in (("a", "serial"), ("b", "processes:2"), ("c", "serial"))]

@@ -205,6 +205,7 @@ def test_fedsol_rests_at_the_numbers(rho, where):
     assert ends["converged"].all()
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(points, st.floats(0, 2 * math.pi), st.floats(0.5, 8), st.floats(0, 0.7),
        st.lists(st.floats(0.4, 4), min_size=1, max_size=3), st.floats(0, 2))
