@@ -84,8 +84,8 @@ def ordered(values: pd.DataFrame, labels: Sequence[Any], *, equal: Sequence[bool
     return Verdict(tuple(bool(v) for v in votes), text)
 
 
-def lowest(values: pd.DataFrame, label: Any, among: Sequence[Any], digits: int = 3) -> Verdict:
-    """Votes for ``label`` being below all others of ``among``, over the seeds that have them all.
+def lowest(values: pd.DataFrame, label: Any, among: Sequence[Any], *, highest: bool = False, digits: int = 3) -> Verdict:
+    """Votes for ``label`` being below (``highest``: above) all others of ``among``, over the seeds that have them all.
 
     Raises FldiagError when one of them is missing everywhere, or no seed has all."""
     absent = [str(n) for n in among if n not in values.columns]
@@ -94,8 +94,9 @@ def lowest(values: pd.DataFrame, label: Any, among: Sequence[Any], digits: int =
     whole = values[list(among)].dropna()
     if whole.empty:
         raise FldiagError("no seed has all that is compared", "see why in the figure's json")
+    sign = -1 if highest else 1
     others = whole.drop(columns=label)
-    votes = whole[label] < others.min(axis=1)
-    best = others.mean().idxmin()
-    means = f"{label} {whole[label].mean():.{digits}g}, next {best} {others[best].mean():.{digits}g}"
+    votes = sign * whole[label] < (sign * others).min(axis=1)
+    best = (sign * others.mean()).idxmin()
+    means = f"{label} {whole[label].mean():.{digits}g}, best of the others {best} {others[best].mean():.{digits}g}"
     return Verdict(tuple(map(bool, votes)), means)

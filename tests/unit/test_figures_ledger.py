@@ -263,6 +263,13 @@ def test_the_lowest_of_six_is_not_the_lowest_of_those_that_are_there():
     assert lowest(values, "a", ["a", "b"]).votes == (True,)
 
 
+def test_the_highest_is_told_by_its_own_numbers():
+    values = pd.DataFrame({"a": [60.0, 61.0], "b": [50.0, 62.0], "c": [40.0, 41.0]})
+    verdict = lowest(values, "a", ["a", "b", "c"], highest=True)
+    assert verdict.votes == (True, False) and verdict.numbers == "a 60.5, best of the others b 56"
+    assert lowest(values, "c", ["a", "b", "c"]).votes == (True, True)
+
+
 def test_cosines_of_both_signs_are_not_orthogonal():
     """Their mean over the rounds is 0, their distance from a right angle is not."""
     orthogonal = next(c for c in claims.claims() if c.id == "fedsol-orthogonal").check
