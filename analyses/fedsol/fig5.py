@@ -21,19 +21,25 @@ def draw(table):
         left.set(xlabel="radius rho", ylabel="test accuracy [%]", xticks=RHOS)
         style.legend(left, *left.get_legend_handles_labels())
         left.grid(True)
-        strong = table[(table["metric"] == "lambda_mean") & (table["scope"] == "global") & (table["estimator"] == "exact")]
-        round_ = min(strong["round"].unique(), key=lambda r: abs(r - ROUND))
-        layers = strong[strong["round"] == round_].groupby("layer", sort=False)[["value", "scaled"]].mean()
-        right.bar(range(len(layers)), layers["value"], color=style.look(2).color)
-        for at, (value, scaled) in enumerate(layers.to_numpy()):
-            right.text(at, value, f"{scaled:.2f}", ha="center", va="bottom", fontsize=6)
-        right.set_xticks(range(len(layers)), [style.plain(style.shorten(n, 14)) for n in layers.index], rotation=30, ha="right")
-        right.set(ylabel="mean Lambda", title=f"round {int(round_)}, rho {AT:g}; numbers: mean Lambda × √size",
-                  yscale="log", ylim=(layers["value"].min() / 2, layers["value"].max() * 2))
-        right.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        right.yaxis.set_major_formatter("{x:g}")
-        right.minorticks_off()
+        _strength(right, table[table["metric"] == "lambda_mean"])
     return fig
+
+
+def _strength(ax, rows):
+    if rows.empty:  # that run is not there
+        return ax.remove()
+    strong = rows[(rows["scope"] == "global") & (rows["estimator"] == "exact")]
+    round_ = min(strong["round"].unique(), key=lambda r: abs(r - ROUND))
+    layers = strong[strong["round"] == round_].groupby("layer", sort=False)[["value", "scaled"]].mean()
+    ax.bar(range(len(layers)), layers["value"], color=style.look(2).color)
+    for at, (value, scaled) in enumerate(layers.to_numpy()):
+        ax.text(at, value, f"{scaled:.2f}", ha="center", va="bottom", fontsize=6)
+    ax.set_xticks(range(len(layers)), [style.plain(style.shorten(n, 14)) for n in layers.index], rotation=30, ha="right")
+    ax.set(ylabel="mean Lambda", title=f"round {int(round_)}, rho {AT:g}; numbers: mean Lambda × √size",
+           yscale="log", ylim=(layers["value"].min() / 2, layers["value"].max() * 2))
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.minorticks_off()
 
 
 STUDY = Study(

@@ -16,6 +16,7 @@ def cost(table, level):
     """Rounds over FedTOGA's, of the same seed; of runs that do not get there the length of the run, as in the paper."""
     rows = table[table["metric"] == f"rounds_to_{level}"]
     least = rows[rows["method"] == "fedtoga"].set_index("seed")["value"]
+    rows = rows[rows["seed"].isin(least.index)]
     spent = rows["value"].fillna(rows["index"]).astype(float)
     return rows.assign(metric=f"cost_{level}", value=spent / rows["seed"].map(least).astype(float), unit="x")
 

@@ -149,7 +149,7 @@ def read(path: str | Path) -> Checkpoint:
         try:
             manifest = json.loads(content["manifest"])
             version = int(manifest["schema"])
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise FldiagError(f"checkpoint {path}: its manifest is not valid", "the file was edited; use the original") from None
         if version > SCHEMA:
             raise FldiagError(f"checkpoint {path} has schema {version}, this fldiag reads up to {SCHEMA}", "update fldiag")

@@ -24,8 +24,8 @@ def figures(ids: Annotated[list[str] | None, typer.Argument(help="Such as fedsol
             as_is: Annotated[bool, typer.Option("--as-is", help="Train nothing: draw what the runs that are there "
                                                                 "give.")] = False,
             only: Annotated[list[str] | None, typer.Option(help="Train only runs with KEY=VALUE[,VALUE], such as "
-                                                                "method.name=fedavg,fedsol or seed=0 (keys as in train "
-                                                                "--set; all must hold).")] = None,
+                                                                "method.name=fedavg,fedsol (keys as in train --set; "
+                                                                "several keys must all hold).")] = None,
             ledger: Annotated[bool, typer.Option("--ledger", help="Only rebuild the ledger from what is there.")] = False,
             download: Download = False, json: Json = False, device: Device = "cpu", debug: Debug = False) -> None:
     """Make the papers' figures and tables again, and the ledger of reported and measured numbers.

@@ -16,7 +16,7 @@ def export(scalars: Scalars, out: Path, project: str = "fldiag") -> Path:
                                   save_code=False, disable_job_creation=True, x_disable_stats=True, x_disable_meta=True,
                                   x_save_requirements=False)
         out.mkdir(parents=True, exist_ok=True)
-        alone = wandb.run is None
+        alone = wandb.setup().most_recent_active_run is None  # wandb.run does not know those of reinit="create_new"
         with wandb.init(project=project, name=scalars.name, dir=str(out), config=scalars.config, settings=settings,
                         reinit="create_new") as run:
             for step, numbers in scalars.by_step():

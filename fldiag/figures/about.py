@@ -27,42 +27,45 @@ def about(study: Study, the_plan: Plan, found: pd.DataFrame, paths: Mapping[str,
           errors: Mapping[str, str]) -> dict[str, Any]:
     """What the json beside a picture says."""
     scale, cells = the_plan.scale, {k: v for k, v in the_plan.cells.items() if k[0] == study.name}
-    seeds, tasks = scale.seed_list(study.seeds), the_plan.tasks
+    seeds, tasks, there = scale.seed_list(study.seeds), the_plan.tasks, gather.answered(study, the_plan, paths)
     pairs = [(study.trials[n].protocol(), tasks[core].config) for (_, n, seed), core in cells.items() if seed == seeds[0]]
     pairs += [(t.protocol(), scale.config(t, 0, the_plan.store)) for n, t in enumerate(study.trials)
               if not t.train and (study.name, n) not in the_plan.left_out]
     less = reduction(pairs)
-    there = sorted({seed for (_, _, seed), core in cells.items() if core in paths}) or seeds
+    if cells:
+        seeds = sorted({seed for (_, _, seed), core in cells.items() if core in there})
     asked = questions(scale, [a for n, t in enumerate(study.trials) if (study.name, n) not in the_plan.left_out
                               for a in (*study.ask, *t.ask)] + list(study.alone), len(seeds))
     left = [{**study.trials[n].key(), "label": study.trials[n].name, "why": why}
             for (name, n), why in the_plan.left_out.items() if name == study.name]
+    yet = {core for core in cells.values() if errors.get(core) == NOT_YET}
     left += [{**study.trials[n].key(), "label": study.trials[n].name, "why": NOT_YET}
-             for (_, n, _), core in cells.items() if errors.get(core) == NOT_YET]
+             for (_, n, _), core in cells.items() if core in yet]
+    why = sorted({hit["why"] for hit in left} - {NOT_YET})
+    why += [f"{len(yet)} of {len(set(cells.values()))} runs, {NOT_YET}"] if yet else []
     runs = {paths[c].name: run_about(the_plan, c, paths[c]) for c in sorted(set(cells.values()) & paths.keys())}
     lost = dict.fromkeys(f"{study.trials[n].name}{f' ({s})' if (s := study.trials[n].setting) else ''}, seed {seed}"
                          for (_, n, seed), c in cells.items() if c in paths and runs[paths[c].name]["status"] == "diverged")
     parts = [study.caption, f"Scale {scale.name}: {less}." if less else "",
              f"Asked with {asked}." if asked else "",
-             f"{len(there)} seed{'s' * (len(there) > 1)}." if pairs and study.trials and study.trials[0].train else "",
-             f"Left out: {'; '.join(_reasons(left, len(cells)))}." if left else "",
+             f"{len(seeds)} seed{'s' * (len(seeds) > 1)}." if cells and seeds else "",
+             f"Left out: {'; '.join(why)}." if why else "",
              f"Diverged: {'; '.join(lost)}." if lost else ""]
     return {
         "paper": study.paper, "id": study.id, "title": study.title, "source": study.source,
-        "caption": " ".join(p for p in parts if p), "scale": scale.name, "reduction": less, "seeds": there,
+        "caption": " ".join(p for p in parts if p), "scale": scale.name, "reduction": less, "seeds": seeds,
         "machine": machines(paths[c] for c in cells.values() if c in paths), **provenance(),
         "runs": runs,
         "failed": [{**study.trials[n].key(), "seed": seed, "why": public(errors[c], the_plan.store)}
                    for (_, n, seed), c in cells.items() if errors.get(c, NOT_YET) != NOT_YET]
         + [{**study.trials[n].key(), "seed": 0, "why": public(why, the_plan.store)}
            for (name, n), why in the_plan.failed.items() if name == study.name],
-        "left_out": left, "measured": gather.measured(found, study, the_plan)}
+        "left_out": left, "measured": gather.measured(found, study, the_plan, there)}
 
 
-def _reasons(left: list[dict[str, Any]], runs: int) -> list[str]:
-    why = [hit["why"] for hit in left]
-    yet = f"{why.count(NOT_YET)} of {runs} runs, {NOT_YET}"
-    return [yet if text == NOT_YET else text for text in sorted(set(why))]
+def unfinished(about: Mapping[str, Any]) -> bool:
+    """Whether runs that the scale has are missing from what was made."""
+    return bool(about.get("failed")) or any(hit.get("why") == NOT_YET for hit in about.get("left_out", ()))
 
 
 def run_about(the_plan: Plan, core: str, path: Path) -> dict[str, Any]:

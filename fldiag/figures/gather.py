@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pandas as pd
 from fldiag.config import Config
 from fldiag.errors import FldiagError
 from fldiag.figures import asks, reported, work
-from fldiag.figures.plan import Plan, ask_key
+from fldiag.figures.plan import Plan, answer_path, ask_key
 from fldiag.figures.study import Ask, Study, Trial
 from fldiag.results.table import table
 
@@ -40,6 +40,16 @@ def table_of(study: Study, plan: Plan, paths: Mapping[str, Path], download: bool
     elif study.derive is not None:  # a picture of everything, and numbers beside it
         found = pd.concat([found, study.derive(found).assign(ask=DERIVED), printed(study)], ignore_index=True)
     return tidy(found)
+
+
+def answered(study: Study, plan: Plan, paths: Mapping[str, Path]) -> set[str]:
+    """The runs that gave the study anything."""
+    found, seeds = set(), plan.scale.seed_list(study.seeds)
+    for (name, number, seed), core in plan.cells.items():
+        if name == study.name and core in paths:
+            keys = (ask_key(plan.scale, a, plan.tasks[core].rounds) for a in study.asked(study.trials[number], seeds.index(seed)))
+            found |= {core} if any(answer_path(paths[core], key).is_file() for key in keys) else set()
+    return found
 
 
 def _alone(study: Study, plan: Plan) -> list[pd.DataFrame]:
@@ -125,15 +135,16 @@ def tidy(found: pd.DataFrame) -> pd.DataFrame:
     return found[order].reset_index(drop=True)
 
 
-def measured(found: pd.DataFrame, study: Study, plan: Plan) -> list[dict[str, Any]]:
-    """Mean, spread (one standard deviation, from two seeds on) and number of seeds of what ``pick`` chose, by cell."""
+def measured(found: pd.DataFrame, study: Study, plan: Plan, there: Collection[str]) -> list[dict[str, Any]]:
+    """Mean, spread (one standard deviation, from two seeds on) and number of seeds of what ``pick`` chose, by cell.
+    ``there``: the runs that gave anything."""
     if not study.pick:
         if study.derive is None:
             return []
         found = found[found["ask"] == DERIVED]
     cells: dict[tuple[Any, ...], list[str]] = {}
     for (name, number, _), core in plan.cells.items():
-        if name == study.name:
+        if name == study.name and core in there:
             cells.setdefault(tuple(study.trials[number].key()[k] for k in KEYS), []).append(core)
     rows = found[found["origin"] == "measured"]
     made = []

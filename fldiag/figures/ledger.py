@@ -30,17 +30,18 @@ DIFFERENCES = {"accuracy_change": "accuracy", "accuracy_gain": "accuracy"}
 
 
 def made(out: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """The json files of the figures, smaller scales first. Raises FldiagError for one that cannot be read."""
-    found = []
-    for file in sorted([*out.glob("*/*.json"), *(f for s in SCALES for f in out.glob(f"{s}/*/*.json"))]):
+    """The json files of the figures, one of each at each scale (what lies beside a whole one is a part of it), smaller scales
+    first. Raises FldiagError for one that cannot be read."""
+    found: dict[tuple[str, str, str], tuple[Path, dict[str, Any]]] = {}
+    for file in [*sorted(out.glob("*/*.json")), *(f for s in SCALES for f in sorted(out.glob(f"{s}/*/*.json")))]:
         try:
             about = json.loads(file.read_text())
         except (OSError, ValueError) as error:
             raise FldiagError(f"{file} cannot be read: {error}", "remove it and make the figure again") from None
         if isinstance(about, dict) and {"paper", "id", "scale", "measured"} <= about.keys() and about["scale"] in SCALES:
-            found.append((file, about))
+            found.setdefault((about["paper"], about["id"], about["scale"]), (file, about))
     order = list(SCALES)
-    return sorted(found, key=lambda pair: order.index(pair[1]["scale"]))
+    return sorted(found.values(), key=lambda pair: order.index(pair[1]["scale"]))
 
 
 def rows(out: Path) -> pd.DataFrame:

@@ -16,7 +16,7 @@ from fldiag.checkpoint import schema
 from fldiag.config import Config
 from fldiag.errors import FldiagError
 from fldiag.figures import gather, plan, reported, work
-from fldiag.figures.about import NOT_YET, about
+from fldiag.figures.about import NOT_YET, about, unfinished
 from fldiag.figures.plan import Plan, Task
 from fldiag.figures.scales import SCALES, Scale, packed
 from fldiag.figures.study import Study
@@ -30,11 +30,13 @@ OUT = Path("figures")
 
 @dataclass
 class Made:
-    """A study's files (the picture last), or why there are none."""
+    """A study's files (the picture last), or why there are none. ``absent``: because none of its runs is finished, and none
+    was to be trained."""
 
     study: Study
     files: list[Path] = field(default_factory=list)
     error: str = ""
+    absent: bool = False
 
 
 def make(studies: Sequence[Study], scale: Scale, *, out: Path = OUT, store: Path = STORE, jobs: int = 1, device: str = "cpu",
@@ -124,6 +126,7 @@ def _run(the_plan: Plan, names: set[str], jobs: int, device: str, download: bool
             paths |= {core: path} if plan.finished(path) else {}
         elif task.config.data.name in failures:
             errors[core] = failures[task.config.data.name]
+            paths |= {core: path} if plan.finished(path) else {}
         else:
             missing.append(task)
     total, at, count = sum(t.config.rounds for t in missing), dict.fromkeys((t.core for t in missing), 0), 0
@@ -165,22 +168,27 @@ def _run(the_plan: Plan, names: set[str], jobs: int, device: str, download: bool
 
 
 def target(out: Path, study: Study, scale: Scale, whole: bool = True) -> Path:
-    """``out/<paper>/<id>``; what was made there at a larger scale stays, and this goes to ``out/<scale>/<paper>/<id>``, as
-    does a part beside what was made at any other."""
+    """``out/<paper>/<id>``; what was made there at a larger scale stays, and this goes to ``out/<scale>/<paper>/<id>``. So
+    does a part, beside what is whole or of another scale."""
     there = out / study.paper / f"{study.id}.json"
     order = list(SCALES)
     try:
-        before = json.loads(there.read_text())["scale"]
-    except (OSError, ValueError, KeyError):
+        made = json.loads(there.read_text())
+        before = made["scale"]
+    except (OSError, ValueError, KeyError, TypeError):
         before = None
-    stays = before in SCALES and (order.index(before) > order.index(scale.name) or (before != scale.name and not whole))
+    stays = before in SCALES and (order.index(before) > order.index(scale.name) or
+                                  (not whole and (before != scale.name or not unfinished(made))))
     return (out / scale.name if stays else out) / study.paper / study.id
 
 
 def _write(study: Study, the_plan: Plan, out: Path, paths: Mapping[str, Path], errors: Mapping[str, str],
            download: bool, strict: bool = False) -> Made:
     mine = {core for (name, _, _), core in the_plan.cells.items() if name == study.name}
-    path = target(out, study, the_plan.scale, whole=not any(errors.get(core) == NOT_YET for core in mine))
+    if mine and {errors.get(core) for core in mine} == {NOT_YET} and all(t.train for t in study.trials) and not (
+            study.alone or gather.answered(study, the_plan, paths)):
+        return Made(study, error="none of its runs is finished", absent=True)
+    path = target(out, study, the_plan.scale, whole=not mine & errors.keys())
     try:
         found = gather.table_of(study, the_plan, paths, download)
         text = csv(found)

@@ -199,6 +199,8 @@ def _line(ax: Any, part: pd.DataFrame, x: str, look: style.Look) -> None:
 def means(ax: Any, part: pd.DataFrame, x: str, look: style.Look, label: str | None = None) -> None:
     """The mean of ``value`` over ``x``, with bars of one standard deviation where there are several seeds."""
     found = part.dropna(subset=[x]).astype({"value": float}).groupby(x)["value"].agg(["mean", "std"]).sort_index()
+    if found.empty:
+        return
     at = found.index.to_numpy(float)
     ax.plot(at, found["mean"], color=look.color, linestyle=look.dash, marker=look.marker, markersize=3.6, label=label)
     several = found["std"].notna().to_numpy()

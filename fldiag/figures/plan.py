@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fldiag.checkpoint.store import Run
-from fldiag.config import Config
+from fldiag.config import Config, parse_override
 from fldiag.errors import FldiagError, unknown
 from fldiag.figures.scales import LeftOut, Scale, flat
 from fldiag.figures.study import Ask, Study, Trial
@@ -166,20 +167,22 @@ def _keep(task: Task, wants: list[Ask], scale: Scale) -> None:
 
 
 def only(texts: Iterable[str], configs: Iterable[Config]) -> Callable[[Config], bool]:
-    """The choice that ``--only`` makes: all of ``data.name=mnist``, ``method.name=fedavg,fedsol``, ... hold.
+    """The choice that ``--only`` makes: all of ``seed=0``, ``method.name=fedavg,fedsol``, ... hold, values as ``--set`` reads
+    them.
 
-    Raises FldiagError for what is no KEY=VALUE, and for keys and values that none of ``configs`` has."""
-    wanted: dict[str, set[str]] = {}
+    Raises FldiagError for what is no KEY=VALUE, and for keys and values that none of ``configs`` has (where there are any)."""
+    wanted: dict[str, list[Any]] = {}
     for text in texts:
         key, _, choice = text.partition("=")
         if not key or not choice:
-            raise FldiagError(f"--only {text}", "give KEY=VALUE, such as --only data.name=mnist or --only seed=0", usage=True)
-        wanted[key] = wanted.get(key, set()) | set(choice.split(","))
+            raise FldiagError(f"--only {text}", "give KEY=VALUE, such as --only method.name=fedavg or --only seed=0", usage=True)
+        wanted.setdefault(key, []).extend(parse_override(f"{key}={value}")[1] for value in choice.split(","))
     every = [flat(c) for c in configs]
-    for key, values in wanted.items():
-        there = {str(f[key]) for f in every if f.get(key) is not None}
+    for key, values in wanted.items() if every else ():
+        there = [f[key] for f in every if f.get(key) is not None]
         if not there:
             raise unknown("key of --only", key, {k for f in every for k, v in f.items() if v is not None})
-        for value in sorted(values - there):
-            raise unknown(f"{key} of --only", value, there)
-    return lambda config: all(str(flat(config).get(key)) in values for key, values in wanted.items())
+        for value in values:
+            if value not in there:
+                raise unknown(f"{key} of --only", str(value), set(map(str, there)))
+    return lambda config: all(flat(config).get(key) in values for key, values in wanted.items())

@@ -119,13 +119,17 @@ def own(trial: Trial) -> Trial:
 
 
 def first_rounds(table: pd.DataFrame, method: str) -> pd.DataFrame:
-    """In which round every run first has the best accuracy of ``method``: rows ``rounds_to_best_of_<method>``, empty values for
-    runs that never have it. ``table``: the answers, with ``curve`` of every run and ``method`` in every setting."""
+    """In which round every run first has the best accuracy of ``method`` in its setting and seed: rows
+    ``rounds_to_best_of_<method>``, empty values for runs that never have it, no rows where that method was not run.
+
+    ``table``: the answers, with ``curve`` of every run."""
     curve = table[(table["ask"] == "curve") & (table["metric"] == "accuracy")]
     pieces = []
     for _, part in curve.groupby(["setting", "seed"], sort=False):
         level = part.loc[part["method"] == method, "value"].max()
+        if pd.isna(level):
+            continue
         first = part[part["value"] >= level].groupby("label")["round"].min()
         runs = part.drop_duplicates("label")
         pieces.append(runs.assign(metric=f"rounds_to_best_of_{method}", value=runs["label"].map(first), unit="rounds"))
-    return pd.concat(pieces, ignore_index=True) if pieces else curve
+    return pd.concat(pieces, ignore_index=True) if pieces else curve.iloc[:0]

@@ -28,6 +28,8 @@ def figures(console: Console, ids: list[str], scale: str, out: Path | None, stor
         raise FldiagError(f"jobs = {jobs}", "give --jobs 1 or more", usage=True)
     the_plan = plan.made(size, studies, reported.studies().values(), store)
     chosen = plan.only(only, (task.config for task in the_plan.tasks.values()))
+    if dry_run and as_is:
+        raise FldiagError("--as-is trains nothing: there is nothing to forecast", "leave --as-is or --dry-run away", usage=True)
     if dry_run:
         return forecast(console, the_plan, chosen, jobs, download)
     began, told = time.perf_counter(), False
@@ -52,12 +54,15 @@ def figures(console: Console, ids: list[str], scale: str, out: Path | None, stor
                     "problem": m.error or None} for m in made],
                   {"figure": "figure", "title": "title", "file": "file", **({"problem": "problem"} if any(m.error for m in made)
                                                                            else {})})
-    failed = [m.study.name for m in made if m.error]
-    if failed:
+    failed, absent = ([m.study.name for m in made if m.error and m.absent == kind] for kind in (False, True))
+    if failed or len(absent) == len(made):
         console.done(*files) if console.machine else None
-        raise FldiagError(f"{len(failed)} of {len(made)} could not be made: {', '.join(failed)} (why: in the table above)",
-                          f"without {'--as-is' if as_is else '--only'} what they need is trained" if as_is or only else
-                          "the others were written; the same command tries these again")
+        names = failed or absent
+        raise FldiagError(f"{len(names)} of {len(made)} could not be made: {', '.join(names)} (why: in the table above)",
+                          "the others were written; the same command tries these again" if failed else
+                          f"without {'--as-is' if as_is else '--only'} what they need is trained")
+    if absent:
+        console.note(f"not drawn, for none of their runs is finished: {', '.join(absent)}")
     console.done(*files, *(f for m in made for f in m.files))
 
 

@@ -38,7 +38,7 @@ def test_dry_run_writes_no_run(tmp_path):
 
 
 @pytest.mark.parametrize(("arguments", "says"), [(["fedsol/fig66"], "unknown figure 'fedsol/fig66'"), (["fig2x"], "unknown figure"), (["--scale", "tiny"], "unknown scale 'tiny'"),
-                                                 (["fedsol/fig2", "--jobs", "0"], "jobs = 0"),
+                                                 (["fedsol/fig2", "--jobs", "0"], "jobs = 0"), (["fedsol/fig6", "--as-is", "--dry-run"], "nothing to forecast"),
                                                  (["fedsol/fig11"], "concept"), (["fedsol/fig6", "--only", "method.name=fedsol,ours"], "unknown method.name of --only 'ours'")])
 def test_wrong_use(arguments, says):
     done = runner.invoke(app, ["figures", *arguments])
@@ -54,3 +54,5 @@ def test_a_reason_without_a_forecast_is_said_once():
 def test_as_is_with_nothing_there_says_how_to_train_it():
     done = runner.invoke(app, ["figures", "fedsol/fig6", "--as-is", "--out", "figures", "--runs", "runs"])
     assert done.exit_code == 1 and "error: 1 of 1 could not be made" in done.stderr and "without --as-is" in done.stderr
+    both = runner.invoke(app, ["figures", "fedsol/fig6", "fedsol/fig12", "--as-is", "--out", "figures", "--runs", "runs"])
+    assert both.exit_code == 0 and "none of their runs is finished: fedsol/fig6" in both.stderr and both.stdout.rstrip().endswith("fig12.png")

@@ -185,13 +185,13 @@ def test_wandb_writes_it_offline(collected, tmp_path, offline):
     assert settings["method.name"] == '"fedavg"' and "WANDB_ERROR_REPORTING" not in os.environ
 
 
-def test_wandb_runs_of_the_caller_go_on(collected, tmp_path, offline, monkeypatch):
+def test_wandb_runs_of_the_caller_go_on(collected, tmp_path, offline):
     import wandb as theirs
 
-    own = object()
-    monkeypatch.setattr(theirs, "run", own)
-    monkeypatch.setattr(theirs, "teardown", lambda: pytest.fail("their run was ended"))
-    assert wandb.export(collected, tmp_path).is_dir() and theirs.run is own
+    with theirs.init(mode="offline", reinit="create_new", dir=str(tmp_path)) as own:
+        assert wandb.export(collected, tmp_path / "export").is_dir()
+        own.log({"mine": 1})
+    theirs.teardown()
 
 
 @pytest.mark.parametrize(("exporter", "module"), [(tensorboard, "tensorboard"), (wandb, "wandb"), (mlflow, "mlflow"),

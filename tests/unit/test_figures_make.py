@@ -162,6 +162,8 @@ def test_a_smaller_scale_does_not_replace_a_larger_one(world, tmp_path):
     assert make.target(tmp_path, study, SMOKE) == tmp_path / "smoke" / "fedsol" / "fig12"
     assert make.target(tmp_path, study, scale("paper")) == tmp_path / "fedsol" / "fig12"
     assert make.target(tmp_path, study, scale("paper"), whole=False) == tmp_path / "paper" / "fedsol" / "fig12"
+    assert make.target(tmp_path, study, scale("small"), whole=False) == tmp_path / "small" / "fedsol" / "fig12"
+    (tmp_path / "fedsol" / "fig12.json").write_text('{"scale": "small", "left_out": [{"why": "not finished yet"}]}')
     assert make.target(tmp_path, study, scale("small"), whole=False) == tmp_path / "fedsol" / "fig12"
 
 
@@ -204,7 +206,9 @@ def test_as_is_nothing_is_trained_and_what_is_there_is_drawn(world, tmp_path, mo
     assert made.error == "" and about["caption"].endswith("Left out: 1 of 2 runs, not finished yet.") and about["failed"] == []
     assert [hit["label"] for hit in about["left_out"]] == ["FedAvg"] and set(pd.read_csv(tmp_path / "fedsol" / "fig6.csv")["label"]) == {"FedSOL"}
     (made,) = make.make([study], SMOKE, out=tmp_path / "none", store=tmp_path / "empty", only=lambda config: False)
-    assert made.error.startswith("nothing of fedsol/fig6 could be made") and not list((tmp_path / "none").rglob("*.csv"))
+    assert made.absent and made.error == "none of its runs is finished" and not list((tmp_path / "none").rglob("*.csv"))
+    (made,) = make.make(some("fedsol/fig12"), SMOKE, out=tmp_path / "none", store=tmp_path / "empty", only=lambda config: False)
+    assert made.error == ""  # it needs no run
 
 
 def test_only_the_chosen_runs_are_trained(tmp_path):
@@ -217,6 +221,26 @@ def test_only_the_chosen_runs_are_trained(tmp_path):
     assert len(trained) == sum(t.config.method.name == "fedavg" for t in tasks) < len(tasks)
     (again,) = make.make([study], SMOKE, out=tmp_path, store=tmp_path / "runs")
     assert again.error == "" and "not finished" not in (tmp_path / "fedsol" / "fig6.json").read_text()
+    (part,) = make.make([study], SMOKE, out=tmp_path, store=tmp_path / "empty", only=chosen)
+    assert part.files[-1] == tmp_path / "smoke" / "fedsol" / "fig6.png"  # what is whole stays
+    assert [file for file, _ in ledger.made(tmp_path)] == [tmp_path / "fedsol" / "fig6.json"]
+
+
+def test_one_seed_of_several_is_told_as_one(tmp_path):
+    """Caption, json and numbers name the runs that are there."""
+    study = replace(shorter("fedsol/table2", 2), seeds=2)
+    twice = replace(SMOKE, name="small", seeds=2)
+    tasks = plan.made(twice, [study], [], tmp_path / "runs").tasks
+    (made,) = make.make([study], twice, out=tmp_path, store=tmp_path / "runs", only=plan.only(["seed=1"], [t.config for t in tasks.values()]))
+    about = json.loads((tmp_path / "fedsol" / "table2.json").read_text())
+    assert made.error == "" and about["seeds"] == [1] and "1 seed." in about["caption"]
+    assert about["caption"].endswith(f"Left out: {len(tasks) // 2} of {len(tasks)} runs, not finished yet.")
+    there = {run["hash"] for run in about["runs"].values()}
+    assert {h for hit in about["measured"] for h in hit["runs"]} == there and len(there) == len(tasks) // 2
+    for path in (tmp_path / "runs").glob("*/answers"):
+        shutil.rmtree(path)  # finished, and asked nothing
+    (made,) = make.make([study], twice, out=tmp_path / "again", store=tmp_path / "runs", only=lambda config: False)
+    assert made.absent
 
 
 @pytest.mark.parametrize("text, message", [
@@ -227,6 +251,17 @@ def test_a_choice_that_no_run_has_is_an_error(text, message, tmp_path):
     with pytest.raises(FldiagError) as raised:
         plan.only([text], [t.config for t in tasks])
     assert message in str(raised.value) and raised.value.usage
+
+
+def test_a_choice_is_read_as_a_setting_is(tmp_path):
+    configs = [t.config for t in plan.made(SMOKE, some("fedsol/fig3"), [], tmp_path).tasks.values()]
+    def chosen(*texts):
+        return [c for c in configs if plan.only(texts, configs)(c)]
+    assert {c.method.options["rho"] for c in chosen("method.rho=2")} == {2.0}
+    assert chosen("train.lr=1e-2") == chosen("train.lr=0.01") == chosen("data.augment=true") == configs
+    assert {c.method.name for c in chosen("method.name=fedavg", "method.name=fedsol")} == {"fedavg", "fedsol"}
+    assert len(chosen("method.name=fedsol", "method.rho=0.5,1.0")) == 2
+    assert plan.only(["seed=0"], [])(configs[0])  # nothing to choose from, nothing to complain of
 
 
 def test_nothing_is_written_of_a_study_that_cannot_be_drawn(world, tmp_path):
@@ -269,7 +304,7 @@ def numbers(values, metric, ask="final", **more):
     study = replace(shorter("fedsol/table2", 1), pick={metric: {}})
     rows = [{"origin": "measured", "ask": ask, "setting": "s", "method": "m", "model": "x", "data": "d", "metric": metric, "seed": i, "value": v,
              **{k: c[i] for k, c in more.items()}} for i, v in enumerate(values)]
-    (found,) = gather.measured(pd.DataFrame(rows), study, plan.Plan(SMOKE, Path()))
+    (found,) = gather.measured(pd.DataFrame(rows), study, plan.Plan(SMOKE, Path()), ())
     return found
 
 

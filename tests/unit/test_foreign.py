@@ -130,6 +130,16 @@ def test_edited_metadata(tmp_path, order):
         schema.read(tmp_path / "a.safetensors")
 
 
+@pytest.mark.parametrize("manifest", ['{"schema": 1e999}', '{"schema": []}', "[" * 5000, "null", '{"schema": NaN}'])
+def test_a_manifest_written_by_hand_is_an_error(tmp_path, manifest):
+    from safetensors.torch import save_file
+
+    save_file({"model/a": torch.ones(2)}, tmp_path / "a.safetensors",
+              {flat.MANIFEST: manifest, flat.ORDER: '[["manifest"], ["model", "a"]]'})
+    with pytest.raises(FldiagError, match="its manifest is not valid"):
+        schema.read(tmp_path / "a.safetensors")
+
+
 # -- folders
 
 

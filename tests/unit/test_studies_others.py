@@ -143,6 +143,8 @@ def test_rounds_to_the_best_of_a_method():
             for m, values in {"a": (1, 5, 4), "b": (5, 6, 7), "c": (0, 1, 2)}.items() for t, v in enumerate(values, 1)]
     found = first_rounds(pd.DataFrame(rows), "a").set_index("method")["value"]
     assert (found["a"], found["b"]) == (2, 1) and math.isnan(found["c"])
+    other = [{**r, "seed": 1} for r in rows if r["method"] != "a"]
+    assert set(first_rounds(pd.DataFrame(rows + other), "a")["seed"]) == {0} and first_rounds(pd.DataFrame(other), "a").empty
 
 
 def test_the_cost_of_an_accuracy_is_relative_to_fedtoga_of_the_same_seed():
@@ -152,6 +154,7 @@ def test_the_cost_of_an_accuracy_is_relative_to_fedtoga_of_the_same_seed():
     found = module.cost(rows, 80)
     assert dict(zip(zip(found["seed"], found["method"], strict=True), found["value"], strict=True)) == {
         (0, "fedtoga"): 1, (0, "fedsam"): 3, (1, "fedtoga"): 1, (1, "fedsam"): 4}
+    assert set(module.cost(rows[(rows["seed"] == 0) | (rows["method"] == "fedsam")], 80)["seed"]) == {0}
 
 
 def test_eighty_percent_that_nobody_has_decides_nothing():
@@ -183,7 +186,7 @@ def test_iris_numbers_are_those_of_the_last_round_under_their_learning_rate(valu
     the_plan = plan.made(scale("smoke"), [study], [], Path("nowhere"))
     study = replace(study, alone=study.alone[:1])
     made = gather.table_of(study, the_plan, {})
-    found = {(h["setting"][-5:], h["method"]): h["value"] for h in gather.measured(made, study, the_plan)}
+    found = {(h["setting"][-5:], h["method"]): h["value"] for h in gather.measured(made, study, the_plan, set(the_plan.tasks))}
     assert found["=0.01", "fedproj"] == values[2] and found["0.001", "fedproj"] == 1
     assert set(made.loc[made["origin"] == "reported", "value"]) == {64, 93.33}
     claim = next(c for c in claims.claims() if c.id == "fedproj-iris")
