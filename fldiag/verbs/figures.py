@@ -26,10 +26,10 @@ def figures(console: Console, ids: list[str], scale: str, out: Path | None, stor
     jobs = (os.cpu_count() or 1) if jobs is None else jobs
     if jobs < 1:
         raise FldiagError(f"jobs = {jobs}", "give --jobs 1 or more", usage=True)
-    the_plan = plan.made(size, studies, reported.studies().values(), store)
-    chosen = plan.only(only, (task.config for task in the_plan.tasks.values()))
     if dry_run and as_is:
         raise FldiagError("--as-is trains nothing: there is nothing to forecast", "leave --as-is or --dry-run away", usage=True)
+    the_plan = plan.made(size, studies, reported.studies().values(), store) if only or dry_run else plan.Plan(size, store)
+    chosen = plan.only(only, (task.config for task in the_plan.tasks.values()))
     if dry_run:
         return forecast(console, the_plan, chosen, jobs, download)
     began, told = time.perf_counter(), False
