@@ -135,6 +135,9 @@ def dots(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
             ax.set_title("\n".join(map(style.plain, text)), fontsize=7)
         for ax in axes.flat[len(heads):]:
             ax.remove()
+        if found["metric"].nunique() == 1:  # else it stands above every panel
+            (metric,) = found["metric"].dropna().unique()
+            fig.supxlabel(style.plain(metric.replace("_", " ") + (" [%]" if metric == "accuracy" else "")), fontsize=8)
         keys = [Line2D([], [], linestyle="none", marker="o", color=MEASURED.color, markersize=4),
                 Line2D([], [], linestyle="none", marker="o", markerfacecolor="none", color=REPORTED.color, markersize=4)]
         style.legend(fig, keys, ["measured here", "reported in the paper"], loc="outside lower center", ncols=2)
