@@ -126,7 +126,7 @@ def dots(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
     down = -(-len(heads) // across)
     tall = max(0.17 * len(rows) + 0.1, 0.5)
     with style.paper():
-        fig = style.figure(width if len(heads) > 2 else min(width, room + 2.2 * len(heads)), down * (tall + 0.62) + 0.4,
+        fig = style.figure(width if len(heads) > 2 else min(width, room + 2.2 * len(heads)), down * (tall + 0.62) + 0.6,
                            layout="constrained")
         axes = fig.subplots(down, across, sharey=True, squeeze=False)
         for ax, head in zip(axes.flat, heads, strict=False):
@@ -137,7 +137,8 @@ def dots(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
             ax.remove()
         if found["metric"].nunique() == 1:  # else it stands above every panel
             (metric,) = found["metric"].dropna().unique()
-            fig.supxlabel(style.plain(metric.replace("_", " ") + (" [%]" if metric == "accuracy" else "")), fontsize=8)
+            for ax in axes.flat[across * (down - 1):len(heads)]:
+                ax.set_xlabel(style.plain(metric.replace("_", " ") + (" [%]" if metric == "accuracy" else "")))
         keys = [Line2D([], [], linestyle="none", marker="o", color=MEASURED.color, markersize=4),
                 Line2D([], [], linestyle="none", marker="o", markerfacecolor="none", color=REPORTED.color, markersize=4)]
         style.legend(fig, keys, ["measured here", "reported in the paper"], loc="outside lower center", ncols=2)
