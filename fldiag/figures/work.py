@@ -180,6 +180,16 @@ def _remote(task: Task, bench: Bench) -> Outcome:
     return perform(task, bench, tell)
 
 
+def _listen(queue: Any, latest: dict[str, Any], over: threading.Event) -> None:
+    """Keep each task's last event: workers wait while the queue is full, as it would be while the main thread is drawing."""
+    while not over.is_set():
+        if queue.empty():
+            time.sleep(0.02)
+        else:
+            event = queue.get()
+            latest[event[0]] = event
+
+
 def perform_all(tasks: list[Task], bench: Bench, jobs: int, tell: Tell, finished: Callable[[Outcome], None]) -> None:
     """All tasks, ``jobs`` at a time. ``finished`` is told of each. On Ctrl-C the rounds that were stored are kept.
 
@@ -195,11 +205,14 @@ def perform_all(tasks: list[Task], bench: Bench, jobs: int, tell: Tell, finished
     stop, queue = context.Event(), context.SimpleQueue()
     pool = ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context, initializer=_start, initargs=(stop, queue))
     waiting: set[Future[Outcome]] = {pool.submit(_remote, task, bench) for task in tasks}
+    latest: dict[str, Any] = {}
+    over = threading.Event()
+    threading.Thread(target=_listen, args=(queue, latest, over), daemon=True).start()
     try:
         while waiting:
             done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
-            while not queue.empty():
-                tell(*queue.get())
+            while latest:
+                tell(*latest.popitem()[1])
             for future in done:
                 finished(future.result())
     except BrokenProcessPool:
@@ -208,6 +221,7 @@ def perform_all(tasks: list[Task], bench: Bench, jobs: int, tell: Tell, finished
     finally:
         stop.set()
         pool.shutdown(cancel_futures=True)
+        over.set()
 
 
 def answers(path: Path, key: str) -> pd.DataFrame | None:

@@ -1,11 +1,13 @@
 """End to end at the smoke scale, on a part: made, made again to the byte, stopped and continued."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -141,6 +143,22 @@ def test_several_at_a_time_give_the_same(world, tmp_path):
     make.make([study], SMOKE, out=tmp_path / "out", store=tmp_path / "runs", jobs=2, on_done=lambda *a: told.append(a), strict=True)
     assert (tmp_path / "out" / "fedsol" / "fig6.csv").read_bytes() == (world[0] / "fedsol" / "fig6.csv").read_bytes()
     assert [(done, total) for _, done, total in told] == [(1, 2), (2, 2)]
+
+
+def test_workers_can_tell_while_the_main_thread_is_busy():
+    """A pipe has room for some thousand events; a worker that finds it full stands still."""
+    queue, latest, over = multiprocessing.get_context("spawn").SimpleQueue(), {}, threading.Event()
+    listener = threading.Thread(target=work._listen, args=(queue, latest, over), daemon=True)
+    worker = threading.Thread(target=lambda: [queue.put((f"task {n % 2}", n, 5000, "train")) for n in range(5000)], daemon=True)
+    listener.start()
+    worker.start()
+    worker.join(60)
+    assert not worker.is_alive()
+    while not queue.empty() or len(latest) < 2:
+        time.sleep(0.01)
+    over.set()
+    listener.join(60)
+    assert not listener.is_alive() and latest == {"task 0": ("task 0", 4998, 5000, "train"), "task 1": ("task 1", 4999, 5000, "train")}
 
 
 def test_a_run_that_fails_does_not_stop_the_others(world, tmp_path, monkeypatch):
