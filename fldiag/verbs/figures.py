@@ -16,6 +16,9 @@ from fldiag.figures import ledger, make, plan, reported
 from fldiag.figures import scales as sizes
 from fldiag.verbs.train import ANNOUNCE, duration
 
+#: The first runs carry the start of everything: a forecast waits for so many, or seconds.
+FEW, LONG = 10, 300
+
 
 def figures(console: Console, ids: list[str], scale: str, out: Path | None, store: Path | None, jobs: int | None, dry_run: bool,
             as_is: bool, only: list[str], only_ledger: bool, download: bool, device: str, strict: bool = False) -> None:
@@ -36,10 +39,11 @@ def figures(console: Console, ids: list[str], scale: str, out: Path | None, stor
 
     def on_done(text: str, done: int, total: int) -> None:
         nonlocal told
-        left = (time.perf_counter() - began) / done * (total - done)
+        spent = time.perf_counter() - began
+        left = spent / done * (total - done)
         if not text.endswith(": done"):
             console.note(text)
-        if left > ANNOUNCE and (not told or done % 20 == 0):
+        if left > ANNOUNCE and ((not told and (done >= FEW or spent > LONG)) or done % 20 == 0):
             told = True
             console.note(f"{done} of {total} runs, about {duration(left)} to go; Ctrl-C keeps what is done")
 
