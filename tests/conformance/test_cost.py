@@ -83,6 +83,7 @@ def _augmented(monkeypatch):
     monkeypatch.setattr(Local, "received_logits", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options", "expected"), [c for c in COSTS if c[0] in registry.method.names()],
                          ids=[label(c[:2]) for c in COSTS if c[0] in registry.method.names()])
 def test_a_step_costs_what_the_papers_count(name, options, expected):

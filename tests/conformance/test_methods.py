@@ -75,6 +75,7 @@ def relative(a, b):
     return float((a - b).abs().max() / b.abs().max().clamp(min=1e-12))
 
 
+@pytest.mark.slow
 @every_method
 def test_the_order_of_the_sampled_clients_does_not_show(name):
     data, parts = world(name, (11, 10, 8, 7))
@@ -98,6 +99,7 @@ def test_the_global_random_state_is_untouched_and_without_influence(name):
     assert torch.equal(first, final(config(name, **kind), data))
 
 
+@pytest.mark.slow
 @in_both_forms(NAMES)
 def test_interrupted_and_resumed_is_bitwise_a_run_that_was_not(name, stack, tmp_path):
     chosen = config(name, rounds=4, total=5, per_round=2, stack=stack, **needs(name))
@@ -174,6 +176,7 @@ def pool():
     processes.close()
 
 
+@pytest.mark.slow
 @every_method
 def test_worker_processes_give_the_bits_of_this_process(name, pool):
     chosen = config(name, rounds=2, total=4, **needs(name))

@@ -103,6 +103,7 @@ def test_a_stack_gives_each_rows_logits(name):
         torch.testing.assert_close(net.bind(w[k: k + 1])(x[k: k + 1])[0], stacked[k], rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 @every_model
 def test_the_gradient_is_that_of_finite_differences(name):
     module, shape = built(name)

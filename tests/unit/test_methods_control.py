@@ -153,6 +153,7 @@ def test_T_DYN_4_the_first_step_of_the_first_participation_is_fedavgs():
     assert far(raw.g[2], corrected.g[2]) > 1e-4  # its second participation starts with a memory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "options"), [
     ("scaffold", {}), ("feddyn", {"lam": 0.5}), ("feddc", {"lam": 0.5}), ("feddc", {"lam": 0.5, "rate": "initial"})])
 def test_the_optimum_of_heterogeneous_quadratics_is_reached_where_fedavg_stalls(method, options):

@@ -55,6 +55,7 @@ def log_cosh(z, y):
     return torch.log(torch.cosh(z - y)).sum(1).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [cross_entropy, mse_loss, log_cosh])
 @pytest.mark.parametrize("name", CHAINS)
 def test_products_by_hand_are_those_of_the_dense_matrices(name, loss):

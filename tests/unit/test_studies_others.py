@@ -79,6 +79,7 @@ def test_every_trial_is_a_valid_run_at_every_scale(tmp_path):
     assert len(small.tasks) < 250, "runs are shared: hours, not days"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n, s in OTHERS.items() if s.trials])
 def test_what_is_asked_can_be_drawn(name, monkeypatch, tmp_path):
     study = OTHERS[name]
