@@ -61,6 +61,9 @@ def best(table):
 
 
 def adaptive(table):
+    rows = table[table["metric"] == "accuracy"].dropna(subset=["value"])
+    if "setting" in rows and rows.groupby(["seed", "label"])["setting"].nunique().nunique() > 1:
+        raise FldiagError("not every radius was measured with both", "see why in the figure's json")
     return ordered(per_seed(table, metric="accuracy"), ["fixed", "adaptive"])
 
 

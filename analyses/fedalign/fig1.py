@@ -12,6 +12,7 @@ def draw(table):
 
 STUDY = Study(
     title="Loss landscapes", source="FedAlign Figure 1",
-    caption="Training loss of the final global models of FedAvg and GradAug along the top two Hessian eigenvectors.",
+    caption="Training loss of the final global models of FedAvg and GradAug along the top two Hessian eigenvectors "
+            "(λ ± the bound of its numerical error, not a spread).",
     trials=(Trial(PRESET, "fedavg", label="FedAvg"), Trial(PRESET, "gradaug", label="GradAug")),
     ask=(spectrum(), landscape()), draw=draw)

@@ -3,4 +3,4 @@
 from fldiag.figures.tables import table_of
 
 STUDY = table_of("fedalign", "table2", title="Accuracy and heterogeneity",
-                 caption="Final test accuracy in percent under LDA 0.1, 0.5, 2.5 and equal clients.")
+                 caption="Final test accuracy in percent under LDA 0.1, 0.5, 2.5 and equal clients. FedAlign: Table 6.")

@@ -13,7 +13,7 @@ def draw(table):
 STUDY = Study(
     title="Accuracy and rate of projection", source="FedProj Figure 3a",
     caption="Final test accuracy of FedProj whose clients project in this share of the rounds; at rate 0 it is FedDF with the "
-            "same options. Panel b is Table 3.",
+            "same options. The paper's panel b is its Table 3.",
     trials=tuple(Trial(f"fedproj-cifar10-lda{alpha}", "fedproj", {"method.proj_rate": rate}, f"LDA {alpha}",
                        f"partition=lda;alpha={alpha};proj_rate={rate:g}") for alpha in (0.3, 0.5) for rate in RATES),
     ask=(final(),), pick=ACCURACY, draw=draw)

@@ -40,6 +40,6 @@ def draw(table):
 STUDY = Study(
     title="Knowledge preservation", source="FedSOL Figure 7",
     caption="Test accuracy of the model that the clients receive, and mean test accuracy of their trained models (left); test "
-            "accuracy of the averaged model by class (right). Two shards a client, rho = 2.",
+            "accuracy of the averaged model by class (right), means over the seeds. Two shards a client, rho = 2.",
     trials=(Trial(PRESET, "fedavg", label="FedAvg"), Trial(PRESET, "fedsol", {"method.rho": 2.0}, label="FedSOL")),
     ask=(forgetting(),), draw=draw, seeds=3)

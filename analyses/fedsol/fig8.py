@@ -12,8 +12,9 @@ def draw(table):
 
 STUDY = Study(
     title="Loss landscapes", source="FedSOL Figure 8",
-    caption="Training loss of the final global models along the top two Hessian eigenvectors, with the largest eigenvalue and "
-            "its ratio to the fifth. The picture is of seed 0, the ledger's statements of all seeds.",
+    caption="Training loss of the final global models along the top two Hessian eigenvectors, with the largest eigenvalue "
+            "(± the bound of its numerical error, not a spread) and its ratio to the fifth. The picture is of seed 0, the "
+            "ledger's statements of all seeds.",
     trials=(Trial(PRESET, "fedavg", label="FedAvg"), Trial(PRESET, "fedasam", label="FedASAM"),
             Trial(PRESET, "fedsol", {"method.rho": 2.0}, label="FedSOL")),
     ask=(spectrum(), landscape()), draw=draw, seeds=3)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from fldiag.checkpoint.store import Run
+from fldiag.config import Config
 from fldiag.figures import gather
 from fldiag.figures.asks import CLOCK
 from fldiag.figures.machine import machine
@@ -34,6 +35,8 @@ def about(study: Study, the_plan: Plan, found: pd.DataFrame, paths: Mapping[str,
     less = reduction(pairs)
     if cells:
         seeds = sorted({seed for (_, _, seed), core in cells.items() if core in there})
+    else:  # nothing was trained
+        seeds = sorted({int(s) for s in found.loc[found["origin"] == "measured", "seed"].dropna()}) or [0]
     asked = questions(scale, [a for n, t in enumerate(study.trials) if (study.name, n) not in the_plan.left_out
                               for a in (*study.ask, *t.ask)] + list(study.alone), len(seeds))
     left = [{**study.trials[n].key(), "label": study.trials[n].name, "why": why}
@@ -46,21 +49,36 @@ def about(study: Study, the_plan: Plan, found: pd.DataFrame, paths: Mapping[str,
     runs = {paths[c].name: run_about(the_plan, c, paths[c]) for c in sorted(set(cells.values()) & paths.keys())}
     lost = dict.fromkeys(f"{study.trials[n].name}{f' ({s})' if (s := study.trials[n].setting) else ''}, seed {seed}"
                          for (_, n, seed), c in cells.items() if c in paths and runs[paths[c].name]["status"] == "diverged")
-    parts = [study.caption, f"Scale {scale.name}: {less}." if less else "",
+    named = "Heads and axes name the paper's settings. " if any(t.setting for t in study.trials) else ""
+    few = scale.test_images if scale.test_images and cells else 0
+    failed = [{**study.trials[n].key(), "seed": seed, "why": public(errors[c], the_plan.store)}
+              for (_, n, seed), c in cells.items() if errors.get(c, NOT_YET) != NOT_YET]
+    failed += [{**study.trials[n].key(), "seed": 0, "why": public(why, the_plan.store)}
+               for (name, n), why in the_plan.failed.items() if name == study.name]
+    parts = [study.caption, protocol([theirs for theirs, _ in pairs]),
+             f"{named}Scale {scale.name}: {less}." if less else "",
+             f"{few:,} test images: an accuracy's standard error is up to {50 / few ** 0.5:.1f} points." if few else "",
              f"Asked with {asked}." if asked else "",
-             f"{len(seeds)} seed{'s' * (len(seeds) > 1)}." if cells and seeds else "",
+             f"{len(seeds)} seed{'s' * (len(seeds) > 1)}." if (cells and seeds) or len(seeds) > 1 else "",
              f"Left out: {'; '.join(why)}." if why else "",
+             f"Failed: {'; '.join(sorted({str(hit['why']) for hit in failed}))}." if failed else "",
              f"Diverged: {'; '.join(lost)}." if lost else ""]
     return {
         "paper": study.paper, "id": study.id, "title": study.title, "source": study.source,
         "caption": " ".join(p for p in parts if p), "scale": scale.name, "reduction": less, "seeds": seeds,
         "machine": machines(paths[c] for c in cells.values() if c in paths), **provenance(),
         "runs": runs,
-        "failed": [{**study.trials[n].key(), "seed": seed, "why": public(errors[c], the_plan.store)}
-                   for (_, n, seed), c in cells.items() if errors.get(c, NOT_YET) != NOT_YET]
-        + [{**study.trials[n].key(), "seed": 0, "why": public(why, the_plan.store)}
-           for (name, n), why in the_plan.failed.items() if name == study.name],
+        "failed": failed,
         "left_out": left, "measured": gather.measured(found, study, the_plan, there)}
+
+
+def protocol(configs: Sequence[Config]) -> str:
+    """The paper's data and partition, as far as they are the same in all parts of the figure."""
+    data = {c.data.name for c in configs}
+    splits = {" ".join([c.partition.kind, *(f"{k} {v}" for k, v in c.partition.options.items() if k != "min_size")])
+              for c in configs}
+    said = [f"{what} {found.pop()}" for what, found in (("data", data), ("partition", splits)) if len(found) == 1]
+    return f"In the paper: {', '.join(said)}." if said else ""
 
 
 def unfinished(about: Mapping[str, Any]) -> bool:

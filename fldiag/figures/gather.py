@@ -142,10 +142,12 @@ def measured(found: pd.DataFrame, study: Study, plan: Plan, there: Collection[st
         if study.derive is None:
             return []
         found = found[found["ask"] == DERIVED]
-    cells: dict[tuple[Any, ...], list[str]] = {}
-    for (name, number, _), core in plan.cells.items():
+    seeds = plan.scale.seed_list(study.seeds)
+    cells: dict[tuple[Any, ...], list[tuple[str, set[str]]]] = {}  # key and seed -> the runs, and what was asked of them
+    for (name, number, seed), core in plan.cells.items():
         if name == study.name and core in there:
-            cells.setdefault(tuple(study.trials[number].key()[k] for k in KEYS), []).append(core)
+            asked = {DERIVED, *(a.name for a in study.asked(study.trials[number], seeds.index(seed)))}
+            cells.setdefault((*(study.trials[number].key()[k] for k in KEYS), seed), []).append((core, asked))
     rows = found[found["origin"] == "measured"]
     made = []
     for key, part in rows.groupby([*KEYS, "metric"], dropna=False, sort=False):
@@ -158,7 +160,8 @@ def measured(found: pd.DataFrame, study: Study, plan: Plan, there: Collection[st
                      "std": float(known.std(ddof=1)) if told and len(known) > 1 else None, "seeds": len(known),
                      "diverged": int(values.isna().sum()), "diverged_later": len(late),
                      "trained_on": _one(part, "trained_on"), "trained_model": _one(part, "trained_model"),
-                     "runs": sorted({c[:10] for c in cells.get(tuple(key[:-1]), [])})})
+                     "runs": sorted({core[:10] for seed, ask in set(zip(part["seed"], part["ask"], strict=True))
+                                     for core, asked in cells.get((*key[:-1], seed), []) if ask in asked})})
     return made
 
 

@@ -16,6 +16,7 @@ from fldiag import registry
 from fldiag.checkpoint import schema
 from fldiag.errors import FldiagError
 from fldiag.figures import claims, reported
+from fldiag.figures.about import unfinished
 from fldiag.figures.gather import KEYS
 from fldiag.figures.reported import Reported
 from fldiag.figures.scales import SCALES
@@ -146,6 +147,8 @@ def _why_not(row: Reported, mine: list[tuple[Path, dict[str, Any]]]) -> str:
         why = next((hit["why"] for hit in about[kind] if [hit[k] for k in KEYS] == key), "")
         if why:
             return f"{word}: {why}"
+    if unfinished(about) and (row.metric in DIFFERENCES or row.metric.startswith(("cost_", "rounds_to_best"))):
+        return "not run: what it is relative to is not finished"
     return "not part of the study"
 
 

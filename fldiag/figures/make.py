@@ -138,7 +138,7 @@ def _run(the_plan: Plan, names: set[str], jobs: int, device: str, download: bool
         ready(name, paths, errors)
 
     def tell(core: str, done: int, of: int, what: str) -> None:
-        at[core] = done
+        at[core] = max(at[core], done)  # what a run said before it ended may come later
         if progress:
             progress(sum(at.values()), total, what)
 
@@ -188,9 +188,10 @@ def _write(study: Study, the_plan: Plan, out: Path, paths: Mapping[str, Path], e
     if mine and {errors.get(core) for core in mine} == {NOT_YET} and all(t.train for t in study.trials) and not (
             study.alone or gather.answered(study, the_plan, paths)):
         return Made(study, error="none of its runs is finished", absent=True)
-    path = target(out, study, the_plan.scale, whole=not mine & errors.keys())
     try:
         found = gather.table_of(study, the_plan, paths, download)
+        lost = {name for name, _ in the_plan.failed}
+        path = target(out, study, the_plan.scale, whole=not mine & errors.keys() and study.name not in lost)
         text = csv(found)
         again = read(text)  # what is drawn is what the csv holds, to the digit
         said = about(study, the_plan, again, paths, errors)

@@ -21,6 +21,18 @@ PICTURE = "picture of measured beside reported numbers"
 MEASURED, REPORTED = style.look(2), style.look(0)
 _SHORT = {"sharding": "{shards} shards", "lda": "LDA {alpha}", "dirichlet": "Dir {alpha}", "pathological": "{classes} classes",
           "iid": "iid"}
+#: What is written for a metric.
+WORDS = {"accuracy": "accuracy [%]", "personal_accuracy": "personal accuracy [%]", "params_M": "parameters [M]",
+         "MFLOPs": "MFLOPs an image", "GFLOPs": "GFLOPs an image", "seconds_per_round": "seconds a round", "lambda_max": "λmax",
+         "flops_relative": "operations / FedAvg's", "rounds_to_best_of_fedsam": "rounds to the best of FedSAM"}
+
+
+def words(metric: str) -> str:
+    """What is written for a metric, with its unit."""
+    kind, _, level = metric.rpartition("_")
+    if level.isdigit() and kind in ("rounds_to", "cost"):
+        return f"rounds to {level} %" + (" / FedTOGA's" if kind == "cost" else "")
+    return WORDS.get(metric, metric.replace("_", " ") if kind.islower() else metric)
 
 
 def parse(setting: Any) -> dict[str, str]:
@@ -41,8 +53,8 @@ def columns(table: pd.DataFrame) -> pd.Series:
         split = _SHORT.get(kind, kind).format(**p) if varies & {"partition", "alpha", "shards", "classes"} else ""
         rest = [f"{k} {p[k]}" for k in FEDERATION[4:] if k in p and k in varies and k != "ratio"]
         rest += [f"ratio {p['ratio']}"] if "ratio" in varies and "ratio" in p else []
-        parts = [str(row[c]) for c in ("metric", "data", "model") if c in many and row[c]]
-        named = [v for v in [*parts, split, *rest] if v] or [str(row["metric"])]
+        parts = [words(row[c]) if c == "metric" else str(row[c]) for c in ("metric", "data", "model") if c in many and row[c]]
+        named = [v for v in [*parts, split, *rest] if v] or [words(row["metric"])]
         names.append(", ".join([*named, *([f"here {here}"] if (here := instead[row["metric"]].get(row["data"])) else [])]))
     return pd.Series(names, index=table.index)
 
@@ -131,17 +143,20 @@ def dots(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
         axes = fig.subplots(down, across, sharey=True, squeeze=False)
         for ax, head in zip(axes.flat, heads, strict=False):
             _panel(ax, found[found["column"] == head], rows)
-            text = [line for part in head.replace("_", " ").split(", ") for line in style.wrap(part, 1.15, 2, 7)]
+            text = [line for part in head.split(", ") for line in style.wrap(part, 1.15, 2, 7)]
             ax.set_title("\n".join(map(style.plain, text)), fontsize=7)
         for ax in axes.flat[len(heads):]:
             ax.remove()
         if found["metric"].nunique() == 1:  # else it stands above every panel
             (metric,) = found["metric"].dropna().unique()
             for ax in axes.flat[across * (down - 1):len(heads)]:
-                ax.set_xlabel(style.plain(metric.replace("_", " ") + (" [%]" if metric == "accuracy" else "")))
+                ax.set_xlabel(style.plain(words(metric)))
         keys = [Line2D([], [], linestyle="none", marker="o", color=MEASURED.color, markersize=4),
                 Line2D([], [], linestyle="none", marker="o", markerfacecolor="none", color=REPORTED.color, markersize=4)]
-        style.legend(fig, keys, ["measured here", "reported in the paper"], loc="outside lower center", ncols=2)
+        spread = [found[c].notna().any() for c in ("measured_std", "reported_std")]
+        texts = ["measured here" + (" (± std of the seeds)" if spread[0] else ""),
+                 "reported in the paper" + (" (± as printed)" if spread[1] else "")]
+        style.legend(fig, keys, texts, loc="outside lower center", ncols=2)
     return fig
 
 
@@ -159,7 +174,7 @@ def _panel(ax: Any, part: pd.DataFrame, rows: Sequence[str]) -> None:
     if len(known) and known.min() > 0 and known.max() > 30 * known.min():
         ax.set_xscale("log")
     else:
-        ax.xaxis.set_major_locator(MaxNLocator(4))
+        ax.xaxis.set_major_locator(MaxNLocator(4, integer=bool(part["metric"].str.startswith("rounds_to").any())))
     ax.set_yticks(list(at.values()), [style.plain(style.shorten(r, 34)) for r in at])
     ax.set_ylim(-0.6, len(rows) - 0.4)
     ax.grid(True, axis="both")

@@ -63,8 +63,8 @@ def figures(console: Console, ids: list[str], scale: str, out: Path | None, stor
         console.done(*files) if console.machine else None
         names = failed or absent
         raise FldiagError(f"{len(names)} of {len(made)} could not be made: {', '.join(names)} (why: in the table above)",
-                          "the others were written; the same command tries these again" if failed else
-                          f"without {'--as-is' if as_is else '--only'} what they need is trained")
+                          f"without {'--as-is' if as_is else '--only'} all that they need is trained" if as_is or only else
+                          "the others were written; the same command tries these again")
     if absent:
         console.note(f"not drawn, for none of their runs is finished: {', '.join(absent)}")
     console.done(*files, *(f for m in made for f in m.files))

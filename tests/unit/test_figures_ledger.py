@@ -300,6 +300,15 @@ def test_claims_are_in_the_ledger_with_their_outcome(tmp_path, monkeypatch):
     assert "| a is below b | S | small | undecided (2 of 3 seeds) |" in ledger.write(tmp_path)[0].read_text()
 
 
+def test_adaptive_and_fixed_strength_are_compared_on_the_same_radii():
+    check = next(c for c in claims.claims() if c.id == "fedsol-adaptive").check
+    rows = pd.DataFrame([{"origin": "measured", "metric": "accuracy", "label": n, "setting": f"rho={r}", "seed": 0, "value": v}
+                         for n, values in {"fixed": (65, 58), "adaptive": (50, 70)}.items() for r, v in enumerate(values)])
+    assert check(rows).votes == (False,)
+    with pytest.raises(FldiagError, match="not every radius"):
+        check(rows.drop(index=2))
+
+
 def test_every_claim_compares_what_its_study_has(monkeypatch):
     """With any numbers of all of a study's trials, each claim can be decided."""
     module = reported.module(reported.folder() / "claims.py")

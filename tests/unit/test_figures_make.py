@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from fldiag.checkpoint.store import Run
 from fldiag.data import load
 from fldiag.errors import FldiagError
-from fldiag.figures import gather, ledger, make, pictures, plan, reported, work
+from fldiag.figures import asks, gather, ledger, make, pictures, plan, reported, work
 from fldiag.figures.about import public
 from fldiag.figures.scales import scale
 from fldiag.figures.study import Trial
@@ -282,6 +282,25 @@ def test_a_choice_is_read_as_a_setting_is(tmp_path):
     assert plan.only(["seed=0"], [])(configs[0])  # nothing to choose from, nothing to complain of
 
 
+def test_numbers_of_configs_name_no_run_and_their_failure_is_no_whole_figure(world, tmp_path, monkeypatch):
+    study = replace(some("fedalign/table5")[0], seeds=1)
+    keep = [t for t in study.trials if t.method == "fedavg"]
+    study = replace(study, trials=tuple(keep), draw=lambda table: pictures.dots(table))
+    counted = pd.DataFrame([{"metric": m, "value": 1.0} for m in ("MFLOPs", "params_M")])
+    monkeypatch.setitem(asks.OWN, "flops", lambda subject, **k: counted)
+    (made,) = make.make([study], SMOKE, out=tmp_path, store=tmp_path / "runs")
+    said = json.loads((tmp_path / "fedalign" / "table5.json").read_text())
+    runs = {hit["metric"]: hit["runs"] for hit in said["measured"]}
+    assert made.error == "" and runs["MFLOPs"] == runs["params_M"] == [] and len(runs["accuracy"]) == 1
+    shutil.rmtree(tmp_path / "runs" / "configs")
+    def fails(subject, **k):
+        raise FldiagError("no pictures here", "bring some")
+    monkeypatch.setitem(asks.OWN, "flops", fails)
+    (made,) = make.make([study], SMOKE, out=tmp_path, store=tmp_path / "runs")
+    assert made.files[-1] == tmp_path / "smoke" / "fedalign" / "table5.png"
+    assert json.loads(made.files[0].read_text())["caption"].endswith("Failed: no pictures here.")
+
+
 def test_nothing_is_written_of_a_study_that_cannot_be_drawn(world, tmp_path):
     study = replace(next(m.study for m in world[2] if m.study.id == "fig6"), draw=lambda table: 1 / 0)
     (made,) = make.make([study], SMOKE, out=tmp_path, store=world[1])
@@ -364,7 +383,7 @@ def test_what_stood_in_for_the_data_is_in_the_head_also_of_the_reported_number()
     assert list(layout.columns) == ["cifar10, here mnist-2000", "mnist, here mnist-2000"] and (layout.loc["fedavg"] == "52.0 ± 2.8 (56.0 ± 0.5)").all()
     assert pictures.stand_ins(cells(trained_on="cifar10@fedtoga")) == {}
     counted = pd.concat([cells(trained_on="mnist-2000"), cells(trained_on="digits", metric="MFLOPs")])
-    assert list(pictures.cells(counted).columns) == ["accuracy, here mnist-2000", "MFLOPs, here digits"]
+    assert list(pictures.cells(counted).columns) == ["accuracy [%], here mnist-2000", "MFLOPs an image, here digits"]
 
 
 def test_rounds_that_some_seeds_never_reach_have_no_mean_in_a_picture_either():
