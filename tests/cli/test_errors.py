@@ -152,7 +152,8 @@ def test_diverged_training_is_an_outcome():
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_the_state_and_says_how_to_go_on():
-    code = ("import os, signal, sys\nfrom fldiag.training import rounds\n"
+    code = ("import os, signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)  # also where tests run in the background\n"
+            "from fldiag.training import rounds\n"
             "old = rounds._store\n"
             "def store(run, federation, *rest):\n    old(run, federation, *rest)\n"
             "    if federation.t == 2: os.kill(os.getpid(), signal.SIGINT)\n"
