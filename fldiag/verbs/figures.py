@@ -16,7 +16,7 @@ from fldiag.figures import ledger, make, plan, reported
 from fldiag.figures import scales as sizes
 from fldiag.verbs.train import ANNOUNCE, duration
 
-#: The first runs carry the start of everything: a forecast waits for so many, or seconds.
+#: The first of many runs carry the start of everything: a forecast waits for a tenth, at most so many, or seconds.
 FEW, LONG = 10, 300
 
 
@@ -43,7 +43,7 @@ def figures(console: Console, ids: list[str], scale: str, out: Path | None, stor
         left = spent / done * (total - done)
         if not text.endswith(": done"):
             console.note(text)
-        if left > ANNOUNCE and ((not told and (done >= FEW or spent > LONG)) or done % 20 == 0):
+        if left > ANNOUNCE and ((not told and (done >= min(FEW, total / 10) or spent > LONG)) or done % 20 == 0):
             told = True
             console.note(f"{done} of {total} runs, about {duration(left)} to go; Ctrl-C keeps what is done")
 
