@@ -14,10 +14,10 @@ from fldiag.checkpoint.store import Run
 from fldiag.config import Config
 from fldiag.figures import gather
 from fldiag.figures.asks import CLOCK
-from fldiag.figures.machine import machine
 from fldiag.figures.plan import Plan
 from fldiag.figures.scales import questions, reduction
 from fldiag.figures.study import Study
+from fldiag.results.machine import machine
 from fldiag.results.provenance import provenance
 
 #: What is said of runs that are missing or not asked everything, where they are not to be trained.
@@ -90,8 +90,10 @@ def run_about(the_plan: Plan, core: str, path: Path) -> dict[str, Any]:
     config = the_plan.tasks[core].config.model_dump(mode="json")
     config["data"].pop("root")  # where data lie is nobody's business
     run = Run.open(path)
-    where = {k: run.index["provenance"].get(k) for k in ("fldiag", "torch", "device_name", "threads")}
-    return {"hash": core[:10], "status": run.status, "rounds": run.done, **where, "config": config}
+    where = {k: run.index["provenance"].get(k) for k in ("fldiag", "commit", "torch", "capability", "device_name",
+                                                                 "threads")}
+    return {"hash": core[:10], "status": run.status, "rounds": run.done, **where, "segments": run.index.get("segments", []),
+            "config": config}
 
 
 def public(text: str, store: Path) -> str:

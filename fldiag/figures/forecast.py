@@ -101,6 +101,6 @@ def _seconds(task: Task, plan: Plan, step: float, train: int, test: int) -> floa
 
 
 def machine_words() -> str:
-    from fldiag.figures.machine import machine
+    from fldiag.results.machine import machine
 
     return f"{machine()}, torch {torch.__version__}"

@@ -24,9 +24,9 @@ from fldiag.checkpoint import schema
 from fldiag.checkpoint.store import Run
 from fldiag.errors import FldiagError
 from fldiag.figures import asks
-from fldiag.figures.machine import machine
 from fldiag.figures.plan import Task, answer_path
 from fldiag.figures.scales import Scale
+from fldiag.results.machine import machine
 from fldiag.training import rounds
 
 Tell = Callable[[str, int, int, str], None]  # task, done, total, what

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from fldiag.errors import FldiagError
+from fldiag.results.machine import capability, commit
 
 
 def _feed(state: Any, thing: Any) -> None:
@@ -65,11 +66,11 @@ def provenance(*, dtype: torch.dtype | None = None, device: str | torch.device |
                seed: int | None = None, **more: Any) -> dict[str, Any]:
     """What a reader needs to get the same number again, as a dict that JSON can hold.
 
-    Keys: fldiag, torch, dtype, device, device_name, threads, seed, and ``more``.
+    Keys: fldiag, commit, torch, capability, dtype, device, device_name, threads, seed, and ``more``.
     """
     place = torch.device(device) if device is not None else torch.device("cpu")
     named = torch.cuda.get_device_name(place) if place.type == "cuda" else place.type
-    return {"fldiag": _own_version(), "torch": torch.__version__,
+    return {"fldiag": _own_version(), "commit": commit(), "torch": torch.__version__, "capability": capability(),
             "dtype": str(dtype).removeprefix("torch.") if dtype is not None else None,
             "device": str(place), "device_name": named, "threads": torch.get_num_threads(),
             "seed": seed, **more}

@@ -20,6 +20,7 @@ from fldiag.config import Config
 from fldiag.data import partition
 from fldiag.errors import FldiagError
 from fldiag.method import Round
+from fldiag.results.machine import capability, commit, machine
 from fldiag.results.table import table
 from fldiag.training import executor as executors
 from fldiag.training.client import MOMENTUM, Trained
@@ -193,6 +194,7 @@ def _loop(config: Config, run: Run, federation: Federation, rows: list[dict[str,
           emit: Event) -> None:
     common = {"run": run.path.name, "method": config.method.name, "seed": config.seed}
     run.index["status"], plan = "running", planned(federation.setup)
+    segment = Segment(run)
     while federation.t < config.rounds:
         before = federation.w, federation.buffers
         began, received, t = time.perf_counter(), federation.sent(), federation.t + 1
@@ -209,6 +211,7 @@ def _loop(config: Config, run: Run, federation: Federation, rows: list[dict[str,
                 _store(run, federation, [replace(trained, ids=[])], received)
                 run.index["done"] = t - 1
             run.put_metrics(table(rows, **common))
+            segment.note(federation.t)
             run.commit()
             run.clean()
             return
@@ -219,6 +222,7 @@ def _loop(config: Config, run: Run, federation: Federation, rows: list[dict[str,
             run.index["status"] = "finished" if t == config.rounds and plan is None else "running"
             _store(run, federation, [trained, *([recorded] if recorded else [])], received)
             run.put_metrics(table(rows, **common))
+            segment.note(t)
             run.commit()
             run.clean()
         emit({"event": "round", "round": t, "rounds": config.rounds, "seconds": time.perf_counter() - began, **scores})
@@ -230,6 +234,23 @@ def _loop(config: Config, run: Run, federation: Federation, rows: list[dict[str,
         run.put_metrics(table(rows, **common))
         run.commit()
         run.clean()
+
+
+class Segment:
+    """A stretch of rounds trained without a pause, in ``segments`` of run.json: with which code, on what machine, how long.
+
+    On another processor a resumed run differs in the last bits from one that was not interrupted: here it shows."""
+
+    def __init__(self, run: Run):
+        self.wall, self.cpu = time.perf_counter(), time.process_time()
+        self.about = {"commit": commit(), "torch": torch.__version__, "machine": machine(), "capability": capability(),
+                      "threads": torch.get_num_threads(), "first_round": run.done + 1}
+        run.index.setdefault("segments", []).append(self.about)
+
+    def note(self, done: int) -> None:
+        """Round ``done`` is about to be stored. ``cpu_seconds``: of this process, without its workers."""
+        self.about |= {"last_round": done, "seconds": round(time.perf_counter() - self.wall, 3),
+                       "cpu_seconds": round(time.process_time() - self.cpu, 3)}
 
 
 def unsampled(federation: Federation) -> list[int]:

@@ -195,3 +195,19 @@ def test_a_damaged_state_is_refused_by_name(tmp_path):
     state.write_bytes(state.read_bytes()[:-20])
     with pytest.raises(FldiagError, match=r"server-0001\.pt is not the file this run wrote"):
         rounds.train(small(), out=tmp_path, resume=True)
+
+
+def test_every_stretch_of_a_run_says_what_trained_it(tmp_path, monkeypatch):
+    """Another processor rounds otherwise: what took a run up again must show, and what is in the other stretches must stay."""
+    def stop(event):
+        if event.get("round") == 3:
+            raise KeyboardInterrupt
+
+    whole = config(rounds=5, data="digits", model_options={"hidden": (4,)})
+    with pytest.raises(KeyboardInterrupt):
+        rounds.train(whole, out=tmp_path / "run", on_event=stop)
+    monkeypatch.setattr(rounds, "capability", lambda: "OTHER")
+    found = rounds.train(whole, out=tmp_path / "run", resume=True).index["segments"]
+    assert [(s["first_round"], s["last_round"]) for s in found] == [(1, 3), (4, 5)]
+    assert [s["capability"] for s in found] == [torch.backends.cpu.get_cpu_capability(), "OTHER"]
+    assert all(s["commit"] and s["torch"] and s["machine"] and s["threads"] and s["seconds"] > 0 for s in found)
