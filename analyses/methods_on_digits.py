@@ -32,9 +32,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import fldiag
 from fldiag import Config, FldiagError, registry
 from fldiag import config as configs
+from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
-from fldiag.checkpoint.store import Run
-from fldiag.diagnostics import target
+from fldiag.problem import from_checkpoint as target
 from fldiag.results.provenance import provenance
 from fldiag.training.rounds import Federation
 from fldiag.training.setup import Setup

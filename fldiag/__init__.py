@@ -11,8 +11,8 @@ from typing import Any
 
 _WHERE = {
     "train": "fldiag.api", "load": "fldiag.api", "diagnose": "fldiag.api", "datasets": "fldiag.api",
-    "Problem": "fldiag.diagnostics.problem", "Config": "fldiag.config", "Method": "fldiag.method",
-    "Part": "fldiag.method", "Run": "fldiag.checkpoint.store", "Checkpoint": "fldiag.checkpoint.schema",
+    "Problem": "fldiag.problem.problem", "Config": "fldiag.config", "Method": "fldiag.method",
+    "Part": "fldiag.method", "Run": "fldiag.checkpoint.run", "Checkpoint": "fldiag.checkpoint.schema",
     "FldiagError": "fldiag.errors",
 }
 _LISTS = ("methods", "models", "diagnostics")  # packages that can be called: name -> description

@@ -13,16 +13,16 @@ import pandas as pd
 
 from fldiag import registry
 from fldiag.checkpoint import schema
+from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
-from fldiag.checkpoint.store import Run
 from fldiag.config import Config
-from fldiag.diagnostics import history as histories
-from fldiag.diagnostics import target as targets
-from fldiag.diagnostics.history import History
-from fldiag.diagnostics.problem import Problem
 from fldiag.errors import FldiagError
+from fldiag.problem import from_checkpoint as targets
+from fldiag.problem.problem import Problem
 from fldiag.results import provenance
 from fldiag.results.table import check
+from fldiag.rounds import history as histories
+from fldiag.rounds.history import History
 
 
 def train(config: Config, *, out: str | Path | None = None, executor: str = "serial",
@@ -57,7 +57,7 @@ def diagnose(target: Run | Checkpoint | Problem | History, name: str, *, cache: 
     """Run a diagnostic (``fldiag.diagnostics()``) and return its tidy table.
 
     ``options`` are the diagnostic's own and, for a run or checkpoint, those of
-    ``fldiag.diagnostics.target.problem`` (slice, samples, client, round, device, dtype, memory, root, download). A
+    ``fldiag.problem.from_checkpoint.problem`` (slice, samples, client, round, device, dtype, memory, root, download). A
     diagnostic of all rounds (forgetting, drift, account) takes a run or a History, and the options of ``History.of``
     (rounds, samples, stack, device, dtype, root, download, model, data, name).
     With ``cache`` (a folder) the table is kept under a hash of everything it depends on: asked again, it is read

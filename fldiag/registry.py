@@ -24,6 +24,9 @@ import pydantic
 
 from fldiag.errors import FldiagError, nearest, unknown
 
+#: What is told of long work: done, total, what.
+Progress = Callable[[int, int, str], None]
+
 
 @dataclass(frozen=True)
 class Entry:

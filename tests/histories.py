@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from fldiag.data import Dataset
-from fldiag.diagnostics.history import History
-from fldiag.diagnostics.stored import Stored
 from fldiag.params import flatten
+from fldiag.rounds.history import History
+from fldiag.rounds.round_weights import Stored
 
 
 def separable(classes=4, per_class=30, test_per_class=(25,) * 4, seed=0):

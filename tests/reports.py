@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from fldiag import config as configs
-from fldiag.checkpoint.store import Run
+from fldiag.checkpoint.run import Run
 from fldiag.results.table import table
 
 EVIL = "<script>alert(1)</script>"

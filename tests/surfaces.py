@@ -1,6 +1,6 @@
 """What the tests of landscapes and profiles share."""
 
-from fldiag.diagnostics.store import ArrayStore
+from fldiag.results.array_checkpoint import ArrayStore
 
 
 class Interrupted(ArrayStore):

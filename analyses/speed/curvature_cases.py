@@ -20,8 +20,8 @@ from training import has_cifar
 import fldiag
 from fldiag import data, models
 from fldiag.diagnostics import Problem
-from fldiag.diagnostics.diagonal import diagonal_of
-from fldiag.diagnostics.target import problem
+from fldiag.problem.diagonal import diagonal_of
+from fldiag.problem.from_checkpoint import problem
 from fldiag.seeding import torch_rng
 
 ROOT = Path(__file__).parents[2]

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fldiag.diagnostics import Problem
-from fldiag.diagnostics.diagonal import diagonal_of
-from fldiag.diagnostics.spectrum import eigenpairs
+from fldiag.problem.diagonal import diagonal_of
+from fldiag.problem.eigenpairs import eigenpairs
 
 
 def resident(peak: bool = False) -> float:

@@ -23,8 +23,8 @@ from torch.nn.functional import cross_entropy
 
 from fldiag.diagnostics import Problem
 from fldiag.diagnostics.density import density
-from fldiag.diagnostics.diagonal import diagonal_of
-from fldiag.diagnostics.spectrum import eigenpairs
+from fldiag.problem.diagonal import diagonal_of
+from fldiag.problem.eigenpairs import eigenpairs
 
 TOL = 1e-3
 STEPS = 30  # of the density

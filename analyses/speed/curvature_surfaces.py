@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fldiag.diagnostics import Problem
-from fldiag.diagnostics.evaluator import Evaluator
 from fldiag.diagnostics.landscape import axis, landscape
-from fldiag.diagnostics.spectrum import eigenpairs
+from fldiag.problem.eigenpairs import eigenpairs
+from fldiag.surface.evaluator import Evaluator
 from fldiag.verbs.train import has_bf16
 
 POINTS = 41

@@ -26,8 +26,8 @@ import torch
 
 import fldiag
 from fldiag import config
-from fldiag.diagnostics import pool
-from fldiag.diagnostics.history import History
+from fldiag.rounds import pool
+from fldiag.rounds.history import History
 
 WAYS: tuple[Literal["auto", "on", "off"], ...] = ("on", "off", "auto")
 

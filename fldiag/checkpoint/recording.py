@@ -16,14 +16,12 @@ from torch import Tensor, nn
 
 from fldiag.checkpoint import schema
 from fldiag.checkpoint.foreign import State
-from fldiag.checkpoint.store import Run
+from fldiag.checkpoint.run import Run
 from fldiag.data import Dataset, partition
 from fldiag.errors import FldiagError
 from fldiag.params import Layout
 from fldiag.results.provenance import provenance
-from fldiag.results.table import table
-
-Row = dict[str, Any]
+from fldiag.results.table import Row, table
 
 
 class Recording:

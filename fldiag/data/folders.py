@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fldiag.data.dataset import Dataset
 from fldiag.data.images import need_folder, register
-from fldiag.data.looks import Look, choose
+from fldiag.data.preprocessing import Look, choose
 from fldiag.errors import FldiagError
 from fldiag.seeding import numpy_rng
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from fldiag import registry
 from fldiag.data.arrays import inputs, labels, read_npz
 from fldiag.data.dataset import Dataset
-from fldiag.data.looks import choose, sentence
+from fldiag.data.preprocessing import choose, sentence
 from fldiag.errors import FldiagError
 
 Arrays = tuple[Tensor, Tensor, Tensor, Tensor]

@@ -12,7 +12,7 @@ from typing import Any
 from fldiag.data.arrays import read_npz
 from fldiag.data.dataset import Dataset
 from fldiag.data.images import build, need_folder, register
-from fldiag.data.looks import LOOKS, choose
+from fldiag.data.preprocessing import LOOKS, choose
 from fldiag.errors import FldiagError
 
 #: name -> (what it shows, classes, size in words)

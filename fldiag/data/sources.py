@@ -16,7 +16,7 @@ from fldiag import registry
 from fldiag.data.arrays import inputs, labels, moments, read_npz
 from fldiag.data.dataset import Dataset
 from fldiag.data.images import folder
-from fldiag.data.looks import no_variants
+from fldiag.data.preprocessing import no_variants
 from fldiag.errors import FldiagError, nearest
 
 
@@ -35,7 +35,7 @@ def load(name: str, root: str | os.PathLike[str] | None = None, download: bool =
       has them; normalised only if a Dataset with mean and std is returned.
 
     ``variant``: one of the ways in which papers normalise, augment and split a registered set
-    (``fldiag.data.looks``); ``name@variant`` says the same. ``progress(done, total, text)`` is told about
+    (``fldiag.data.preprocessing``); ``name@variant`` says the same. ``progress(done, total, text)`` is told about
     pictures that are decoded for the first time.
 
     Raises FldiagError when the name or the variant is unknown, the data are not there, or they do not fit together.

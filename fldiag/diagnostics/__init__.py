@@ -1,7 +1,7 @@
 """Diagnostics: what a set of weights does on a data slice, seen through a Problem; one diagnostic a file."""
 
 from fldiag import registry
-from fldiag.diagnostics.problem import Problem
+from fldiag.problem.problem import Problem
 
 __all__ = ["Problem"]
 

@@ -11,16 +11,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fldiag.diagnostics.history import History
-from fldiag.diagnostics.problem import Problem
-from fldiag.diagnostics.spectrum import eigenpairs
-from fldiag.diagnostics.stored import Stored
 from fldiag.errors import FldiagError
-from fldiag.registry import diagnostic
-from fldiag.results.table import table
+from fldiag.problem.eigenpairs import eigenpairs
+from fldiag.problem.problem import Problem
+from fldiag.registry import Progress, diagnostic
+from fldiag.results.table import Row, table
+from fldiag.rounds.history import History
+from fldiag.rounds.round_weights import Stored
 
-Progress = Callable[[int, int, str], None]
-Row = dict[str, Any]
 TERMS = ("change", "linear", "quadratic", "rest")
 
 

@@ -14,13 +14,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fldiag.diagnostics.linalg.lanczos import EigenPairs, Iteration
-from fldiag.diagnostics.linalg.operator import Matrix
-from fldiag.diagnostics.problem import Problem
-from fldiag.diagnostics.spectrum import NOISE, Progress, Row, default_products, finite_loss, strict_pairs
+from fldiag.curvature.lanczos import EigenPairs, Iteration
+from fldiag.curvature.operator import Matrix
 from fldiag.errors import FldiagError
-from fldiag.registry import diagnostic
-from fldiag.results.table import table
+from fldiag.problem.eigenpairs import NOISE, default_products, finite_loss, strict_pairs
+from fldiag.problem.problem import Problem
+from fldiag.registry import Progress, diagnostic
+from fldiag.results.table import Row, table
 from fldiag.seeding import torch_rng
 
 #: Lanczos steps from each random vector.

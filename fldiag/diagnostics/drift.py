@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import numpy as np
@@ -11,19 +10,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fldiag.diagnostics import divergence, proximal
-from fldiag.diagnostics.history import History
-from fldiag.diagnostics.propositions import check
-from fldiag.diagnostics.proximal import Kind, Losses, Per, Strength
-from fldiag.diagnostics.representation import cka, features
-from fldiag.diagnostics.stored import Stored
 from fldiag.errors import FldiagError
 from fldiag.models.network import Network
-from fldiag.registry import diagnostic
-from fldiag.results.table import table
+from fldiag.registry import Progress, diagnostic
+from fldiag.results.table import Row, table
+from fldiag.rounds import divergence, proximal
+from fldiag.rounds.history import History
+from fldiag.rounds.propositions import check
+from fldiag.rounds.proximal import Kind, Losses, Per, Strength
+from fldiag.rounds.representation import cka, features
+from fldiag.rounds.round_weights import Stored
 
-Progress = Callable[[int, int, str], None]
-Row = dict[str, Any]
 Radius = Annotated[float, Field(ge=0)]
 #: Of what training records of every local step when asked to (``Run.steps``): what is also measured here.
 STEP_METRICS = ("cos_gu_gp", "proximal_loss", "lambda_mean")
@@ -55,7 +52,7 @@ def drift(history: History, progress: Progress | None = None, *, rho: tuple[Radi
       ``metrics.steps = true`` (see ``Run.steps``), at the weights and minibatches of those steps and the method's own
       perturbation. Column ``proximal`` names the proximal loss.
     - with ``representation``: ``cka`` between what the heads of the trained and the received model see of the test data.
-    - with ``propositions``: of the last round, what ``fldiag.diagnostics.propositions.check`` says, in float64.
+    - with ``propositions``: of the last round, what ``fldiag.rounds.propositions.check`` says, in float64.
 
     A cosine with a vector that is zero (or g_p below its rounding noise) has no value and is ``masked``.
     Cost a round: one gradient of all training data, and 1 + len(rho) of every stored client's own.

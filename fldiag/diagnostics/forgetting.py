@@ -7,23 +7,19 @@ distillation in federated learning" (NeurIPS 2022).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from fldiag.diagnostics.history import History
-from fldiag.diagnostics.kept import Kept
-from fldiag.diagnostics.pool import Scores, wilson
-from fldiag.diagnostics.stored import Stored
-from fldiag.registry import diagnostic
+from fldiag.registry import Progress, diagnostic
 from fldiag.results.provenance import digest
-from fldiag.results.table import table
-
-Progress = Callable[[int, int, str], None]
-Row = dict[str, Any]
+from fldiag.results.table import Row, table
+from fldiag.rounds.history import History
+from fldiag.rounds.pool import Scores, wilson
+from fldiag.rounds.round_cache import Kept
+from fldiag.rounds.round_weights import Stored
 
 
 @diagnostic("forgetting", on="run")

@@ -17,18 +17,18 @@ import pandas as pd
 import torch
 from pydantic import Field
 
-from fldiag.diagnostics import directions as rules
-from fldiag.diagnostics import grid as grids
-from fldiag.diagnostics.directions import Directions
-from fldiag.diagnostics.evaluator import Evaluator
-from fldiag.diagnostics.points import Points
-from fldiag.diagnostics.problem import Problem
-from fldiag.diagnostics.spectrum import Progress, Row, finite_loss
 from fldiag.errors import FldiagError
-from fldiag.registry import diagnostic
+from fldiag.problem.eigenpairs import finite_loss
+from fldiag.problem.problem import Problem
+from fldiag.registry import Progress, diagnostic
 from fldiag.results.provenance import digest
-from fldiag.results.table import table
+from fldiag.results.table import Row, table
 from fldiag.seeding import numpy_rng
+from fldiag.surface import directions as rules
+from fldiag.surface import grid as grids
+from fldiag.surface.directions import Directions
+from fldiag.surface.evaluator import Evaluator
+from fldiag.surface.points import Points
 
 #: With bf16, so many points besides the centre and the corners are evaluated in float32 too.
 BF16_CHECKS = 8

@@ -6,7 +6,6 @@ its released code computes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -15,21 +14,19 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fldiag.diagnostics import stack as stacks
-from fldiag.diagnostics.comparison import Space, Summary, matching_rows, overlap_rows
-from fldiag.diagnostics.diagonal import Diagonal, Estimate, diagonal_of, norm
-from fldiag.diagnostics.history import History
-from fldiag.diagnostics.linalg.lanczos import EigenPairs
-from fldiag.diagnostics.problem import Problem
-from fldiag.diagnostics.spectrum import NOISE, eigenvalue_rows, loss_row, strict_pairs
-from fldiag.diagnostics.stack import Stack
-from fldiag.diagnostics.stored import Stored
+from fldiag.curvature.lanczos import EigenPairs
 from fldiag.errors import FldiagError
-from fldiag.registry import diagnostic
-from fldiag.results.table import table
+from fldiag.problem import stack as stacks
+from fldiag.problem.diagonal import Diagonal, Estimate, diagonal_of, norm
+from fldiag.problem.eigenpairs import NOISE, eigenvalue_rows, loss_row, strict_pairs
+from fldiag.problem.problem import Problem
+from fldiag.problem.stack import Stack
+from fldiag.registry import Progress, diagnostic
+from fldiag.results.table import Row, table
+from fldiag.rounds.comparison import Space, Summary, matching_rows, overlap_rows
+from fldiag.rounds.history import History
+from fldiag.rounds.round_weights import Stored
 
-Progress = Callable[[int, int, str], None]
-Row = dict[str, Any]
 Data = Literal["client", "global"]
 
 

@@ -10,17 +10,17 @@ import pandas as pd
 import torch
 from pydantic import Field
 
-from fldiag.diagnostics import directions as rules
-from fldiag.diagnostics.evaluator import Evaluator
-from fldiag.diagnostics.interpolation import Path, barrier
 from fldiag.diagnostics.landscape import axis
-from fldiag.diagnostics.points import Points
-from fldiag.diagnostics.problem import Problem
-from fldiag.diagnostics.spectrum import NOISE, Progress, Row, eigenpairs, eigenvalue_rows, finite_loss
 from fldiag.errors import FldiagError
-from fldiag.registry import diagnostic
+from fldiag.problem.eigenpairs import NOISE, eigenpairs, eigenvalue_rows, finite_loss
+from fldiag.problem.problem import Problem
+from fldiag.registry import Progress, diagnostic
 from fldiag.results.provenance import digest
-from fldiag.results.table import table
+from fldiag.results.table import Row, table
+from fldiag.surface import directions as rules
+from fldiag.surface.evaluator import Evaluator
+from fldiag.surface.interpolation import Path, barrier
+from fldiag.surface.points import Points
 
 
 @diagnostic("profile")

@@ -6,116 +6,25 @@ federated models by Lee et al. (CVPR 2024); the top eigenvalue by Mendieta et al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
 import pandas as pd
-import torch
 from pydantic import Field
 
-from fldiag.diagnostics.linalg.lanczos import EigenPairs, Which, lanczos
-from fldiag.diagnostics.linalg.operator import Block, Matrix, Operator
-from fldiag.diagnostics.operators import block_index, block_names
-from fldiag.diagnostics.piecewise import within_a_layer
-from fldiag.diagnostics.problem import Problem
-from fldiag.errors import FldiagError
-from fldiag.registry import diagnostic
+from fldiag.curvature.lanczos import Which
+from fldiag.curvature.operator import Matrix
+from fldiag.problem.eigenpairs import (
+    NOISE,
+    default_products,
+    eigenpairs,
+    eigenvalue_rows,
+    in_form,
+    loss_row,
+    strict_pairs,
+)
+from fldiag.problem.problem import Problem
+from fldiag.registry import Progress, diagnostic
 from fldiag.results.table import table
-
-Progress = Callable[[int, int, str], None]
-Row = dict[str, Any]
-
-#: Relative rounding error of a product: what is smaller than this share of the matrix's norm counts as zero.
-NOISE = {torch.float32: 1e-6, torch.float64: 1e-12}
-#: The ratio reported is lambda_1 over this eigenvalue (or over the last one, when fewer are asked for).
-RATIO_INDEX = 5
-
-
-def default_products(k: int) -> int:
-    """Hessian-vector products allowed for k eigenpairs when nobody says how many."""
-    return max(100, 8 * k)
-
-
-def eigenpairs(problem: Problem, k: int = 5, *, which: Which = "largest", tol: float = 1e-3,
-               max_products: int = 100, miss: float = 0.05, seed: int = 0, matrix: Matrix = "hessian",
-               params: str | Sequence[str] | None = None, operator: Operator | None = None,
-               strict: bool = False, progress: Progress | None = None) -> EigenPairs:
-    """The k leading eigenpairs of the Hessian (or Gauss-Newton matrix) at ``problem.w``; see ``lanczos``.
-
-    ``params``: only the block of the tensors whose names match a pattern such as ``features.*`` or are listed;
-    the vectors have one entry per weight of the block, in order. ``operator``: reuse this one; else the block of a
-    single layer is multiplied in the form of ``in_form``.
-
-    Raises FldiagError when the probe finds a culprit, a product is not finite or no tensor matches.
-    """
-    whole = problem.hessian(matrix=in_form(problem, matrix, params)) if operator is None else operator
-    product: Operator | Block = whole if params is None else Block(whole, block_index(problem, params))
-    limit = basis_limit(problem, k, product.size)
-    return lanczos(product, product.size, k, which=which, tol=tol, max_products=max_products, miss=miss,
-                   noise=NOISE[problem.dtype], limit=limit, strict=strict, seed=seed, device=problem.device, progress=progress)
-
-
-def basis_limit(problem: Problem, k: int, size: int) -> int:
-    """Vectors that each of the two sequences of ``lanczos`` may hold."""
-    # the basis is double precision; below k + 8 vectors a restart would never converge
-    return min(max(100, 3 * k + 20), max(k + 8, problem.memory // 4 // (8 * size)))
-
-
-def in_form(problem: Problem, matrix: Matrix, params: str | Sequence[str] | None) -> Matrix:
-    """``ggn`` where the Hessian's block of these tensors is that of the Gauss-Newton matrix: of one layer in a network that
-    is piecewise linear in each layer's weights. The products then have no negative curvature but rounding."""
-    return "ggn" if params is not None and within_a_layer(problem, block_names(problem, params)) else matrix
-
-
-def strict_pairs(problem: Problem, k: int, *, which: Which = "largest", tol: float = 1e-3, matrix: Matrix = "hessian",
-                 max_products: int, seed: int = 0, operator: Operator | None = None,
-                 progress: Progress | None = None) -> EigenPairs:
-    """``eigenpairs`` of the whole matrix with residuals within ``tol``, found once per problem."""
-    return problem.recall(("eigenpairs", k, which, tol, matrix, max_products, seed), lambda: eigenpairs(
-        problem, k, which=which, tol=tol, matrix=matrix, max_products=max_products, seed=seed, operator=operator,
-        strict=True, progress=progress))
-
-
-def finite_loss(problem: Problem) -> tuple[float, float | None]:
-    """``problem.loss()``, found once. Raises FldiagError when it is not finite."""
-    value, stderr = problem.recall("loss", problem.loss)
-    if not np.isfinite(value):
-        raise FldiagError(f"the loss on slice {problem.slice_name!r} is {value}",
-                          "diagnose a checkpoint from before the training diverged")
-    return value, stderr
-
-
-def loss_row(problem: Problem) -> Row:
-    """The mean loss at the weights. Raises FldiagError when it is not finite."""
-    value, stderr = finite_loss(problem)
-    return {"metric": "loss", "value": value, "stderr": stderr, "estimator": "exact"}
-
-
-def eigenvalue_rows(pairs: EigenPairs, *, noise: float = NOISE[torch.float32], which: Which = "largest",
-                    matrix: Matrix = "hessian", estimator: str = "lanczos") -> list[Row]:
-    """A row per eigenvalue (index from 1), and the ratio lambda_1 / lambda_5 with its first-order error.
-
-    No ratio from the lower end of the spectrum, nor to an eigenvalue that is zero within its residual or within rounding
-    (``noise``, relative to the largest one).
-    """
-    values, residuals, converged = pairs.values, pairs.residuals, pairs.converged
-    common: Row = {"estimator": estimator, "which": which, "matrix": matrix}
-    rows: list[Row] = [
-        {**common, "metric": "eigenvalue", "index": i + 1, "value": float(values[i]), "residual": float(residuals[i]),
-         "converged": bool(converged[i])} for i in range(len(values))]
-    if which == "smallest":
-        return rows
-    last = min(RATIO_INDEX, len(values)) - 1
-    top, low = float(values[0]), float(values[last])
-    zero = abs(low) <= max(float(residuals[last]), noise * float(np.abs(values).max()))
-    ratio = None if zero else top / low
-    error = None
-    if ratio is not None and last:
-        error = (float(residuals[0]) + abs(ratio) * float(residuals[last])) / abs(low)
-    rows.append({**common, "metric": "eigenvalue_ratio", "index": last + 1, "value": ratio, "residual": error,
-                 "converged": bool(converged[0] and converged[last])})
-    return rows
 
 
 @diagnostic("spectrum")

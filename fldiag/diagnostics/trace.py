@@ -10,9 +10,9 @@ from typing import Annotated
 import pandas as pd
 from pydantic import Field
 
-from fldiag.diagnostics.diagonal import Estimate, Per, Progress, diagonal_of, trace_rows
-from fldiag.diagnostics.problem import Problem
-from fldiag.registry import diagnostic
+from fldiag.problem.diagonal import Estimate, Per, diagonal_of, trace_rows
+from fldiag.problem.problem import Problem
+from fldiag.registry import Progress, diagnostic
 from fldiag.results.table import table
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fldiag.checkpoint.store import Run
+from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
 from fldiag.results.table import COLUMNS
 

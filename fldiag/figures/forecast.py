@@ -11,7 +11,7 @@ import torch
 
 from fldiag.errors import FldiagError
 from fldiag.figures.plan import Plan, Task
-from fldiag.figures.work import one_thread
+from fldiag.figures.workers import one_thread
 from fldiag.training.setup import Setup
 
 #: Rough cost of a question in gradients of its slice, for one model (times the clients where it looks at each).

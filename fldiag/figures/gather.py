@@ -10,7 +10,9 @@ import pandas as pd
 
 from fldiag.config import Config
 from fldiag.errors import FldiagError
-from fldiag.figures import asks, reported, work
+from fldiag.figures import questions as asks
+from fldiag.figures import reported
+from fldiag.figures import workers as work
 from fldiag.figures.plan import Plan, answer_path, ask_key
 from fldiag.figures.study import Ask, Study, Trial
 from fldiag.results.table import table

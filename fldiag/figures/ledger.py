@@ -16,16 +16,16 @@ from fldiag import registry
 from fldiag.checkpoint import schema
 from fldiag.errors import FldiagError
 from fldiag.figures import claims, reported
-from fldiag.figures.about import unfinished
+from fldiag.figures.caption import unfinished
 from fldiag.figures.gather import KEYS
 from fldiag.figures.reported import Reported
 from fldiag.figures.scales import SCALES
+from fldiag.results.table import Row
 
 #: Standard deviations from which on a number does not agree with another whose spread is not known.
 FAR = 3.0
 COLUMNS = ["kind", "paper", "id", "source", *KEYS, "metric", "reported", "reported_std", "scale", "measured", "measured_std",
            "seeds", "difference", "agrees", "status", "trained_on", "trained_model", "runs", "machine", "note"]
-Row = dict[str, Any]
 #: Metrics that are a difference to the method named by the mark ``over``.
 DIFFERENCES = {"accuracy_change": "accuracy", "accuracy_gain": "accuracy"}
 

@@ -15,15 +15,16 @@ from fldiag import data
 from fldiag.checkpoint import schema
 from fldiag.config import Config
 from fldiag.errors import FldiagError
-from fldiag.figures import gather, plan, reported, work
-from fldiag.figures.about import NOT_YET, about, unfinished
+from fldiag.figures import gather, plan, reported
+from fldiag.figures import workers as work
+from fldiag.figures.caption import NOT_YET, about, unfinished
 from fldiag.figures.plan import Plan, Task
 from fldiag.figures.scales import SCALES, Scale, packed
 from fldiag.figures.study import Study
 from fldiag.figures.tables import markdown
 from fldiag.plotting import style
+from fldiag.registry import Progress
 
-Progress = Callable[[int, int, str], None]
 STORE = Path("checkpoints/figures")
 OUT = Path("figures")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fldiag.checkpoint.store import Run
+from fldiag.checkpoint.run import Run
 from fldiag.config import Config, parse_override
 from fldiag.errors import FldiagError, unknown
 from fldiag.figures.scales import LeftOut, Scale, flat

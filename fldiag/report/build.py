@@ -14,6 +14,7 @@ from typing import Any
 from fldiag.errors import FldiagError
 from fldiag.plotting import interactive, style
 from fldiag.plotting.forgetting import DIVERGING
+from fldiag.registry import Progress
 from fldiag.report import clients, curves, pairs, steps, summary, surfaces
 from fldiag.report.collect import Collection, Source
 from fldiag.report.page import Section
@@ -25,7 +26,6 @@ _SHAPES = {"o": "M8 4a4 4 0 1 0 8 0a4 4 0 1 0-8 0", "D": "M12-1l5 5-5 5-5-5z", "
            "v": "M12 9l5-9H7z", "P": "M10-1h4v3h3v4h-3v3h-4V6H7V2h3z", "X": "M8-1l4 3 4-3 2 2-3 3 3 3-2 2-4-3-4 3-2-2 3-3-3-3z"}
 _DASHES = {1: "solid", 2: "dash", 4: "dashdot", 6: "longdashdot"}
 
-Progress = Callable[[int, int, str], None]
 
 
 def write(found: Collection, path: str | Path, *, title: str | None = None, progress: Progress | None = None) -> Path:

@@ -22,7 +22,7 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.checkpoint.store import Run
+from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.report import search

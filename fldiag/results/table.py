@@ -9,6 +9,8 @@ import pandas as pd
 
 from fldiag.errors import FldiagError
 
+Row = dict[str, Any]
+
 #: Every result table has at least these columns, in this order.
 COLUMNS: dict[str, str] = {
     "run": "string", "method": "string", "seed": "Int64", "round": "Int64",

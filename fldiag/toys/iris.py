@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,16 +31,14 @@ from fldiag.checkpoint import schema
 from fldiag.config import Config, build
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError, unknown
+from fldiag.registry import Progress
 from fldiag.results.provenance import digest, provenance
-from fldiag.results.table import table
+from fldiag.results.table import Row, table
 from fldiag.seeding import numpy_rng, seed_for
 from fldiag.toys.iris_measures import CLASSES, accuracies, differences, lines, points, predict
 from fldiag.training import executor as executors
 from fldiag.training.rounds import Federation
 from fldiag.training.setup import Setup
-
-Progress = Callable[[int, int, str], None]
-Row = dict[str, Any]
 
 METHODS = ("fedavg", "feddf", "fedproj")
 CLIENTS, EPOCHS = 3, 5

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +15,7 @@ from torch import Tensor
 
 from fldiag.data import Dataset
 from fldiag.models.network import Network
-
-Row = dict[str, Any]
+from fldiag.results.table import Row
 
 CLASSES = 3
 LETTERS = "abc"  # of classes 0, 1, 2 in the lines of a region

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from fldiag.checkpoint import schema
-from fldiag.checkpoint.store import Run
+from fldiag.checkpoint.run import Run
 from fldiag.data import partition, slices
 from fldiag.errors import FldiagError
 from fldiag.method import Neighbours, Personal
+from fldiag.registry import Progress
 from fldiag.results import provenance as origin
 from fldiag.results.table import check, table
 from fldiag.seeding import numpy_rng
@@ -27,7 +28,6 @@ from fldiag.training.evaluate import BATCH
 from fldiag.training.finetune import tuned
 from fldiag.training.setup import Setup
 
-Progress = Callable[[int, int, str], None]
 METRIC = "personal_accuracy"
 #: Epochs of fine-tuning when neither the caller nor the method says so.
 EPOCHS = (0, 1, 5)

@@ -13,14 +13,13 @@ from fldiag.config import Metrics
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
 from fldiag.method import Notes, Published, Round
-from fldiag.results.table import columns
+from fldiag.results.table import Row, columns
 from fldiag.step import KL, Step, noise_floor
 
 if TYPE_CHECKING:
     from fldiag.training.client import Trained
     from fldiag.training.rounds import Federation
 
-Row = dict[str, Any]
 
 
 class Recorder(Notes):

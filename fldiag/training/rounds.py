@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fldiag.checkpoint import schema
-from fldiag.checkpoint.store import Run
+from fldiag.checkpoint.run import Run
 from fldiag.config import Config
 from fldiag.data import partition
 from fldiag.errors import FldiagError
@@ -243,8 +243,9 @@ class Segment:
 
     def __init__(self, run: Run):
         self.wall, self.cpu = time.perf_counter(), time.process_time()
-        self.about = {"commit": commit(), "torch": torch.__version__, "machine": machine(), "capability": capability(),
-                      "threads": torch.get_num_threads(), "first_round": run.done + 1}
+        self.about: dict[str, Any] = {
+            "commit": commit(), "torch": torch.__version__, "machine": machine(), "capability": capability(),
+            "threads": torch.get_num_threads(), "first_round": run.done + 1}
         run.index.setdefault("segments", []).append(self.about)
 
     def note(self, done: int) -> None:

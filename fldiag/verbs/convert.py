@@ -17,11 +17,11 @@ from fldiag.checkpoint.foreign import State
 from fldiag.checkpoint.recording import Recording, mean
 from fldiag.console import Console
 from fldiag.data import Dataset
-from fldiag.diagnostics.stored import ranges
 from fldiag.errors import FldiagError
 from fldiag.models.network import Network
 from fldiag.registry import model as registered
 from fldiag.results.provenance import digest
+from fldiag.rounds.round_weights import ranges
 from fldiag.training.evaluate import evaluate
 from fldiag.verbs.output import user_code
 

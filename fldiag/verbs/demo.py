@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fldiag import config as configs
-from fldiag.checkpoint.store import Run
+from fldiag.checkpoint.run import Run
 from fldiag.console import Console
 from fldiag.training import rounds
 from fldiag.verbs import landscape, output, report

@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 
 from fldiag import api
-from fldiag.checkpoint.store import Run
+from fldiag.checkpoint.run import Run
 from fldiag.console import Console
 from fldiag.errors import FldiagError, unknown
 from fldiag.export import scalars

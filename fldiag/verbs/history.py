@@ -13,12 +13,12 @@ import pandas as pd
 
 from fldiag import api
 from fldiag.checkpoint import schema
-from fldiag.checkpoint.store import Run
+from fldiag.checkpoint.run import Run
 from fldiag.console import Console
-from fldiag.diagnostics.history import History
 from fldiag.errors import FldiagError
 from fldiag.plotting.forgetting import only
 from fldiag.results.provenance import digest, provenance
+from fldiag.rounds.history import History
 from fldiag.verbs import output
 
 

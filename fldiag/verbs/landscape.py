@@ -9,13 +9,13 @@ from typing import Any
 import pandas as pd
 
 from fldiag import api
+from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
-from fldiag.checkpoint.store import Run
 from fldiag.console import Console
-from fldiag.diagnostics.problem import Problem
 from fldiag.errors import FldiagError
 from fldiag.plotting import interactive, style
 from fldiag.plotting import landscape as picture
+from fldiag.problem.problem import Problem
 from fldiag.verbs import output, profile
 
 #: A trajectory shows at most so many checkpoints of a run, evenly chosen.

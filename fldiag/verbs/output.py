@@ -18,12 +18,12 @@ import torch
 
 from fldiag import api
 from fldiag.checkpoint import schema
+from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
-from fldiag.checkpoint.store import Run
 from fldiag.console import Console
-from fldiag.diagnostics import target
-from fldiag.diagnostics.problem import Problem
 from fldiag.errors import FldiagError
+from fldiag.problem import from_checkpoint as target
+from fldiag.problem.problem import Problem
 from fldiag.results.provenance import digest
 
 FALLBACK = Path("fldiag-out")

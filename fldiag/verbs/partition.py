@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fldiag import config as configs
 from fldiag import data
-from fldiag.checkpoint.store import Run
+from fldiag.checkpoint.run import Run
 from fldiag.console import Console
 from fldiag.data import partition as partitions
 from fldiag.data.public import deal

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from fldiag.checkpoint import schema
-from fldiag.checkpoint.store import Run
+from fldiag.checkpoint.run import Run
 from fldiag.console import Console
 from fldiag.errors import FldiagError
 from fldiag.method import Neighbours

@@ -9,10 +9,10 @@ import pandas as pd
 
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.console import Console
-from fldiag.diagnostics.problem import Problem
 from fldiag.errors import FldiagError
 from fldiag.plotting import profile as picture
 from fldiag.plotting import style
+from fldiag.problem.problem import Problem
 from fldiag.verbs import output
 
 LINES = {"run": "checkpoint", "line": "direction", "loss": "loss", "slope": "slope", "curvature": "curvature",

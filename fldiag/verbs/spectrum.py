@@ -9,13 +9,13 @@ import pandas as pd
 
 from fldiag import api
 from fldiag.console import Console
-from fldiag.diagnostics import reference
+from fldiag.diagnostics import pyhessian_engine as reference
 from fldiag.diagnostics.density import affordable
-from fldiag.diagnostics.problem import Problem
 from fldiag.errors import FldiagError
 from fldiag.plotting import density as smooth
 from fldiag.plotting import spectrum as picture
 from fldiag.plotting import style
+from fldiag.problem.problem import Problem
 from fldiag.results.table import table
 from fldiag.verbs import output
 

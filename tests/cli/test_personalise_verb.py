@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from commands import run
 
-from fldiag.checkpoint.store import Run
+from fldiag.checkpoint.run import Run
 
 QUICK = ["--set", "rounds=1", "--set", "model.name=mlp", "--set", "train.epochs=1", "--device", "cpu"]
 

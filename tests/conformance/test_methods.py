@@ -5,7 +5,7 @@ import torch
 from helpers import config, federation, final, images, label, needs, play, stacks, variants, world
 
 from fldiag import registry
-from fldiag.checkpoint.store import Run
+from fldiag.checkpoint.run import Run
 from fldiag.training import rounds
 from fldiag.training.executor import Processes
 from fldiag.training.schedule import Given, Seeded

@@ -7,10 +7,10 @@ import torch
 from torch.nn import functional as F
 
 from fldiag import models, registry
+from fldiag.curvature.piecewise_linear import obstacle
 from fldiag.diagnostics import Problem
-from fldiag.diagnostics.diagonal import diagonal_of
-from fldiag.diagnostics.linalg.structure import obstacle
 from fldiag.errors import FldiagError
+from fldiag.problem.diagonal import diagonal_of
 
 SHAPES = [(3, 32, 32), (3, 28, 28), (1, 8, 8), (6,)]
 

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fldiag.diagnostics import Problem
-from fldiag.diagnostics.diagonal import diagonal_of
-from fldiag.diagnostics.spectrum import eigenpairs
+from fldiag.problem.diagonal import diagonal_of
+from fldiag.problem.eigenpairs import eigenpairs
 
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.float64], ids=["float32", "float64"])

@@ -16,7 +16,11 @@ MAY = {
     "parts": GROUND | {"method", "step", "data", "models"},
     "methods": GROUND | {"method", "step", "parts", "data", "models"},
     "training": GROUND | {"method", "step", "data", "models", "checkpoint", "results"},
-    "diagnostics": GROUND | {"data", "models", "checkpoint", "results"},
+    "curvature": GROUND | {"models", "results"},
+    "problem": GROUND | {"data", "models", "checkpoint", "results", "curvature"},
+    "surface": GROUND | {"models", "results", "curvature", "problem"},
+    "rounds": GROUND | {"data", "models", "checkpoint", "results", "curvature", "problem"},
+    "diagnostics": GROUND | {"data", "models", "checkpoint", "results", "curvature", "problem", "surface", "rounds"},
     "plotting": {"errors", "results"},
     "presets": set(),
 }

@@ -14,7 +14,7 @@ from helpers import config
 from torch import nn
 
 from fldiag.checkpoint import schema
-from fldiag.checkpoint.store import Run
+from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
 from fldiag.training import rounds
 

@@ -9,7 +9,7 @@ import pytest
 from helpers import config
 
 from fldiag.checkpoint import schema
-from fldiag.checkpoint.store import Run
+from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
 from fldiag.training import rounds
 

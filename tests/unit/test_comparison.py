@@ -11,8 +11,8 @@ from torch import nn
 
 import fldiag
 from fldiag.data import Dataset
-from fldiag.diagnostics.comparison import Space, norms_and_directions, overlap_rows
 from fldiag.diagnostics.diagonal import diagonal
+from fldiag.rounds.comparison import Space, norms_and_directions, overlap_rows
 
 
 def regression(*inputs, out=1):

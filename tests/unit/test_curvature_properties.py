@@ -15,12 +15,13 @@ from torch.utils._pytree import tree_leaves
 
 from fldiag.diagnostics import Problem
 from fldiag.diagnostics.density import density
-from fldiag.diagnostics.diagonal import diagonal, diagonal_of
+from fldiag.diagnostics.diagonal import diagonal
 from fldiag.diagnostics.landscape import landscape
 from fldiag.diagnostics.profile import profile
 from fldiag.diagnostics.spectrum import spectrum
 from fldiag.diagnostics.trace import trace
 from fldiag.errors import FldiagError
+from fldiag.problem.diagonal import diagonal_of
 
 #: In units of the loss; the density is per unit, so its axis scales with the loss and its values inversely.
 QUESTIONS = {

@@ -193,7 +193,7 @@ def test_imagenet200(tmp_path):
 
 
 def test_the_papers_imagenet_look():
-    from fldiag.data.looks import choose
+    from fldiag.data.preprocessing import choose
 
     _, look = choose("imagenet200", None)
     assert (look.stored, look.side, look.augment) == (256, 224, ("resizedcrop224", "jitter0.4", "hflip"))

@@ -7,7 +7,7 @@ from torchvision import transforms
 
 from fldiag import data, registry
 from fldiag.data import augment
-from fldiag.data.looks import LOOKS
+from fldiag.data.preprocessing import LOOKS
 from fldiag.errors import FldiagError
 from fldiag.seeding import torch_rng
 

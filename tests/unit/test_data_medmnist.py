@@ -6,7 +6,7 @@ import torch
 
 from fldiag import data
 from fldiag.data import medmnist
-from fldiag.data.looks import LOOKS
+from fldiag.data.preprocessing import LOOKS
 from fldiag.errors import FldiagError
 
 

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from fldiag.curvature.lanczos import lanczos
 from fldiag.diagnostics import Problem
 from fldiag.diagnostics import spectrum as module
 from fldiag.diagnostics.density import density, quadrature
-from fldiag.diagnostics.linalg.lanczos import lanczos
 from fldiag.diagnostics.spectrum import spectrum
 from fldiag.errors import FldiagError
 from fldiag.results.table import check

@@ -6,15 +6,18 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fldiag.curvature import exact_diagonal as exact
+from fldiag.curvature import per_example_squares as squares
+from fldiag.curvature.hutchinson import hutchinson
+from fldiag.curvature.lanczos import krylov
 from fldiag.diagnostics import Problem
 from fldiag.diagnostics import diagonal as module
-from fldiag.diagnostics.diagonal import diagonal, diagonal_of, inexact
-from fldiag.diagnostics.linalg import exact, squares
-from fldiag.diagnostics.linalg.hutchinson import hutchinson
-from fldiag.diagnostics.linalg.lanczos import krylov
-from fldiag.diagnostics.spectrum import eigenpairs
+from fldiag.diagnostics.diagonal import diagonal
 from fldiag.diagnostics.trace import trace
 from fldiag.errors import FldiagError
+from fldiag.problem.diagonal import diagonal_of
+from fldiag.problem.eigenpairs import eigenpairs
+from fldiag.problem.exact_curvature import inexact
 from fldiag.results.table import check
 
 

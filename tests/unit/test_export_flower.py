@@ -20,10 +20,10 @@ from torch import nn
 
 import fldiag
 from fldiag import FldiagError
-from fldiag.checkpoint.store import Run
-from fldiag.diagnostics.history import History
+from fldiag.checkpoint.run import Run
 from fldiag.export import flower
 from fldiag.params import flatten
+from fldiag.rounds.history import History
 
 
 @pytest.fixture(autouse=True)

@@ -17,11 +17,13 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from fldiag.checkpoint.store import Run
+from fldiag.checkpoint.run import Run
 from fldiag.data import load
 from fldiag.errors import FldiagError
-from fldiag.figures import asks, gather, ledger, make, pictures, plan, reported, work
-from fldiag.figures.about import public
+from fldiag.figures import gather, ledger, make, pictures, plan, reported
+from fldiag.figures import questions as asks
+from fldiag.figures import workers as work
+from fldiag.figures.caption import public
 from fldiag.figures.scales import scale
 from fldiag.figures.study import Trial
 

@@ -3,9 +3,10 @@
 import pandas as pd
 import pytest
 
-from fldiag.checkpoint.store import Run
+from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
-from fldiag.figures import make, plan, work
+from fldiag.figures import make, plan
+from fldiag.figures import workers as work
 from fldiag.figures.scales import scale
 from fldiag.figures.study import Study, Trial, curve, drift, final, matching, personal, spectrum
 

@@ -14,9 +14,9 @@ import fldiag
 from fldiag import FldiagError
 from fldiag.checkpoint import flat, folder, foreign, schema
 from fldiag.checkpoint.recording import Recording, mean
-from fldiag.checkpoint.store import Run
+from fldiag.checkpoint.run import Run
 from fldiag.data import partition
-from fldiag.diagnostics import target
+from fldiag.problem import from_checkpoint as target
 
 
 def net(seed=0):
@@ -295,7 +295,7 @@ def test_what_was_not_known_is_said_when_it_is_asked_for(tmp_path):
     assert target.problem(given, client=2).n == 40
     with pytest.raises(FldiagError, match="needs a partition"):
         target.problem(given, slice="client:0")
-    history = fldiag.diagnostics.history.History.of(run, model=net(), data=data)
+    history = fldiag.rounds.history.History.of(run, model=net(), data=data)
     notes = fldiag.diagnose(history, "forgetting", min_count=1).query("metric == 'missing'")["note"].tolist()
     assert "the third client was ill" in notes and any("which examples belong" in n for n in notes)
     with pytest.raises(FldiagError, match="which examples belong"):
@@ -308,7 +308,7 @@ def test_statistics_that_the_first_clients_received_are_those_of_the_initial_mod
     start[1].running_mean += 3
     recording.initial(start.state_dict())
     recording.add(1, net(1).state_dict(), {0: net(2).state_dict()}, start.state_dict())
-    history = fldiag.diagnostics.history.History.of(recording.finish(), model=net(), data=data)
+    history = fldiag.rounds.history.History.of(recording.finish(), model=net(), data=data)
     (first,) = [s for s in history.each() if s.round == 1]
     assert torch.equal(first.received_buffers["1.running_mean"], start[1].running_mean)
     assert not [n for n in history.notes if n["round"] == 0]

@@ -14,10 +14,10 @@ from torch import nn
 
 import fldiag
 from fldiag.diagnostics.forgetting import forgetting
-from fldiag.diagnostics.history import History
-from fldiag.diagnostics.pool import wilson
 from fldiag.errors import FldiagError
 from fldiag.params import Layout, flatten
+from fldiag.rounds.history import History
+from fldiag.rounds.pool import wilson
 
 PARTS = [np.arange(0, 60), np.arange(60, 120)]  # classes 0, 1 and classes 2, 3
 

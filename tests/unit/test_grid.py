@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fldiag.diagnostics import grid
-from fldiag.diagnostics.grid import CHECKS, Heights, Values, fill, halved, nested
+from fldiag.surface import grid
+from fldiag.surface.grid import CHECKS, Heights, Values, fill, halved, nested
 
 AXIS = np.linspace(-1, 1, 41)
 

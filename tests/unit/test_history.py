@@ -9,11 +9,11 @@ from torch import nn
 
 import fldiag
 from fldiag.diagnostics.forgetting import forgetting
-from fldiag.diagnostics.history import History
-from fldiag.diagnostics.pool import stacked, workers
-from fldiag.diagnostics.stored import ranges
 from fldiag.errors import FldiagError
 from fldiag.params import flatten
+from fldiag.rounds.history import History
+from fldiag.rounds.pool import stacked, workers
+from fldiag.rounds.round_weights import ranges
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from fldiag.curvature.hvp import GaussNewton, Hessian
+from fldiag.curvature.operator import PIECE, add
 from fldiag.diagnostics import Problem
-from fldiag.diagnostics.linalg.hvp import GaussNewton, Hessian
-from fldiag.diagnostics.linalg.operator import PIECE, add
 from fldiag.diagnostics.spectrum import spectrum
 from fldiag.diagnostics.trace import trace
 from fldiag.errors import FldiagError

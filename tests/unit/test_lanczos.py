@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fldiag.diagnostics.linalg import iteration
-from fldiag.diagnostics.linalg.basis import Basis
-from fldiag.diagnostics.linalg.lanczos import krylov, lanczos
-from fldiag.diagnostics.linalg.missed import Unseen, innocent
+from fldiag.curvature import iteration
+from fldiag.curvature.basis import Basis
+from fldiag.curvature.lanczos import krylov, lanczos
+from fldiag.curvature.overlooked import Unseen, innocent
 from fldiag.errors import FldiagError
 
 

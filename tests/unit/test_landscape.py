@@ -11,13 +11,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fldiag.diagnostics import Problem
-from fldiag.diagnostics import directions as rules
 from fldiag.diagnostics.landscape import axis, landscape
-from fldiag.diagnostics.spectrum import eigenpairs
-from fldiag.diagnostics.store import ArrayStore
 from fldiag.errors import FldiagError
+from fldiag.problem.eigenpairs import eigenpairs
+from fldiag.results.array_checkpoint import ArrayStore
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import check
+from fldiag.surface import directions as rules
 
 
 def problem(scale=1.0, bend=nn.ReLU, **options):

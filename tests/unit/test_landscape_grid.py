@@ -9,12 +9,13 @@ import torch
 from surfaces import Interrupted
 
 import fldiag
-from fldiag.diagnostics import Problem, target
-from fldiag.diagnostics import directions as rules
-from fldiag.diagnostics.evaluator import Evaluator
-from fldiag.diagnostics.grid import Heights
+from fldiag.diagnostics import Problem
 from fldiag.diagnostics.landscape import BF16_CHECKS, axis, landscape
+from fldiag.problem import from_checkpoint as target
 from fldiag.results.table import check
+from fldiag.surface import directions as rules
+from fldiag.surface.evaluator import Evaluator
+from fldiag.surface.grid import Heights
 
 EXAMPLE = Path(__file__).parents[2] / "checkpoints" / "example" / "fedavg-digits.pt"
 OPTIONS = {"directions": "random", "points": 21}

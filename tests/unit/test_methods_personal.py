@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fldiag import registry
-from fldiag.checkpoint.store import Run
+from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
 from fldiag.training import rounds
 from fldiag.training.schedule import Given, Seeded

@@ -12,7 +12,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from test_methods_personal import normed
 from torch.nn import functional as F
 
-from fldiag.checkpoint.store import Run
+from fldiag.checkpoint.run import Run
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
 from fldiag.method import Neighbours, Personal

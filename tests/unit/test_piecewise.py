@@ -5,11 +5,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fldiag.curvature import per_example_squares as squares
 from fldiag.diagnostics import Problem
-from fldiag.diagnostics.diagonal import diagonal_of
-from fldiag.diagnostics.linalg import squares
-from fldiag.diagnostics.piecewise import inexact, within_a_layer
-from fldiag.diagnostics.spectrum import eigenpairs, spectrum
+from fldiag.diagnostics.spectrum import spectrum
+from fldiag.problem.diagonal import diagonal_of
+from fldiag.problem.eigenpairs import eigenpairs
+from fldiag.problem.exact_curvature import inexact, within_a_layer
 from fldiag.results.table import check
 
 

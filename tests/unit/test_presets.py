@@ -5,7 +5,7 @@ import re
 import pytest
 
 from fldiag import config, registry
-from fldiag.data.looks import LOOKS
+from fldiag.data.preprocessing import LOOKS
 
 PAPERS = [name for name in config.presets() if name.split("-")[0] in ("fedsol", "fedtoga", "fedproj", "fedalign")]
 

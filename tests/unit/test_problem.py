@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy as CE
 
 from fldiag.diagnostics import Problem
-from fldiag.diagnostics.problem import DEPENDENT_BATCH
 from fldiag.errors import FldiagError
+from fldiag.problem.problem import DEPENDENT_BATCH
 
 # -- numbers
 

@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy
 
 from fldiag.diagnostics import Problem
 from fldiag.diagnostics.profile import profile
-from fldiag.diagnostics.spectrum import eigenpairs
 from fldiag.errors import FldiagError
+from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.results.table import check
 
 

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fldiag.diagnostics import Problem, reference
-from fldiag.diagnostics.reference import Sampling, iterations
+from fldiag.diagnostics import Problem
+from fldiag.diagnostics import pyhessian_engine as reference
+from fldiag.diagnostics.pyhessian_engine import Sampling, iterations
 from fldiag.errors import FldiagError
 from fldiag.results.table import check, table
 from fldiag.seeding import seed_for

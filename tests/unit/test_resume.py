@@ -13,7 +13,7 @@ import torch
 from helpers import classification, config, setup
 
 from fldiag.checkpoint import schema
-from fldiag.checkpoint.store import Run
+from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
 from fldiag.training import rounds
 

@@ -5,10 +5,11 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from fldiag.diagnostics import Problem, operators
-from fldiag.diagnostics.linalg.chain import Linear, links
-from fldiag.diagnostics.linalg.rop import ChainOperator
+from fldiag.curvature.r_operator import ChainOperator
+from fldiag.curvature.sequential import Linear, links
+from fldiag.diagnostics import Problem
 from fldiag.errors import FldiagError
+from fldiag.problem import operators
 
 
 def normed():

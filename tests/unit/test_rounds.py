@@ -6,7 +6,7 @@ from helpers import classification, config, federation, play, setup
 from torch.nn import functional as F
 
 from fldiag import data, models
-from fldiag.checkpoint.store import Run
+from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
 from fldiag.training import rounds
 

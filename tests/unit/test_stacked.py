@@ -12,14 +12,15 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fldiag
-from fldiag.diagnostics import Problem, stack
-from fldiag.diagnostics.linalg.chain import Linear
-from fldiag.diagnostics.linalg.lanczos import lanczos, search
-from fldiag.diagnostics.linalg.lockstep import lockstep
-from fldiag.diagnostics.linalg.rop import ChainOperator
-from fldiag.diagnostics.spectrum import strict_pairs
+from fldiag.curvature.batched_lanczos import lockstep
+from fldiag.curvature.lanczos import lanczos, search
+from fldiag.curvature.r_operator import ChainOperator
+from fldiag.curvature.sequential import Linear
+from fldiag.diagnostics import Problem
 from fldiag.errors import FldiagError
 from fldiag.models.network import Network
+from fldiag.problem import stack
+from fldiag.problem.eigenpairs import strict_pairs
 
 SIZES = (20, 13, 17, 40, 15)
 SPECTRUM = {"k": 3, "tol": 1e-6, "max_products": 100, "seed": 4}

@@ -13,11 +13,11 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 import fldiag
-from fldiag.checkpoint.store import Run
+from fldiag.checkpoint.run import Run
 from fldiag.config import Config, Metrics
-from fldiag.diagnostics.history import History
 from fldiag.errors import FldiagError
 from fldiag.results.table import check, columns, table
+from fldiag.rounds.history import History
 from fldiag.training import rounds
 from fldiag.training.setup import Setup
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fldiag.curvature.piecewise_linear import obstacle
 from fldiag.diagnostics import Problem
-from fldiag.diagnostics.linalg.structure import obstacle
 
 
 def normed(channels=3):

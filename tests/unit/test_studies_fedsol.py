@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 
 from fldiag import config as configs
 from fldiag.errors import FldiagError
-from fldiag.figures import asks, claims, gather, make, plan, reported
+from fldiag.figures import claims, gather, make, plan, reported
+from fldiag.figures import questions as asks
 from fldiag.figures.scales import SCALES, scale
 from fldiag.results.table import table
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import fldiag
 from fldiag import FldiagError
-from fldiag.checkpoint.store import Run
+from fldiag.checkpoint.run import Run
 from fldiag.cli import app
 from fldiag.training import rounds
 

@@ -1,0 +1,166 @@
+"""The basis of a Lanczos process, what its products measured, and the Ritz pairs that follow (see lanczos.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fldiag.curvature.basis import Basis
+from fldiag.errors import FldiagError
+from fldiag.seeding import torch_rng
+
+Which = Literal["largest", "smallest", "magnitude"]
+
+
+@dataclass
+class Ritz:
+    """Ritz values in the order asked for, their coefficients on the processed vectors, measured residuals."""
+
+    values: np.ndarray
+    coefficients: np.ndarray
+    residuals: np.ndarray
+    bounds: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+
+class Iteration:
+    """The basis, the products so far, the next steps that are open (``operator`` None: products are handed in)."""
+
+    def __init__(self, operator: Callable[[Tensor], Tensor] | None, size: int, which: Which, noise: float, seed: int,
+                 device: torch.device):
+        self.operator, self.which, self.noise, self.seed, self.device = operator, which, noise, seed, device
+        self.basis = Basis(size, device)
+        self.processed: list[int] = []
+        self.columns: list[np.ndarray] = []  # column j: coefficients of H v_processed[j] on the basis
+        self.lost: list[float] = []  # norm of what was cut off from that product
+        self.waiting: list[int] = []
+        self.scale, self.starts = 0.0, 0
+
+    @property
+    def full(self) -> bool:
+        return len(self.basis) == self.basis.size
+
+    def fresh(self, outside: Callable[[Tensor], Tensor] | None = None) -> int:
+        """A random unit vector orthogonal to the basis (``outside``: and projected by this), appended; drawn on the CPU,
+        alike on every device."""
+        while True:
+            rng = torch_rng(self.seed, "lanczos start", self.starts)
+            self.starts += 1
+            v = torch.randn(self.basis.size, dtype=torch.float64, generator=rng).to(self.device)
+            for _ in range(3):
+                self.basis.remove_from(v)
+                v = v if outside is None else outside(v)
+                norm = float(torch.linalg.vector_norm(v))
+                if norm == 0.0:
+                    break
+                v /= norm
+            if norm > 0.5:  # the last pass must have had nothing left to remove
+                return self.basis.append(v)
+
+    def add(self, v: Tensor) -> None:
+        """Make what is new in the unit vector v the next to be processed."""
+        for _ in range(2):
+            self.basis.remove_from(v)
+        norm = float(torch.linalg.vector_norm(v))
+        if norm > self.noise:
+            v = v / norm
+            self.basis.remove_from(v)
+            self.waiting[:0] = [self.basis.append(v / torch.linalg.vector_norm(v))]
+
+    def step(self, j: int) -> int | None:
+        """One product; the basis grows by its new direction, whose index is returned (None: no new one)."""
+        assert self.operator is not None
+        return self.take(j, self.operator(self.basis[j]))
+
+    def take(self, j: int, product: Tensor) -> int | None:
+        """``step`` with the product of basis vector j at hand."""
+        u = product.detach().to(self.device, torch.float64, copy=True)
+        size = float(torch.linalg.vector_norm(u))
+        if not np.isfinite(size):
+            raise FldiagError("a Hessian-vector product is not finite",
+                              "use dtype float64, or weights from before the training diverged")
+        self.scale = max(self.scale, size)
+        coefficients = self.basis.remove_from(u)
+        coefficients += self.basis.remove_from(u)  # once leaves what cancellation hid; twice is enough
+        norm = float(torch.linalg.vector_norm(u))
+        column, new, lost = coefficients.cpu().numpy(), None, norm
+        if not self.full and norm > self.noise * self.scale:
+            u /= norm
+            if norm < 1e-3 * self.scale:
+                self.basis.remove_from(u)
+                u /= torch.linalg.vector_norm(u)
+            new, lost = self.basis.append(u), 0.0
+            column = np.append(column, norm)
+        self.processed.append(j)
+        self.columns.append(column)
+        self.lost.append(lost)
+        return new
+
+    def rows(self) -> np.ndarray:
+        """[basis, processed]: the products' coefficients."""
+        rows = np.zeros((len(self.basis), len(self.processed)))
+        for i, column in enumerate(self.columns):
+            rows[: len(column), i] = column
+        return rows
+
+    def ritz(self) -> Ritz:
+        rows = self.rows()
+        square = rows[self.processed]
+        theta, y = np.linalg.eigh((square + square.T) / 2)
+        keys = {"largest": -theta, "smallest": theta, "magnitude": -np.abs(theta)}
+        order = np.argsort(keys[self.which], kind="stable")
+        theta, y = theta[order], y[:, order]
+        rest = rows @ y
+        rest[self.processed] -= y * theta
+        residuals = np.hypot(np.linalg.norm(rest, axis=0), np.asarray(self.lost) @ np.abs(y))
+        return Ritz(theta, y, residuals)
+
+    def bounded(self, k: int) -> Ritz:
+        """With error bounds of the first k values: residual, or its square over the gap (Parlett, 11.7)."""
+        r = self.ritz()
+        distance = np.abs(r.values[:k, None] - r.values[None, :]) - r.residuals[None, :]
+        distance[np.arange(len(distance)), np.arange(len(distance))] = np.inf
+        gap = distance.min(axis=1)
+        if len(r.values) <= k:  # no neighbour is known yet, which does not mean that there is none
+            gap[:] = 0
+        with np.errstate(divide="ignore", invalid="ignore"):
+            squared = np.where(gap > 0, r.residuals[:k] ** 2 / gap, np.inf)
+        r.bounds = np.minimum(r.residuals[:k], squared)
+        return r
+
+    def on_basis(self, r: Ritz, k: int) -> np.ndarray:
+        """The first k Ritz vectors as coefficients [basis, k]."""
+        chosen = r.coefficients[:, :k]
+        coefficients = np.zeros((len(self.basis), chosen.shape[1]))
+        coefficients[self.processed] = chosen
+        return coefficients
+
+    def vectors(self, r: Ritz, k: int) -> Tensor:
+        """The first k Ritz vectors [k, P], unit norm, largest entry positive."""
+        rows = self.basis.combine(self.on_basis(r, k))
+        rows /= torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+        largest = rows.gather(1, rows.abs().argmax(1, keepdim=True))
+        return rows * torch.where(largest < 0, -1.0, 1.0).to(rows)
+
+    def shrink(self, keep: int, extra: int) -> int:
+        """Thick restart (Wu and Simon 2000): only the first ``keep`` Ritz vectors and the unprocessed vectors
+        stay, with their products as measured. The new place of the unprocessed vector ``extra``."""
+        r, rows = self.ritz(), self.rows()
+        y, theta = r.coefficients[:, :keep], r.values[:keep]
+        rest = rows @ y
+        rest[self.processed] -= y * theta
+        lost = np.hypot(np.linalg.norm(rest[self.processed], axis=0), np.asarray(self.lost) @ np.abs(y))
+        chosen = self.on_basis(r, keep)
+        outside = [*self.waiting, extra]
+        old, self.basis = self.basis, Basis(self.basis.size, self.device)
+        for v in [*old.combine(chosen), *(old[i] for i in outside)]:
+            self.basis.append(v)
+        size = y.shape[1]
+        self.columns = [np.concatenate([np.eye(size)[i] * theta[i], rest[outside, i]]) for i in range(size)]
+        self.processed, self.lost = list(range(size)), list(lost)
+        self.waiting = list(range(size, size + len(self.waiting)))
+        return len(self.basis) - 1

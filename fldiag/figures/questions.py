@@ -1,0 +1,188 @@
+"""What each question of a study asks of a run: tables, one row a number."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fldiag import api, data
+from fldiag.checkpoint.run import Run
+from fldiag.config import Config
+from fldiag.data import partition as partitions
+from fldiag.data.public import deal
+from fldiag.errors import FldiagError
+from fldiag.registry import Progress
+from fldiag.results.table import table
+
+#: Beside run.json: seconds of every round (on the CPU of its one thread's work), and the machine.
+CLOCK = "clock.json"
+
+
+@dataclass
+class Subject:
+    """What is asked: a run (None: the config alone), the rounds whose client weights were kept, where to keep halves."""
+
+    config: Config | None
+    run: Run | None = None
+    rounds: tuple[int, ...] = ()
+    seeds: tuple[int, ...] = (0,)
+    keep: Path | None = None
+    device: str = "cpu"
+    download: bool = False
+    progress: Progress | None = None
+
+    @property
+    def trained(self) -> Run:
+        if self.run is None:
+            raise FldiagError("this question needs a run", "ask it of a trial with train = True")
+        return self.run
+
+
+def answer(subject: Subject, name: str, options: dict[str, Any]) -> pd.DataFrame:
+    """The table of a question. Raises FldiagError for unknown ones, and what the diagnostics raise."""
+    if name in OWN:
+        return OWN[name](subject, **options)
+    run = subject.trained
+    where: dict[str, Any] = {"device": subject.device, "download": subject.download}
+    if api.registry.diagnostic.get(name).meta.get("on") == "run":
+        where["rounds"] = subject.rounds if name in ("drift", "forgetting") else run.rounds[-1:]
+    return api.diagnose(run, name, cache=run.path / "diagnostics" / "cache", progress=subject.progress, **{**where, **options})
+
+
+def _global(run: Run, metrics: tuple[str, ...]) -> pd.DataFrame:
+    found = run.metrics
+    found = found[found["metric"].isin(metrics) & (found["scope"] != "client")].copy()
+    share = (found["metric"] == "accuracy").to_numpy()
+    found.loc[share, "value"] *= 100
+    found.loc[share, "unit"] = "%"
+    return found
+
+
+def _curve(s: Subject, metrics: tuple[str, ...]) -> pd.DataFrame:
+    return _global(s.trained, metrics)
+
+
+def _final(s: Subject, metrics: tuple[str, ...]) -> pd.DataFrame:
+    """A run that diverged has no final value: the row says so in ``converged``."""
+    run = s.trained
+    found = _global(run, metrics)
+    if run.status != "diverged":
+        return found[found["round"] == run.config.rounds]
+    last = found.drop_duplicates("metric", keep="last").copy()
+    return last.assign(value=pd.NA, converged=False).astype(found.dtypes)
+
+
+def _best(s: Subject) -> pd.DataFrame:
+    """Also of a run that diverged later, which ``converged`` says; one without any accuracy has a row without a value."""
+    found = _global(s.trained, ("accuracy",))
+    first = found.loc[found["value"].idxmax():].iloc[:1] if found["value"].notna().any() else found.iloc[:1]
+    return first.assign(converged=False).astype(found.dtypes) if s.trained.status == "diverged" else first
+
+
+def _seconds(s: Subject) -> pd.DataFrame:
+    file = s.trained.path / CLOCK
+    if not file.is_file():
+        raise FldiagError(f"{s.trained.path.name}: nobody noted how long its rounds took", "remove the folder to train it again")
+    clock = json.loads(file.read_text())["seconds"]
+    value = statistics.median(clock[1:] or clock) if clock else None
+    return table([{"metric": "seconds_per_round", "value": value, "unit": "s", "scope": "global"}], **_about(s.trained))
+
+
+def _reach(s: Subject, levels: tuple[float, ...]) -> pd.DataFrame:
+    found = _global(s.trained, ("accuracy",))
+    rows = []
+    for level in levels:
+        there = found.loc[found["value"] >= level, "round"]
+        rows.append({"metric": f"rounds_to_{level:g}", "value": int(there.min()) if len(there) else None, "unit": "rounds",
+                     "scope": "global", "converged": bool(len(there)), "index": s.trained.config.rounds})
+    return table(rows, **_about(s.trained))
+
+
+def _personal(s: Subject, epochs: tuple[int, ...], **options: Any) -> pd.DataFrame:
+    from fldiag.training.personalise import METRIC, personalise
+
+    found = personalise(s.trained, epochs=epochs, device=s.device, download=s.download, progress=s.progress, **options)
+    found = found[(found["scope"] == "global") & found["metric"].isin([METRIC, f"{METRIC}_std"])].copy()
+    return found.assign(value=100 * found["value"], stderr=100 * found["stderr"], unit="%")
+
+
+def _cost(s: Subject) -> pd.DataFrame:
+    """Counted on a further epoch of the second round, so that what is done once a round does not show, with inputs as they
+    are: the received model's outputs are then taken once a round, and not counted."""
+    mine = s.trained.config
+    counts = [_epoch(s, made) for made in (mine, mine.replace(method__name="fedavg"))]
+    return table([{"metric": "flops_relative", "value": counts[0] / counts[1], "unit": "x", "scope": "global"}],
+                 **_about(s.trained))
+
+
+def _epoch(s: Subject, config: Config) -> int:
+    """Multiply-adds of an epoch of a client."""
+    from functools import partial
+
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from fldiag.training.rounds import Federation
+    from fldiag.training.setup import Setup
+
+    totals = []
+    for epochs in (1, 2):
+        given = config.replace(data__root=s.config.data.root if s.config else None, data__augment=False, train__stack="off",
+                               train__epochs=epochs, clients__per_round=1, metrics={})
+        made = Federation(Setup(given, device=s.device, download=s.download))
+        made.round(partial(map, made.setup.train))
+        with FlopCounterMode(display=False) as counter:
+            made.round(partial(map, made.setup.train))
+        totals.append(counter.get_total_flops() // 2)
+    return totals[1] - totals[0]
+
+
+def _about(run: Run) -> dict[str, Any]:
+    return {"run": run.path.name, "method": run.config.method.name, "seed": run.config.seed}
+
+
+def _partition(s: Subject) -> pd.DataFrame:
+    config = s.config
+    assert config is not None
+    dataset = data.load(config.data.name, config.data.root, s.download, config.data.variant)
+    parts = deal(dataset, config.partition, config.clients.total, config.data.public)
+    counts = partitions.summary(parts, dataset.train_y)
+    return table([{"metric": "count", "client": int(k), "index": int(c), "value": int(n), "scope": "client"}
+                  for k, c, n in counts[["client", "class", "count"]].itertuples(index=False)], method=config.method.name)
+
+
+def _flops(s: Subject) -> pd.DataFrame:
+    from fldiag.figures.costs import flops
+
+    assert s.config is not None
+    return flops(s.config, s.download)
+
+
+def _plane(s: Subject, **options: Any) -> pd.DataFrame:
+    from fldiag.toys import plane
+
+    found, geometry = plane.run(**options), plane.geometry(**options)
+    ends = [{"metric": m, "x": geometry[m][0], "y": geometry[m][1]} for m in ("w_g", "w_l")]
+    return pd.concat([found, table(ends)], ignore_index=True).drop(columns="run")
+
+
+def _iris(s: Subject, methods: tuple[str, ...] = ("fedavg", "feddf", "fedproj"), **protocol: Any) -> pd.DataFrame:
+    from fldiag.toys import iris
+
+    return iris.run([iris.Protocol(**protocol)], methods, s.seeds, keep=s.keep, progress=s.progress)
+
+
+OWN: dict[str, Callable[..., pd.DataFrame]] = {
+    "best": _best, "curve": _curve, "final": _final, "seconds": _seconds, "reach": _reach, "personal": _personal,
+    "partition": _partition, "cost": _cost, "flops": _flops, "plane": _plane, "iris": _iris}
+
+
+def finite(frame: pd.DataFrame) -> pd.DataFrame:
+    """Infinities as missing: a csv that every reader takes."""
+    return frame.assign(value=pd.to_numeric(frame["value"]).astype(float).replace([np.inf, -np.inf], np.nan))

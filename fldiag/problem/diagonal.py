@@ -1,0 +1,138 @@
+"""The diagonal and the trace of a problem's Hessian: exact where the network's structure allows it, else estimated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fldiag.curvature.hutchinson import hutchinson
+from fldiag.curvature.lanczos import krylov
+from fldiag.errors import FldiagError
+from fldiag.problem.eigenpairs import NOISE, finite_loss
+from fldiag.problem.exact_curvature import at_once, inexact, piece
+from fldiag.problem.problem import Problem
+from fldiag.registry import Progress
+from fldiag.results.table import Row
+
+Per = Literal["layer", "tensor"]
+Estimate = Literal["auto", "exact", "hutchinson"]
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """``values`` [P] (None if only traces were asked for) and ``traces`` per tensor name in float64, with standard
+    errors (None when exact); ``trace``: of the whole. ``estimator``: exact, hutchinson-deflated or hutchinson.
+    ``converged``: exact, or the target was reached (of the diagonal if it was asked for; ``trace_converged``: of the
+    trace). ``why``: what kept it from being exact."""
+
+    values: Tensor | None
+    stderr: Tensor | None
+    traces: dict[str, float]
+    trace_stderrs: dict[str, float | None]
+    trace: float
+    trace_stderr: float | None
+    estimator: str
+    converged: bool
+    products: int
+    trace_converged: bool = True
+    why: str | None = None
+
+
+def _exactly(problem: Problem, total: bool, progress: Progress | None) -> dict[str, Tensor]:
+    found = {n: torch.zeros(() if total else s, dtype=torch.float64, device=problem.device)
+             for n, s in zip(problem.layout.names, problem.layout.shapes, strict=True)}
+    step = at_once(problem)
+    for i, (start, stop) in enumerate(problem.bounds):
+        x, y = problem.batch(i)
+        for at in range(0, stop - start, step):
+            xs, ys = x[at:at + step], y[at:at + step]
+            for name, value in piece(problem, xs, ys, total).items():
+                found[name].add_(value, alpha=len(xs) / problem.n)
+        if progress:
+            progress(stop, problem.n, "exact trace" if total else "exact diagonal")
+    odd = next((n for n, v in found.items() if not bool(torch.isfinite(v).all())), None)
+    if odd:
+        raise FldiagError(f"the curvature of {odd} on slice {problem.slice_name!r} is not finite",
+                          "use dtype float64, or weights from before the training diverged")
+    return found
+
+
+def diagonal_of(problem: Problem, *, entries: bool = True, estimate: Estimate = "auto", rtol: float = 0.02,
+                max_products: int = 200, deflate: int = 20, seed: int = 0,
+                progress: Progress | None = None) -> Diagonal:
+    """Diagonal (with ``entries``) and per-tensor traces of the Hessian at ``problem.w``.
+
+    ``auto``: exact if the network is piecewise linear in each layer's weights (``inexact`` says what is in the
+    way), else by random probes until the relative standard error is at most ``rtol`` or ``max_products``
+    Hessian-vector products are spent, the first ``deflate`` of them for a Krylov space that is counted exactly.
+
+    Raises FldiagError when ``exact`` is asked for and not possible, or loss or curvature are not finite.
+    """
+    if not 0 < rtol < 1 or max_products < 2 or deflate < 0:
+        raise FldiagError(f"no estimate with rtol = {rtol}, max_products = {max_products}, deflate = {deflate}",
+                          "0 < rtol < 1, max_products at least 2, deflate at least 0", usage=True)
+    finite_loss(problem)
+    why = "it was not asked for" if estimate == "hutchinson" else inexact(problem)
+    if why and estimate == "exact":
+        raise FldiagError(f"the exact diagonal is not known for this model: {why}", "use estimate = 'auto'")
+    names = problem.layout.names
+    if why is None:
+        found = _exactly(problem, not entries, progress)
+        traces = {n: float(found[n].sum()) for n in names}
+        values = torch.cat([found[n].reshape(-1) for n in names]) if entries else None
+        return Diagonal(values, None, traces, dict.fromkeys(names), math.fsum(traces.values()), None, "exact", True, 0)
+
+    size, h = problem.layout.size, problem.hessian()
+    count = min(deflate, size, max_products // 2, max(0, problem.memory // 4 // (8 * size)))
+
+    def tell(before: int) -> Callable[[int], None] | None:
+        return progress and (lambda done: progress(min(before + done, max_products), max_products, "trace by probes"))
+
+    known = None
+    if count:
+        known = krylov(h, size, count, noise=NOISE[problem.dtype], seed=seed,
+                       device=problem.device, progress=tell(0))
+    groups = [torch.arange(s.start, s.stop, device=problem.device) for s in problem.layout.slices().values()]
+    s = hutchinson(h, size, groups, krylov=known, rtol=rtol, most=max_products - h.products, diagonal=entries,
+                   seed=seed, device=problem.device, progress=tell(h.products))
+    found_traces, errors = s.traces.tolist(), s.stderrs.tolist()
+    return Diagonal(s.diagonal, s.diagonal_stderr, dict(zip(names, found_traces[:-1], strict=True)),
+                    dict(zip(names, errors[:-1], strict=True)), found_traces[-1], errors[-1],
+                    "hutchinson-deflated" if known else "hutchinson", s.converged, h.products,
+                    errors[-1] <= rtol * abs(found_traces[-1]), why)
+
+
+def trace_rows(problem: Problem, d: Diagonal, per: Per) -> list[Row]:
+    """The trace of the whole and of every layer (a module's weight and bias) or tensor."""
+    common = {"metric": "trace", "estimator": d.estimator}
+    rows: list[Row] = [{**common, "value": d.trace, "stderr": d.trace_stderr, "converged": d.trace_converged}]
+    for label, names in parts(problem, per).items():
+        errors = [d.trace_stderrs[n] for n in names]
+        # the tensors' estimates share their probes, so their errors may add up
+        stderr = None if None in errors else math.fsum(e for e in errors if e is not None)
+        rows.append({**common, "layer": label, "value": math.fsum(d.traces[n] for n in names), "stderr": stderr})
+    return rows
+
+
+def parts(problem: Problem, per: Per) -> dict[str, tuple[str, ...]]:
+    """Label -> tensor names."""
+    if per == "tensor":
+        return {n: (n,) for n in problem.layout.names}
+    return {label or "(model)": names for label, names in problem.layout.layers.items()}
+
+
+def norm(values: Tensor, stderr: Tensor | None) -> tuple[float, float | None]:
+    """The Euclidean norm without the part that noise adds to it (0 where it is all noise), and its standard error to first
+    order."""
+    square = float(values.square().sum())
+    if stderr is None:
+        return math.sqrt(square), None
+    noise = stderr.square()
+    size = math.sqrt(max(0.0, square - float(noise.sum())))
+    spread = math.sqrt(float((4 * values.square() * noise).sum()))
+    return size, spread / (2 * size) if size else math.sqrt(spread)

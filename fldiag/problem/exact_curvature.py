@@ -1,0 +1,100 @@
+"""Networks that are piecewise linear in the weights of each layer: which problems have one, and what that gives.
+
+Within a layer the Hessian of such a network is the Gauss-Newton matrix, whatever the loss: its diagonal is
+computable, and its block of a layer has no negative eigenvalues if the loss is convex in the outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fldiag.curvature import exact_diagonal as exact
+from fldiag.curvature.hvp import Hessian
+from fldiag.curvature.piecewise_linear import obstacle
+from fldiag.problem.probe import sample
+from fldiag.problem.problem import Problem
+
+Criterion = Callable[[Tensor, Tensor], Tensor]
+#: Relative difference of an entry from its Hessian-vector product above which the exact form is not used.
+AGREEMENT = {torch.float32: 1e-3, torch.float64: 1e-8}
+#: Bytes of the cotangents of one piece of the exact computation; larger ones fall out of the processor's caches.
+PIECE = 32 * 2**20
+
+
+def inexact(problem: Problem) -> str | None:
+    """Why diag(H) is not the computable diag(J^T H_L J) for this problem; None when it is. Found once.
+
+    Decided from the module graph and the loss, and confirmed on a few examples: entries of three tensors are
+    compared with Hessian-vector products.
+    """
+    return problem.recall("inexact", lambda: _inexact(problem))
+
+
+def _inexact(problem: Problem) -> str | None:
+    if problem.batch_dependent:
+        return "outputs depend on the batch"
+    why = obstacle(problem.module)
+    if why:
+        return why
+    x, y = sample(problem, max(4, min(16, at_once(problem))))
+    try:
+        piece(problem, x, y, total=True)
+        # the loss is out of the comparison: where examples are fitted, curvature and products are rounding alone
+        found = piece(problem, x, y, total=False, criterion=_unit)
+    except (ValueError, RuntimeError, NotImplementedError) as error:
+        return str(error)
+
+    def loss(w: Tensor) -> Tensor:
+        with problem.guarded():
+            return _unit(problem.call(w, x), y)
+
+    h = Hessian([loss], [1.0], problem.w)
+    places, slices = [n for n in problem.layout.names if n in found], problem.layout.slices()
+    for name in sorted({places[0], places[len(places) // 2], places[-1]} if places else ()):
+        flat = found[name].reshape(-1)
+        at = int(flat.abs().argmax())
+        e = torch.zeros_like(problem.w)
+        e[slices[name].start + at] = 1.0
+        entry, ours = float(h(e)[slices[name].start + at]), float(flat[at])
+        if not abs(entry - ours) <= AGREEMENT[problem.dtype] * max(abs(entry), abs(ours)):
+            return f"the entry of {name} disagrees with a Hessian-vector product"
+    return None
+
+
+def _unit(z: Tensor, y: Tensor) -> Tensor:
+    """A loss whose Hessian in the outputs of every example is the identity, whatever they are."""
+    return z.square().sum() / (2 * len(z))
+
+
+def within_a_layer(problem: Problem, names: Sequence[str]) -> bool:
+    """Whether these tensors belong to one layer of such a network."""
+    return any(set(names) <= set(layer) for layer in problem.layout.layers.values()) and inexact(problem) is None
+
+
+def at_once(problem: Problem) -> int:
+    """Examples of one piece of the exact computation."""
+    # the cotangents of all outputs lie side by side (a graph holds about four tensors to one of them), and the loss's
+    # Hessian in the outputs, its eigenvectors and what becomes of them are matrices in double precision
+    facts = problem.probe()
+    side_by_side = facts.graph_bytes * (1 + facts.outputs / 4)
+    fit = problem.memory / 4 / (side_by_side + 5 * 8 * facts.outputs**2)
+    if problem.device.type == "cpu":
+        fit = min(fit, PIECE / side_by_side)
+    return max(1, int(fit))
+
+
+def piece(problem: Problem, x: Tensor, y: Tensor, total: bool, criterion: Criterion | None = None) -> dict[str, Tensor]:
+    """``exact.batch`` of the problem's mean loss (or of ``criterion``) on these examples at the problem's weights."""
+    def call(x: Tensor) -> Any:
+        with problem.guarded():
+            return problem.call(problem.w, x)
+
+    def own(z: Tensor, y: Tensor) -> Tensor:
+        with problem.guarded():
+            return problem.criterion(z, y).reshape(())
+
+    return exact.batch(problem.module, call, criterion or own, x, y, total=total)

@@ -1,0 +1,153 @@
+"""From a run or checkpoint to the Problem that a diagnostic sees; knows stored weights, never the training side."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fldiag import data, models
+from fldiag.checkpoint import foreign
+from fldiag.checkpoint.run import Run
+from fldiag.checkpoint.schema import Checkpoint
+from fldiag.data import Dataset, partition
+from fldiag.data.public import deal
+from fldiag.errors import FldiagError
+from fldiag.params import Layout
+from fldiag.problem.problem import Problem
+
+#: Options that choose weights, data and device rather than tune a diagnostic.
+OPTIONS = ("slice", "samples", "client", "round", "device", "dtype", "memory", "root", "download", "name")
+
+
+def half_squared_error(outputs: Tensor, y: Tensor) -> Tensor:
+    """The loss of regression data: half the squared residual, mean over examples."""
+    return 0.5 * (outputs - y).square().sum(-1).mean()
+
+
+def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | None = None, client: int | None = None,
+            round: int | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32, memory: int = 2 * 2**30,
+            root: str | None = None, download: bool = False, name: str | None = None) -> Problem:
+    """The loss surface of stored weights on a slice.
+
+    ``client``: the trained weights of that client instead of the aggregated ones (only if stored). ``slice``,
+    ``samples``: see ``fldiag.data.take``. ``round``: of a run (default: the last).
+
+    Raises FldiagError when model or data are not known and not given, do not fit, or are user code that only
+    a file names: such code is never run.
+    """
+    checkpoint = target.checkpoint(round) if isinstance(target, Run) else target
+    given = checkpoint.data
+    dataset = None if _is_examples(given) else _dataset(checkpoint, root, download)
+    module = _module(checkpoint, dataset)
+    params, buffers = _weights(checkpoint, module, client)
+    loss: Callable[..., Tensor]
+    if dataset is None:
+        if slice != "train" or samples is not None:
+            raise FldiagError("slice and samples choose from a data set, and the examples themselves were given",
+                              "leave them out, or give the data set", usage=True)
+        examples = given
+        y = given[1] if isinstance(given, (tuple, list)) else given.batch(0, 1)[1]
+        loss = half_squared_error if torch.as_tensor(y).is_floating_point() else F.cross_entropy
+    else:
+        parts = _partition(checkpoint, dataset) if slice.startswith("client") else None
+        examples = data.take(dataset, slice, parts, samples)
+        loss = half_squared_error if dataset.regression else F.cross_entropy
+    labels: dict[str, Any] = {"moment": "aggregated" if client is None else "trained",
+                              "scope": "global" if client is None else "client"}
+    if client is not None:
+        labels["client"] = client
+    if checkpoint.manifest:
+        labels |= {"method": str(checkpoint.manifest["method"].get("name")), "round": checkpoint.round,
+                   "seed": checkpoint.manifest["seed"]}
+    label = name or (checkpoint.label if client is None else f"{checkpoint.label} client {client}")
+    return Problem(module, loss, examples, params, buffers, name=label, dtype=dtype, device=device, memory=memory, labels=labels)
+
+
+def _is_examples(given: Any) -> bool:
+    return isinstance(given, (tuple, list)) or (hasattr(given, "batch") and hasattr(given, "n"))
+
+
+def _dataset(c: Checkpoint, root: str | None, download: bool) -> Dataset:
+    if isinstance(c.data, Dataset):
+        return c.data
+    if c.data is not None:
+        return data.load(str(c.data), root, download)
+    spec = c.manifest["config"].get("data", {}) if c.manifest else {}
+    if "name" not in spec:
+        raise FldiagError(f"{c.path} does not say which data it belongs to",
+                          "give them: --data digits | npz:PATH | pkg.mod:loader", usage=True)
+    name = str(spec["name"])
+    if ":" in name and not name.startswith("npz:"):
+        raise FldiagError(f"{c.path} names the data {name!r}, user code that is never run because a file says so",
+                          f"if you trust it, say so yourself: --data {name}")
+    stored = spec.get("root")
+    variant = spec.get("variant")
+    found = data.load(name, root or (stored if isinstance(stored, str) and Path(stored).is_dir() else None), download,
+                      variant if isinstance(variant, str) else None)
+    wanted = c.manifest.get("provenance", {}).get("data")
+    if wanted and found.fingerprint() != wanted:
+        raise FldiagError(f"the data set {name!r} found here is not the one {c.path} was trained on (fingerprint "
+                          f"{found.fingerprint()}, not {wanted})", f"point to the same data, or accept it: --data {name}")
+    return found
+
+
+def _module(c: Checkpoint, dataset: Dataset | None) -> nn.Module:
+    if isinstance(c.model, nn.Module):
+        return c.model
+    if c.model is not None:
+        shape, classes = (dataset.shape, dataset.classes) if dataset is not None else _shapes(c)
+        return models.build(str(c.model), shape, classes, code=True)
+    spec = dict(c.manifest["config"].get("model", {})) if c.manifest else {}
+    if "name" not in spec:
+        raise FldiagError(f"{c.path} holds weights but does not say which model they belong to",
+                          "give it: --model NAME (fldiag list models) or --model pkg.mod:factory", usage=True)
+    name = str(spec.pop("name"))
+    return models.build(name, tuple(c.manifest["shape"]), c.manifest["classes"], spec)
+
+
+def _shapes(c: Checkpoint) -> tuple[tuple[int, ...], int]:
+    if c.manifest:
+        return tuple(c.manifest["shape"]), c.manifest["classes"]
+    x, y = map(torch.as_tensor, c.data if isinstance(c.data, (tuple, list)) else c.data.batch(0, c.data.n))
+    return tuple(x.shape[1:]), int(y.shape[1]) if y.is_floating_point() else int(y.max()) + 1
+
+
+def _weights(c: Checkpoint, module: nn.Module, client: int | None) -> tuple[Any, Any]:
+    names, state = {n for n, _ in module.named_buffers()}, c.state
+    if not c.manifest and (prefix := foreign.prefix_of(state, module)):
+        warnings.warn(f"{c.path.name}: the names fit the model without {prefix!r} before them", stacklevel=3)
+        state = foreign.strip(state, prefix)
+    params = {n: t for n, t in state.items() if n not in names}
+    buffers = {n: t for n, t in state.items() if n in names}
+    if client is None:
+        return params, buffers
+    if c.clients is None or client not in c.client_ids:
+        have = ", ".join(map(str, c.client_ids)) or "none"
+        raise FldiagError(f"{c.path} holds no trained weights of client {client} (it has: {have})",
+                          "train with checkpoint.clients = 'sampled'", usage=True)
+    row = c.client_ids.index(client)
+    if c.clients.shape[1:] != (Layout.of(module).size,):
+        raise FldiagError(f"{c.path}: client weights of shape {list(c.clients.shape)} do not fit the model",
+                          "the file was edited; use the original")
+    return c.clients[row], {n: b[row] for n, b in c.buffers.items()}
+
+
+def _partition(c: Checkpoint, dataset: Dataset) -> list[Any] | None:
+    """The run's own partition file if the checkpoint lies in its run, else dealt again from the config."""
+    file = c.path.parent.parent / "partition.npz"
+    if file.is_file():
+        return partition.load_parts(file)
+    if not c.manifest or "origin" in c.manifest:  # how another program dealt its data cannot be told from here
+        return None
+    from fldiag.config import Partition
+
+    spec = Partition.model_validate(c.manifest["config"]["partition"])
+    return deal(dataset, spec, c.manifest["config"]["clients"]["total"], c.manifest["config"].get("data", {}).get("public"))
+
+

@@ -1,0 +1,287 @@
+"""A Problem is all a diagnostic sees: a model, a loss, its weights and buffers, and a data slice."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fldiag.curvature.hvp import derivative
+from fldiag.curvature.operator import Matrix, Operator
+from fldiag.errors import FldiagError
+from fldiag.params import Layout
+from fldiag.problem import inputs
+from fldiag.problem.operators import Form, operator
+from fldiag.problem.probe import Facts, check_labels, examine
+from fldiag.results.provenance import digest
+
+#: Batch size of a model whose outputs depend on the batch (batch-norm without running statistics): such a
+#: loss has no meaning without a batch size, so it is fixed and does not follow the memory at hand.
+DEPENDENT_BATCH = 256
+#: Larger batches gain nothing: their activations leave the processor's caches (small CNN on digits, 1,500
+#: examples: 46 ms at 512, 50 ms as one batch; 17 and 32 ms with channels-last weights).
+LARGEST_BATCH = 512
+#: On a CPU larger graphs are slower by up to 1.6: they fall out of the caches and are allocated anew.
+CPU_BATCH_BYTES = 32 * 2**20
+
+
+@contextlib.contextmanager
+def untouched_randomness(device: torch.device) -> Iterator[None]:
+    """Global random states of torch, numpy and Python come out as they went in, also after an exception."""
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
+        if cuda is not None:
+            torch.cuda.set_rng_state(cuda, device)
+
+
+def _code(function: Any) -> str:
+    """What a Python function computes, as far as its byte code and constants say ('' for a built-in one)."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return ""
+    inner = [repr(cell.cell_contents) for cell in function.__closure__ or ()]
+    text = f"{code.co_code.hex()} {code.co_consts} {code.co_names} {inner} {function.__defaults__}"
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
+
+
+class Problem:
+    """A loss as a function of a weight vector ``w`` [P] on a fixed data slice.
+
+    ``model`` is copied and put in eval mode; the caller's module, buffers, mode and the global random state
+    stay as they are. ``loss(outputs, y)`` returns the mean over the examples. ``data`` is a pair (x, y) of
+    tensors or a slice with ``n``, ``name`` and ``batch(start, stop)``. ``params`` (a vector or a dict of
+    named tensors) and ``buffers`` replace the module's own. All named parameters count as weights, also
+    frozen ones: ``requires_grad`` says how a model was trained, not what its loss surface is.
+
+    Everything is evaluated in ``dtype`` on ``device`` (default: where the model is), in batches that fit
+    ``memory`` bytes; sums over batches are float64. ``labels`` (such as method, round, seed, moment, scope,
+    client) fill columns of every result table.
+
+    Raises FldiagError when model, weights, buffers or data do not fit each other.
+    """
+
+    def __init__(self, model: nn.Module, loss: Callable[[Any, Tensor], Tensor], data: Any, params: Any = None,
+                 buffers: Any = None, name: str = "", *, dtype: torch.dtype = torch.float32,
+                 device: str | torch.device | None = None, memory: int = 2 * 2**30,
+                 labels: Mapping[str, Any] | None = None):
+        if not isinstance(model, nn.Module):
+            raise FldiagError(f"model is a {type(model).__name__}", "give a torch.nn.Module", usage=True)
+        if not callable(loss):
+            raise FldiagError(f"loss is a {type(loss).__name__}",
+                              "give a function of (outputs, y)", usage=True)
+        if dtype not in (torch.float32, torch.float64):
+            raise FldiagError(f"dtype = {dtype} is too coarse for curvature",
+                              "use torch.float32 or torch.float64", usage=True)
+        lazy = [n for n, p in model.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)]
+        if lazy:
+            raise FldiagError(f"parameter {lazy[0]!r} has no shape yet",
+                              "run the model once on a batch first")
+        self.layout = Layout.of(model)
+        self.name, self.dtype, self.memory, self.labels = name, dtype, int(memory), dict(labels or {})
+        self.device = torch.device(device) if device is not None else next(model.parameters()).device
+        self._data = inputs.as_data(data)
+        self.n, self.slice_name = int(self._data.n), str(self._data.name)
+        self.w = inputs.weights(model, self.layout, params, dtype, self.device)
+        self.buffers = inputs.buffers(model, buffers, params, dtype, self.device)
+        with self.guarded():
+            try:
+                self.module = copy.deepcopy(model)
+                own_loss = copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss
+            except RuntimeError as error:
+                raise FldiagError(f"the model cannot be copied: {error}",
+                                  "keep no results of forward as attributes of the module") from error
+        self.module.to(self.device, dtype).eval()
+        self.criterion = own_loss.to(self.device, dtype) if isinstance(own_loss, nn.Module) else own_loss
+        self._held: dict[int, tuple[Tensor, Tensor]] = {}
+        self._recalled: dict[Any, Any] = {}
+
+    # -- what is known about the problem
+
+    def probe(self) -> Facts:
+        """Checks once, at ``w``, that the loss is a function of the weights alone and the mean over examples.
+
+        Raises FldiagError naming the culprit: active dropout or other randomness, running batch-norm, data
+        that change between readings, a loss that is no mean, labels out of range, NaN. Every evaluation
+        calls it first.
+        """
+        return self._facts
+
+    @cached_property
+    def _facts(self) -> Facts:
+        return examine(self)
+
+    @property
+    def batch_dependent(self) -> bool:
+        """Whether an example's output depends on its batch (batch-norm without running statistics).
+
+        The slice is then always cut into equal batches of at most ``DEPENDENT_BATCH`` examples.
+        """
+        return self._facts.batch_dependent
+
+    @cached_property
+    def bounds(self) -> list[tuple[int, int]]:
+        """The batches as (start, stop), of sizes that differ by at most one; the rule is fixed, never timed."""
+        if self.batch_dependent:
+            size = DEPENDENT_BATCH
+        else:
+            room = self.memory // 4 if self.device.type != "cpu" else min(self.memory // 4, CPU_BATCH_BYTES)
+            size = max(1, min(LARGEST_BATCH, room // self._facts.graph_bytes))
+        count = -(-self.n // size)
+        return [(i * self.n // count, (i + 1) * self.n // count) for i in range(count)]
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """The columns every row of this problem's result tables shares."""
+        return {"run": self.name, "slice": self.slice_name, "n_examples": self.n, **self.labels}
+
+    def digest(self) -> str:
+        """Changes when the model, loss, weights, buffers, data or precision change."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        names = [re.sub(r" at 0x[0-9a-f]+", "", repr(thing)) for thing in (self.module, self.criterion)]
+        names += [_code(self.criterion), *(_code(type(m).forward) for m in self.module.modules())]
+        with self.guarded():  # in pieces of fixed size: memory must not enter
+            data = [digest(*self.read(i, min(i + 1024, self.n))) for i in range(0, self.n, 1024)]
+        return digest(names, list(self.layout.names), self.w, self.buffers, data, str(self.dtype))
+
+    # -- parts of an evaluation
+
+    def guarded(self) -> contextlib.AbstractContextManager[None]:
+        """Context in which global random states may be used and are put back."""
+        return untouched_randomness(self.device)
+
+    def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Examples start..stop-1, fresh from the slice, on the device."""
+        return inputs.convert(*self._data.batch(start, stop), self.dtype, self.device)
+
+    def batch(self, i: int) -> tuple[Tensor, Tensor]:
+        """Batch i, kept for the next evaluation while all batches fit a quarter of the memory."""
+        if i not in self._held:
+            start, stop = self.bounds[i]
+            with self.guarded():
+                x, y = self.read(start, stop)
+            check_labels(y, self._facts.classes, range(start, stop), self.slice_name)
+            if x.nbytes / len(x) * self.n > self.memory / 4:
+                return x, y
+            self._held[i] = x, y
+        return self._held[i]
+
+    def call(self, w: Tensor | dict[str, Tensor], x: Tensor, buffers: dict[str, Tensor] | None = None) -> Any:
+        """The model's outputs on x [b, ...] with weights w [P] (and buffers; default: copies of its own)."""
+        if buffers is None:
+            buffers = {n: b.clone() for n, b in self.buffers.items()}
+        views = self.layout.views(w) if isinstance(w, Tensor) else w
+        return torch.func.functional_call(self.module, {**views, **buffers}, (x,))
+
+    def _vector(self, w: Tensor | None) -> Tensor:
+        if w is None:
+            return self.w
+        if w.shape != self.w.shape:
+            raise FldiagError(f"weights {list(w.shape)} for a model of {self.layout.size} parameters",
+                              "give a flat vector in the order of layout.names")
+        return w.detach().to(self.w)
+
+    def _outputs(self, w: Tensor) -> Iterator[tuple[Any, Tensor]]:
+        channels_last = self._facts.channels_last
+        views = self.layout.views(w)
+        if channels_last:  # also the weights: with one input channel the layout of x alone decides nothing
+            views = {n: v.clone(memory_format=torch.channels_last) if v.ndim == 4 else v for n, v in views.items()}
+        for i in range(len(self.bounds)):
+            x, y = self.batch(i)
+            if channels_last:
+                x = x.contiguous(memory_format=torch.channels_last)
+            with self.guarded(), torch.no_grad():
+                z = self.call(views, x)
+            yield z, y
+
+    # -- evaluations
+
+    def outputs(self, w: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The model's outputs [n, ...] on the whole slice, and the targets [n, ...]."""
+        self.probe()
+        parts = list(self._outputs(self._vector(w)))
+        return torch.cat([z for z, _ in parts]), torch.cat([y for _, y in parts])
+
+    def losses(self, w: Tensor | None = None) -> Tensor | None:
+        """The loss of each example [n] in float64, None when the loss cannot be taken per example."""
+        one_by_one = self.probe().per_example
+        if one_by_one is None:
+            return None
+        with self.guarded(), torch.no_grad():
+            return torch.cat([one_by_one(z, y) for z, y in self._outputs(self._vector(w))])
+
+    def loss(self, w: Tensor | None = None) -> tuple[float, float | None]:
+        """Mean loss at w [P] (default: ``.w``) and its standard error over the examples.
+
+        The standard error is None when the loss cannot be taken per example or there is only one. A loss that
+        overflows far from the weights is returned as inf or NaN.
+        """
+        losses = self.losses(w)
+        if losses is not None:
+            mean = float(losses.mean())
+            return mean, float(losses.std()) / math.sqrt(self.n) if self.n > 1 else None
+        with self.guarded(), torch.no_grad():
+            parts = [float(self.criterion(z, y)) * (stop - start) / self.n for (z, y), (start, stop)
+                     in zip(self._outputs(self._vector(w)), self.bounds, strict=True)]
+        return math.fsum(parts), None
+
+    def _terms(self) -> tuple[list[Callable[[Tensor], Tensor]], list[float]]:
+        """The mean loss of each batch as a function of the weights, and the batch's share of the examples."""
+        def term(i: int) -> Callable[[Tensor], Tensor]:
+            def batch_loss(w: Tensor) -> Tensor:
+                x, y = self.batch(i)
+                with self.guarded():
+                    return self.criterion(self.call(w, x), y).reshape(())
+
+            return batch_loss
+
+        return [term(i) for i in range(len(self.bounds))], [(b - a) / self.n for a, b in self.bounds]
+
+    def gradient(self, w: Tensor | None = None) -> Tensor:
+        """The gradient of the mean loss at w, [P] in float64."""
+        self.probe()
+        at = self._vector(w).clone().requires_grad_()
+        total = torch.zeros_like(at, dtype=torch.float64)
+        for loss, share in zip(*self._terms(), strict=True):
+            with torch.enable_grad():
+                part, = derivative(loss(at), [at])
+            if part is not None:
+                total.add_(part, alpha=share)
+        return total
+
+    def recall(self, what: Any, find: Callable[[], Any]) -> Any:
+        """What ``find`` found the first time: facts that diagnostics establish once per problem."""
+        if what not in self._recalled:
+            self._recalled[what] = find()
+        return self._recalled[what]
+
+    def hessian(self, w: Tensor | None = None, *, keep: bool = True, matrix: Matrix = "hessian",
+                form: Form = "auto") -> Operator:
+        """The Hessian (or Gauss-Newton matrix, ``ggn``) of the mean loss at w (default: ``.w``) as an operator
+        ``H(v) -> Hv`` in float64. ``form``: see ``operators.operator``.
+
+        With ``keep``, what does not depend on v stays alive between products as far as half of the memory
+        reaches; ``release()`` frees it.
+        """
+        return operator(self, self._vector(w), matrix=matrix, form=form, keep=keep)
+
+    def hvp(self, v: Tensor, w: Tensor | None = None) -> Tensor:
+        """The Hessian at w (default: ``.w``) times v [P], in float64; ``hessian`` is for several."""
+        return self.hessian(w, keep=False)(v)

@@ -1,0 +1,163 @@
+"""Which models are multiplied side by side, and their eigenpairs.
+
+A product with the Hessian of a small network on few examples spends most of its time between the operations: those of
+ten such networks take half to a tenth of the time as one batch of matrix products. With more work a product the gain is
+gone, and grouped convolutions gain nothing: they take as long as the convolutions one by one, or longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fldiag.curvature.batched_lanczos import lockstep
+from fldiag.curvature.lanczos import EigenPairs, search
+from fldiag.curvature.r_operator import ChainOperator
+from fldiag.curvature.sequential import Weighted, links
+from fldiag.errors import FldiagError
+from fldiag.models.network import Network
+from fldiag.problem.eigenpairs import NOISE, basis_limit
+from fldiag.problem.operators import AGREEMENT, COMPARED, build
+from fldiag.problem.probe import sample
+from fldiag.problem.problem import Problem
+from fldiag.registry import Progress
+from fldiag.seeding import torch_rng
+
+Stack = Literal["auto", "on", "off"]
+
+#: Weights times examples of one model up to which a stack is faster (analyses/speed/curvature.py, job round).
+WORK = 2_300_000
+#: Models in one stack, and how many times their own examples they may be padded to.
+ROWS, PADDING = 16, 1.25
+#: As in a spectrum alone: the probability of a missed eigenvalue.
+MISS = 0.05
+
+
+def groups(network: Network, examples: Mapping[int, int], stack: Stack) -> list[list[int]]:
+    """Clients whose Hessians are multiplied together, from their numbers of ``examples``; one alone is not stacked.
+
+    A fixed rule on shapes, whatever the order of the clients: networks of affine layers and what needs no weights, at
+    most ``ROWS`` clients of similar size, each with little ``WORK``. ``on``: also with more work.
+
+    Raises FldiagError for ``on`` and a network that cannot be stacked.
+    """
+    found = links(network.module, network.buffers)
+    able = found is not None and not network.buffers and all(link.stacks for link in found if isinstance(link, Weighted))
+    if stack == "on" and not able:
+        raise FldiagError("stack = 'on', and the Hessians of this model cannot be stacked: it is no sequence of affine layers",
+                          "use stack = 'auto' or 'off'", usage=True)
+    if not able or stack == "off":
+        return [[c] for c in examples]
+    made: list[list[int]] = []
+    for c in sorted(examples, key=lambda c: (examples[c], c)):
+        n, group = examples[c], made[-1] if made else []
+        small = stack == "on" or n * network.size <= WORK
+        padded = n * (len(group) + 1)
+        if group and small and len(group) < ROWS and padded <= PADDING * (n + sum(examples[i] for i in group)):
+            group.append(c)
+        else:
+            made.append([c])
+    return made
+
+
+def side_by_side(problems: Sequence[Problem], examples: Sequence[tuple[Tensor, Tensor]]) -> ChainOperator:
+    """Products [K, P] -> [K, P] with the Hessians of K problems of one network, each on its own (x, y).
+
+    Where examples are fewer, a copy of the first fills up, and counts nothing.
+    """
+    first, longest = problems[0], max(len(y) for _, y in examples)
+    one_by_one, found = first.probe().per_example, links(first.module, first.buffers)
+    assert one_by_one is not None and found is not None
+
+    def filled(t: Tensor) -> Tensor:
+        return torch.cat([t, t[:1].expand(longest - len(t), *t.shape[1:])])
+
+    x, y = torch.cat([filled(x) for x, _ in examples]), torch.cat([filled(y) for _, y in examples])
+    share = torch.zeros(len(problems), longest, dtype=torch.float64, device=first.device)
+    for row, (_, own) in zip(share, examples, strict=True):
+        row[:len(own)] = 1 / len(own)
+
+    def summed(z: Tensor, y: Tensor) -> Tensor:
+        with first.guarded():
+            return (one_by_one(z, y) * share.flatten()).sum()
+
+    return ChainOperator(found, summed, [lambda: (x, y)], [1.0], torch.stack([p.w for p in problems]), first.layout,
+                         room=first.memory // 2)
+
+
+def eigenpairs(problems: Sequence[Problem], k: int, *, tol: float, max_products: int, seed: int = 0,
+               progress: Progress | None = None) -> list[EigenPairs | None]:
+    """The k largest eigenpairs of every problem as ``spectrum.strict_pairs`` finds them, in stacks.
+
+    None for a problem that must go alone: its weights or loss are not finite, its examples do not count one by one, the
+    stacked product is not that of double backward, a product fails, or memory is too small for two.
+    """
+    found: list[EigenPairs | None] = [None] * len(problems)
+    if len(problems) < 2:
+        return found
+    able = _agreeing(problems, [i for i, p in enumerate(problems) if _sound(p)])
+    if not able:
+        return found
+    first, size = problems[able[0]], problems[0].layout.size
+    # the settings of a spectrum alone, so that the results are the same
+    noise, limit = NOISE[first.dtype], basis_limit(first, k, size)
+    graph = first.probe().graph_bytes * max(problems[i].n for i in able)
+    rows = first.memory // 2 // (graph + 8 * size * limit)
+    for at in range(0, len(able), rows) if rows > 1 else ():
+        some = able[at:at + rows]
+        counts = [0] * len(some)
+
+        def tell(i: int, counts: list[int] = counts) -> Progress:
+            def one(done: int, total: int, text: str) -> None:
+                counts[i] = done
+                if progress:
+                    progress(sum(counts), total * len(counts), text)
+
+            return one
+
+        def operator(active: Sequence[int], some: list[int] = some) -> ChainOperator:
+            chosen = [problems[some[i]] for i in active]
+            return side_by_side(chosen, [_examples(p) for p in chosen])
+
+        searches = [search(size, k, "largest", tol, max_products, MISS, noise, seed, limit, True, first.device, tell(i))
+                    for i in range(len(some))]
+        for i, result in zip(some, lockstep(operator, searches), strict=True):
+            found[i] = None if isinstance(result, FldiagError) else result
+    return found
+
+
+def _examples(problem: Problem) -> tuple[Tensor, Tensor]:
+    parts = [problem.batch(i) for i in range(len(problem.bounds))]
+    return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+
+
+def _sound(problem: Problem) -> bool:
+    try:
+        facts = problem.probe()
+    except FldiagError:
+        return False
+    return facts.per_example is not None and not facts.batch_dependent
+
+
+def _agreeing(problems: Sequence[Problem], able: list[int]) -> list[int]:
+    """Those for which the stacked product of a random vector, on a few examples, is that of double backward."""
+    chosen = [problems[i] for i in able]
+    if not chosen:
+        return []
+    some = [sample(p, COMPARED) for p in chosen]
+    v = torch.randn(chosen[0].layout.size, dtype=torch.float64, generator=torch_rng(0, "compared products")).to(chosen[0].device)
+    try:
+        products = side_by_side(chosen, some)(v.expand(len(chosen), -1))
+    except (RuntimeError, NotImplementedError, IndexError):  # a shape that has no rule
+        return []
+    agreeing = []
+    for i, p, xy, product in zip(able, chosen, some, products, strict=True):
+        alone = build(p, "double backward", "hessian", p.w, [lambda xy=xy: xy], [1.0])  # type: ignore[misc]
+        assert alone is not None
+        expected = alone(v)
+        if bool((product - expected).norm() <= AGREEMENT[p.dtype] * expected.norm()):
+            agreeing.append(i)
+    return agreeing

@@ -1,0 +1,223 @@
+"""What a diagnostic of a whole run sees: the weights of every stored round, the model and the federation's data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fldiag.checkpoint.run import Run
+from fldiag.data import Dataset
+from fldiag.errors import FldiagError
+from fldiag.models.network import Network
+from fldiag.problem import from_checkpoint as targets
+from fldiag.problem.problem import Problem
+from fldiag.results.provenance import digest
+from fldiag.rounds.pool import Pool, Scores, Weights, evaluate, stacked
+from fldiag.rounds.round_weights import Reader, Stored, first_readable, ranges, sha256
+
+#: Options that choose rounds, data and device rather than tune a diagnostic.
+OPTIONS = ("rounds", "samples", "stack", "device", "dtype", "root", "download", "model", "data", "name")
+REMEDY = "train with client weights in the checkpoints: fldiag train … --set checkpoint.clients=sampled"
+UNDEALT = "the run does not say which examples belong to which client"
+RECEIVED = "give what the clients received: fldiag convert … --global-pattern PATTERN or --initial FILE"
+DEAL = "give them when the run is made: fldiag convert … --partition FILE (forgetting --why: or take --slice test)"
+
+
+class History:
+    """Stored rounds of a federation, read one at a time: memory holds the weights of one round.
+
+    ``parts``: the training examples of every client (indices). ``rounds``: number -> what reads it. Weights of
+    any origin will do: ``History.of`` reads an fldiag run. ``notes`` says, after the rounds were read, what was
+    missing or unreadable, as rows of a table. See ``Pool`` for ``samples``, ``Problem`` for ``memory``; ``stack``:
+    evaluate models side by side.
+
+    Raises FldiagError where model, data and options do not fit each other.
+    """
+
+    def __init__(self, module: nn.Module, dataset: Dataset, parts: Sequence[np.ndarray],
+                 rounds: Mapping[int, Callable[[], Stored]], *, name: str = "", labels: Mapping[str, Any] | None = None,
+                 shares: Literal["n", "uniform", "batches"] = "n", batch_size: int = 1, samples: int | None = None,
+                 stack: Literal["auto", "on", "off"] = "auto", device: str | torch.device = "cpu",
+                 dtype: torch.dtype = torch.float32, memory: int = 2 * 2**30, files: Mapping[str, str | None] | None = None,
+                 notes: Sequence[str] = (), steps: Callable[[int], pd.DataFrame | None] | None = None):
+        if stack not in ("auto", "on", "off"):
+            raise FldiagError(f"stack = {stack!r} is not one of auto, on, off", "choose one of them", usage=True)
+        self.device, self.dtype, self.dataset, self.parts = torch.device(device), dtype, dataset, list(parts)
+        self.network = Network(module)
+        self.network.module.to(self.device, dtype).eval()
+        self.network.buffers = {n: self._place(b) for n, b in self.network.buffers.items()}
+        self.layout, self.name, self.labels = self.network.layout, name, dict(labels or {})
+        self.shares, self.batch_size, self.samples, self.memory = shares, batch_size, samples, int(memory)
+        self.pool = Pool(dataset, self.parts, samples, self.device, dtype)
+        self.stack = stacked(self.network, dataset, stack)
+        self._rounds, self._remarks, self._steps = dict(sorted(rounds.items())), tuple(notes), steps
+        self.files = dict(files or {})
+        self.examples: dict[int, int] = {}  # where the partition is not known
+        self.remedy = REMEDY
+        self.notes: list[dict[str, Any]] = []
+        self.read: list[int] = []
+
+    @staticmethod
+    def of(run: Run, *, rounds: Sequence[int] | None = None, samples: int | None = None,
+           stack: Literal["auto", "on", "off"] = "auto", device: str = "cpu", dtype: torch.dtype = torch.float32,
+           memory: int = 2 * 2**30, root: str | None = None, download: bool = False, model: Any = None, data: Any = None,
+           name: str | None = None) -> History:
+        """The stored rounds of a run (``rounds``: only these). ``model``, ``data``: instead of those the run names.
+
+        Raises FldiagError when no round can be read, a round asked for was never stored, or client weights were
+        never kept.
+        """
+        if not run.rounds:
+            raise FldiagError(f"run {run.path} has no checkpoint yet", "train at least one round")
+        absent = sorted(set(rounds or ()) - set(run.rounds))
+        if absent:
+            raise FldiagError(f"run {run.path} has no checkpoint of round {absent[0]}",
+                              f"it has {ranges(run.rounds)}", usage=True)
+        if run.index["config"].get("checkpoint", {}).get("clients") == "none":
+            raise FldiagError(f"run {run.path} holds no client weights", REMEDY)
+        chosen = sorted(set(rounds)) if rounds is not None else [r for r in run.rounds if r] or run.rounds  # 0: before training
+        first = first_readable(run, chosen, model, data)
+        dataset = targets._dataset(first, root, download)
+        module = targets._module(first, dataset)
+        parts = targets._partition(first, dataset)
+        config = first.manifest["config"]
+        labels = {"method": str(first.manifest["method"].get("name")), "seed": first.manifest["seed"]}
+        train = config.get("train", {})
+        reader = Reader(run, module, device, dtype)
+        every = config.get("checkpoint", {}).get("every", 1)
+        lost = sorted(set(range(every, run.done + 1, every)) - set(run.rounds)) if rounds is None else []
+        notes = [f"run.json lists no checkpoint of round {ranges(lost)}"] if lost else []
+        if parts is None:
+            parts = [np.empty(0, dtype=np.int64)] * int(run.index["config"]["clients"]["total"])
+            notes.append(f"{UNDEALT}: what needs them is left out")
+        made = History(module, dataset, parts, {r: lambda r=r: reader(r) for r in chosen},  # type: ignore[misc]
+                       name=name or run.path.name, labels=labels, samples=samples, stack=stack, device=device, dtype=dtype,
+                       memory=memory, shares=train.get("aggregate", "n"), batch_size=int(train.get("batch_size", 1)),
+                       files={**{f"{r}": sha256(run.path / f"rounds/{r:04d}.pt") for r in chosen},
+                              "metrics": sha256(run.path / str(run.index.get("metrics"))),
+                              **{f: digest for f, digest in run.index["files"].items() if f.startswith("steps/")}},
+                       steps=lambda r: run.steps(r) if r in run.recorded else None,
+                       notes=[*notes, *run.origin.get("notes", [])])
+        if run.origin:
+            made.examples, made.remedy = run.origin["examples"], RECEIVED
+        return made
+
+    # -- reading
+
+    @property
+    def rounds(self) -> list[int]:
+        return list(self._rounds)
+
+    def each(self, progress: Callable[[int, int, str], None] | None = None, *, clients: bool = True) -> Iterator[Stored]:
+        """The rounds that can be read, in order; ``notes`` grows by those that cannot.
+
+        Raises FldiagError when none can be read, or, with ``clients``, none has what the clients received and made.
+        """
+        self.notes, self.read, usable, first = [], [], 0, None
+        for text in self._remarks:
+            self.note(None, text)
+        for i, (r, read) in enumerate(self._rounds.items()):
+            try:
+                stored = read()
+            except FldiagError as error:
+                first = first or error
+                self.note(r, error.what)
+                continue
+            finally:
+                if progress:
+                    progress(i, len(self._rounds), f"round {r}")
+            for text in stored.notes:
+                self.note(r, text)
+            unknown = [k for k in stored.ids if k >= len(self.parts)]
+            if unknown:
+                self.note(r, f"client {unknown[0]} is not in the partition of {len(self.parts)} clients: round left out")
+                continue
+            self.read.append(r)
+            usable += stored.complete
+            yield stored
+        if progress:
+            progress(len(self._rounds), len(self._rounds), "rounds")
+        if not self.read:
+            raise first or FldiagError(f"{self.name}: no stored round can be used", "see its run.json")
+        if clients and not usable:
+            raise FldiagError(f"{self.name} holds no round with client weights", self.remedy)
+
+    def last(self) -> Stored:
+        """The last round that has received and trained weights; ``notes`` says what was passed over."""
+        self.notes, self.read = [], []
+        for r in reversed(self._rounds):
+            try:
+                stored = self._rounds[r]()
+            except FldiagError as error:
+                self.note(r, error.what)
+                continue
+            for text in stored.notes:
+                self.note(r, text)
+            if stored.complete and all(k < len(self.parts) for k in stored.ids):
+                self.read = [r]
+                return stored
+        raise FldiagError(f"{self.name} holds no round with client weights", self.remedy)
+
+    def steps(self, round: int) -> pd.DataFrame | None:
+        """What training recorded of the local steps of a round (see ``Run.steps``); None when it recorded nothing."""
+        if self._steps is None:
+            return None
+        try:
+            return self._steps(round)
+        except FldiagError as error:
+            self.note(round, error.what)
+            return None
+
+    def note(self, round: int | None, text: str, client: int | None = None) -> None:
+        """Remember that something is missing."""
+        self.notes.append({"metric": "missing", "round": round, "client": client, "note": text, "masked": True})
+
+    # -- computing
+
+    def evaluate(self, models: Sequence[Weights]) -> Scores:
+        return evaluate(self.network, self.pool, models, stack=self.stack)
+
+    def problem(self, weights: Weights, where: slice, name: str, **labels: Any) -> Problem:
+        """The loss surface around weights on a stretch of the pool."""
+        if where.stop <= where.start and not any(map(len, self.parts)):
+            raise FldiagError(UNDEALT, DEAL)
+        loss: Callable[..., Tensor] = targets.half_squared_error if self.dataset.regression else F.cross_entropy
+        return Problem(self.network.module, loss, self.pool.take(where, name), *weights, name=self.name, dtype=self.dtype,
+                       device=self.device, memory=self.memory, labels={**self.labels, **labels})
+
+    def weights(self, ids: Sequence[int]) -> np.ndarray:
+        """The aggregation weights [K] of these clients (they sum to 1), by the rule that the run's config names."""
+        n = np.array([len(self.parts[k]) or self.examples.get(k, 0) for k in ids], dtype=float)
+        p = {"n": n, "batches": n // self.batch_size, "uniform": np.ones_like(n)}[self.shares]
+        return p / p.sum() if p.sum() else np.full(len(n), 1 / max(len(n), 1))
+
+    @property
+    def common(self) -> dict[str, Any]:
+        return {"run": self.name, **self.labels}
+
+    def digest(self) -> str:
+        """Changes when weights, model, data, partition or precision change."""
+        w = torch.linspace(-0.1, 0.1, self.layout.size, device=self.device, dtype=self.dtype)
+        x, _ = self.pool.read(0, min(4, self.pool.n))
+        with torch.no_grad():  # what the model does also counts, not only how it is spelled
+            out = self.network.bind(w[None], {n: b[None].clone() for n, b in self.network.buffers.items()})(x[None])
+        weights: Any = sorted(self.files.items()) or [self._weights(read) for read in self._rounds.values()]
+        return digest(weights, list(self._rounds), self.dataset.fingerprint(), list(self.parts), self.samples, out,
+                      repr(self.network.module), str(self.dtype), self.stack, self.name, self.labels, list(self._remarks),
+                      *([[[k, n] for k, n in sorted(self.examples.items())]] if self.examples else []))
+
+    @staticmethod
+    def _weights(read: Callable[[], Stored]) -> Any:
+        try:
+            return {k: v for k, v in vars(read()).items() if v is not None}
+        except FldiagError as error:
+            return error.what
+
+    def _place(self, b: Tensor) -> Tensor:
+        return b.to(self.device, self.dtype if b.is_floating_point() else b.dtype)

@@ -1,0 +1,153 @@
+"""The proximal loss, its gradient and FedSOL's perturbed gradient at stored weights: what a step from there would see.
+
+Definitions of Lee et al., "FedSOL" (CVPR 2024), equations 5 to 9: g_p is the gradient of the proximal loss at the client's
+weights w, e = rho * Lambda * g_p / ||g_p|| the perturbation, g_u the gradient of the local loss at w + e.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fldiag.errors import FldiagError
+from fldiag.models.network import Network
+from fldiag.params import Layout, per_tensor_norm
+from fldiag.rounds.pool import Pool, Weights, per_example
+
+Kind = Literal["kl", "l2"]
+Strength = Literal["adaptive", "fixed"]
+Per = Literal["layer", "tensor"]
+#: Examples in one pass of a gradient over many.
+CHUNK = 512
+#: Below this norm g_p is rounding noise and has no direction.
+FLOOR = {torch.float32: 1e-6, torch.float64: 1e-12}
+
+Function = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some of a client's examples, in pieces that fit the memory; the mean over them is a mean over all."""
+
+    pieces: tuple[slice, ...]
+
+    @property
+    def n(self) -> int:
+        return sum(p.stop - p.start for p in self.pieces)
+
+
+def batches(where: slice, size: int | None) -> list[Batch]:
+    """The stretch as one batch, or in fixed minibatches of ``size`` in the order of the data (the last may be smaller)."""
+    step = size or max(where.stop - where.start, 1)
+    return [Batch(tuple(slice(j, min(j + CHUNK, i + step, where.stop)) for j in range(i, min(i + step, where.stop), CHUNK)))
+            for i in range(where.start, where.stop, step)]
+
+
+class Losses:
+    """A client's local loss and proximal loss as functions of its weights [P], on fixed examples.
+
+    ``start``: the received weights w_g, the teacher of the ``kl`` loss: mean over the examples of
+    KL(softmax(f(x; w_g) / tau) || softmax(f(x; w) / tau)), without a factor tau^2. ``l2``: 1/2 ||w - w_g||^2.
+    """
+
+    def __init__(self, network: Network, pool: Pool, buffers: dict[str, Tensor], start: Weights, batch: Batch, *,
+                 kind: Kind = "kl", tau: float = 3.0):
+        if kind == "kl" and pool.dataset.regression:
+            raise FldiagError("the KL proximal loss needs class outputs, and the data are regression", "use proximal = 'l2'",
+                              usage=True)
+        self.network, self.pool, self.buffers, self.start, self.kind, self.tau = network, pool, buffers, start, kind, tau
+        self.batch = batch
+
+    def outputs(self, weights: Weights, x: Tensor) -> Tensor:
+        """[b, out]; with gradients to the weights."""
+        w, buffers = weights
+        bound = self.network.bind(w.unsqueeze(0), {n: b.unsqueeze(0).clone() for n, b in buffers.items()})
+        return bound(x.unsqueeze(0))[0]
+
+    def local(self) -> Iterator[tuple[Function, float]]:
+        """The mean local loss of each piece as a function of w, and the piece's share of the examples."""
+        for piece in self.batch.pieces:
+            x, y = self.pool.read(piece.start, piece.stop)
+
+            def term(w: Tensor, x: Tensor = x, y: Tensor = y) -> Tensor:
+                return per_example(self.outputs((w, self.buffers), x), y).mean()
+
+            yield term, len(x) / self.batch.n
+
+    def proximal(self) -> Iterator[tuple[Function, float]]:
+        """The proximal loss, likewise."""
+        if self.kind == "l2":
+            yield (lambda w: 0.5 * (w - self.start[0]).square().sum()), 1.0
+            return
+        for piece in self.batch.pieces:
+            x, _ = self.pool.read(piece.start, piece.stop)
+            with torch.no_grad():
+                teacher = F.log_softmax(self.outputs(self.start, x) / self.tau, dim=-1)
+
+            def term(w: Tensor, x: Tensor = x, teacher: Tensor = teacher) -> Tensor:
+                student = F.log_softmax(self.outputs((w, self.buffers), x) / self.tau, dim=-1)
+                return (teacher.exp() * (teacher - student)).sum(-1).mean()
+
+            yield term, len(x) / self.batch.n
+
+
+def value(terms: Iterator[tuple[Function, float]], w: Tensor) -> float:
+    """The weighted sum of the terms at w [P]."""
+    with torch.no_grad():
+        return sum(share * float(term(w)) for term, share in terms)
+
+
+def gradient(terms: Iterator[tuple[Function, float]], w: Tensor) -> tuple[float, Tensor]:
+    """Value and gradient [P] of the weighted sum of the terms at w [P]."""
+    at, total, g = w.detach().clone().requires_grad_(), 0.0, torch.zeros_like(w)
+    for term, share in terms:
+        with torch.enable_grad():
+            part = term(at)
+            g.add_(torch.autograd.grad(part, at)[0], alpha=share)
+        total += share * float(part.detach())
+    return total, g
+
+
+def product(terms: Iterator[tuple[Function, float]], w: Tensor, v: Tensor) -> Tensor:
+    """The Hessian of the weighted sum of the terms at w, times v [P]."""
+    at, total = w.detach().clone().requires_grad_(), torch.zeros_like(w)
+    for term, share in terms:
+        with torch.enable_grad():
+            g = torch.autograd.grad(term(at), at, create_graph=True)[0]
+            total.add_(torch.autograd.grad(g @ v, at)[0], alpha=share)
+    return total
+
+
+def strengths(w: Tensor, start: Tensor, layout: Layout, per: Per = "layer") -> Tensor:
+    """FedSOL's adaptive Lambda [P]: |w - w_g| over the norm of w - w_g in the same layer (module) or parameter tensor, 0
+    where that is 0."""
+    sizes = dict(zip(layout.names, layout.sizes, strict=True))
+    groups = list(layout.layers.values()) if per == "layer" else [(n,) for n in layout.names]
+    moved = (w - start).abs()
+    size = per_tensor_norm(moved, [sum(sizes[n] for n in group) for group in groups])
+    return torch.where(size > 0, moved / torch.where(size > 0, size, 1), 0)
+
+
+def perturbation(w: Tensor, start: Tensor, g_p: Tensor, rho: float, layout: Layout, *, strength: Strength = "adaptive",
+                 part: str = "full", per: Per = "layer") -> Tensor | None:
+    """e [P]: g_p outside ``part`` set to zero before its norm is taken. None when g_p is below the floor."""
+    g = g_p * layout.mask(part, g_p)
+    size = float(torch.linalg.vector_norm(g))
+    if size < FLOOR[g.dtype]:
+        return None
+    e = rho * g / size
+    return e * strengths(w, start, layout, per) if strength == "adaptive" else e
+
+
+def cosine(a: Tensor, b: Tensor, floor: float = 0.0) -> float | None:
+    """The cosine of two vectors in float64, None when one is not longer than ``floor``."""
+    a, b = a.double(), b.double()
+    sizes = float(torch.linalg.vector_norm(a)), float(torch.linalg.vector_norm(b))
+    if min(sizes) <= floor:
+        return None
+    return max(-1.0, min(1.0, float(a @ b) / (sizes[0] * sizes[1])))

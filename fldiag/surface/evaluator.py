@@ -1,0 +1,190 @@
+"""Losses at many weight vectors w + sum of c_i d_i: a plane, a line, a path between models.
+
+Three things make a chain of common layers (any ``nn.Sequential``) faster than calling the module, without
+changing the function: ReLU after max-pooling and in place (no large map is written twice), and the first
+layer, whose output is linear in the coefficients: those of w and of every direction are computed once and
+added up. Digits CNN, 1,500 examples on one core: 72 ms by calling the module, 41 in place, 37 with the first
+layer added up; CIFAR CNN of 2.2 M parameters (bound by its second convolution): 255, 239, 215 ms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fldiag.errors import FldiagError
+from fldiag.models.network import chain_of, pool_first
+from fldiag.problem.probe import same
+from fldiag.problem.problem import Problem
+
+Views = dict[str, Tensor]
+BuffersAt = Callable[..., dict[str, Tensor]]
+
+
+class Evaluator:
+    """The loss at ``w + c_1 d_1 + c_2 d_2 + ...`` as a function of the coefficients.
+
+    ``reach``: the size of the coefficients to come; the fast way is compared there with the model's outputs before
+    it is used (output by output), and never used when they disagree. ``bf16``: layers compute in bfloat16 (losses in float32).
+    ``buffers``: the model's buffers at some coefficients (default: the problem's everywhere). With all
+    coefficients zero the answer is ``problem.loss()``, to the bit and whatever the precision.
+
+    Raises FldiagError for bf16 of a float64 problem.
+    """
+
+    def __init__(self, problem: Problem, directions: Sequence[Tensor], *, reach: float = 1.0, bf16: bool = False,
+                 buffers: BuffersAt | None = None, fast: bool = True):
+        if bf16 and problem.dtype != torch.float32:
+            raise FldiagError(f"bf16 layers in a problem of {str(problem.dtype).removeprefix('torch.')}",
+                              "leave one of the two out", usage=True)
+        self.problem, self.bf16, self.buffers = problem, bf16, buffers
+        self.facts = problem.probe()
+        self._w = problem.w.double()
+        self.directions = [d.double() for d in directions]
+        self._base: tuple[Any, list[Tensor]] = (None, [])
+        self._first: list[list[Tensor]] | None = None
+        chain = chain_of(problem.module) if fast and not problem.buffers else None
+        self.chain = pool_first(chain) if chain is not None else None
+        if self.chain is not None:
+            self._prepare(self.chain)
+            if not self._agrees(reach):
+                self.chain, self._first = None, None
+
+    # -- what is computed once
+
+    def _prepare(self, chain: list[tuple[str, nn.Module]]) -> None:
+        """The first layer's outputs at w and along each direction, batch by batch, if half the memory takes them."""
+        self._start = next(i for i, (_, m) in enumerate(chain) if isinstance(m, (nn.Linear, nn.Conv2d)))
+        p = self.problem
+        with torch.no_grad():
+            one = _layer(*chain[self._start], self._views(p.w), self._lead(self._input(0)[:1]))
+            if one.nbytes * p.n * (len(self.directions) + 2) > p.memory / 2:
+                return
+            rows = [self._views(v.to(p.dtype)) for v in (self._w, *self.directions)]
+            self._first = [[] for _ in rows]
+            for i in range(len(p.bounds)):
+                x = self._lead(self._input(i))
+                for kept, views in zip(self._first, rows, strict=True):
+                    kept.append(_layer(*chain[self._start], views, x))
+
+    def _agrees(self, reach: float) -> bool:
+        """Whether the fast way gives the model's outputs, at two far points."""
+        tolerance = 1e-4 if self.problem.dtype == torch.float32 else 1e-9
+        signs = ([1.0] * len(self.directions), [(-0.5) ** (i + 1) for i in range(len(self.directions))])
+        with torch.no_grad():
+            for sign in signs:
+                places = tuple(reach * s for s in sign)
+                if not same(self._called(places), self._chained(places), tolerance):
+                    return False
+        return True
+
+    # -- parts of an evaluation
+
+    def at(self, *coefficients: float) -> Tensor:
+        """The weights there, [P] in float64."""
+        w = self._w
+        for c, d in zip(coefficients, self.directions, strict=True):
+            w = w + c * d
+        return w
+
+    def _views(self, w: Tensor) -> Views:
+        views = self.problem.layout.views(w.to(self.problem.dtype))
+        if self.facts.channels_last:
+            return {n: v.clone(memory_format=torch.channels_last) if v.ndim == 4 else v for n, v in views.items()}
+        return views
+
+    def _input(self, i: int) -> Tensor:
+        x = self.problem.batch(i)[0]
+        return x.contiguous(memory_format=torch.channels_last) if self.facts.channels_last else x
+
+    def _lead(self, x: Tensor) -> Tensor:
+        """Through the layers without weights that come before the first one with weights."""
+        for _, m in (self.chain or [])[:self._start]:
+            x = m(x)
+        return x
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        if not self.bf16:
+            return contextlib.nullcontext()
+        return torch.autocast(self.problem.device.type, dtype=torch.bfloat16)
+
+    def _sums(self, coefficients: tuple[float, ...]) -> Iterator[Tensor]:
+        """The first layer's outputs: all but the first direction's share is kept for the next point of a row."""
+        assert self._first is not None
+        row, first = coefficients[1:], self._first
+        if self._base[0] != row:
+            base = first[0]
+            for c, along in zip(row, first[2:], strict=True):
+                base = [torch.add(a, b, alpha=c) for a, b in zip(base, along, strict=True)]
+            self._base = row, base
+        return (torch.add(a, b, alpha=coefficients[0]) for a, b in zip(self._base[1], first[1], strict=True))
+
+    def _chained(self, coefficients: tuple[float, ...]) -> list[Tensor]:
+        chain, views = self.chain or [], self._views(self.at(*coefficients))
+        sums = self._sums(coefficients) if self._first is not None else None
+        found = []
+        for i in range(len(self.problem.bounds)):
+            first, *rest = chain[self._start:]
+            h = _layer(*first, views, self._lead(self._input(i))) if sums is None else next(sums)
+            for name, m in rest:  # h is new here: in place never writes into the data
+                h = h.relu_() if type(m) is nn.ReLU else _layer(name, m, views, h)
+            found.append(h)
+        return found
+
+    def _called(self, coefficients: tuple[float, ...]) -> list[Any]:
+        views, p = self._views(self.at(*coefficients)), self.problem
+        found = []
+        for i in range(len(p.bounds)):
+            held = None if self.buffers is None else self.buffers(*coefficients)
+            with p.guarded():
+                found.append(p.call(views, self._input(i), held))
+        return found
+
+    # -- the loss
+
+    def _outputs(self, coefficients: tuple[float, ...]) -> list[Any]:
+        with torch.no_grad(), self._precision():
+            found = self._chained(coefficients) if self.chain is not None else self._called(coefficients)
+        return [z.float() if isinstance(z, Tensor) and z.dtype == torch.bfloat16 else z for z in found]
+
+    def losses(self, *coefficients: float) -> Tensor | None:
+        """The loss of each example [n] in float64, None when the loss cannot be taken per example."""
+        if not any(coefficients):
+            return self.problem.losses()
+        one_by_one = self.facts.per_example
+        if one_by_one is None:
+            return None
+        found = self._outputs(coefficients)
+        with self.problem.guarded(), torch.no_grad():
+            return torch.cat([one_by_one(z, self.problem.batch(i)[1]) for i, z in enumerate(found)])
+
+    def __call__(self, *coefficients: float) -> tuple[float, float | None]:
+        """Mean loss and its standard error over the examples, as ``Problem.loss``."""
+        p = self.problem
+        if not any(coefficients):
+            return p.loss()
+        if self.chain is None and not self.bf16 and self.buffers is None:
+            return p.loss(self.at(*coefficients))
+        each = self.losses(*coefficients)
+        if each is not None:
+            return float(each.mean()), float(each.std()) / math.sqrt(p.n) if p.n > 1 else None
+        with p.guarded(), torch.no_grad():
+            parts = [float(p.criterion(z, p.batch(i)[1])) * (stop - start) / p.n for (i, z), (start, stop)
+                     in zip(enumerate(self._outputs(coefficients)), p.bounds, strict=True)]
+        return math.fsum(parts), None
+
+
+def _layer(name: str, m: nn.Module, views: Views, x: Tensor) -> Tensor:
+    """One layer with weights from ``views``; a layer without weights as it is."""
+    if isinstance(m, nn.Conv2d):
+        return F.conv2d(x, views[f"{name}.weight"], views.get(f"{name}.bias"), m.stride, m.padding, m.dilation,
+                        m.groups)
+    if isinstance(m, nn.Linear):
+        return F.linear(x, views[f"{name}.weight"], views.get(f"{name}.bias"))
+    return m(x)

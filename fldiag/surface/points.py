@@ -1,0 +1,77 @@
+"""Losses at many points, one after another, kept on disk while they are found."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from fldiag.registry import Progress
+from fldiag.results.array_checkpoint import ArrayStore
+
+
+def forecast(seconds: float) -> str:
+    if seconds < 90:
+        return f"about {max(1, round(seconds))} s left"
+    return f"about {seconds / 60:.0f} min left" if seconds < 5400 else f"about {seconds / 3600:.1f} h left"
+
+
+class Points:
+    """Values over an array of places, NaN where not done: ``value``, ``stderr``, and ``rough`` (in bfloat16).
+
+    With a ``store`` (path or ArrayStore) what was found before under the ``key`` is taken up: ``held`` are the
+    arrays and plain values that ``keep`` put beside them, None at the first time.
+    """
+
+    def __init__(self, shape: tuple[int, ...], store: Any = None, key: Callable[[], str] = str):
+        self.done = np.zeros(shape, dtype=bool)
+        self.value, self.stderr, self.rough = (np.full(shape, np.nan) for _ in range(3))
+        self.store = ArrayStore(store) if isinstance(store, (str, os.PathLike)) else store
+        self._key = key() if self.store is not None else ""
+        self._fixed: dict[str, np.ndarray] = {}
+        self._extra: Any = None
+        self.held: tuple[dict[str, np.ndarray], Any] | None = None
+        self.held = None if self.store is None else self.store.load(self._key)
+        if self.held is not None:
+            for name in self._own():
+                setattr(self, name, self.held[0][name])
+
+    def _own(self) -> tuple[str, ...]:
+        return "done", "value", "stderr", "rough"
+
+    def keep(self, fixed: dict[str, np.ndarray], extra: Any) -> None:
+        """What is to be kept beside the values."""
+        self._fixed, self._extra = fixed, extra
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        return {**self._fixed, **{name: getattr(self, name) for name in self._own()}}
+
+    def save(self) -> None:
+        if self.store is not None:
+            self.store.save(self._key, self._arrays(), self._extra)
+
+    def fill(self, places: Iterable[Any], evaluate: Callable[..., tuple[float, float | None, float]], text: str,
+             progress: Progress | None, planned: int) -> None:
+        """``evaluate(*place)`` -> (value, standard error, rough value) at every place not yet done.
+
+        ``planned``: how many will be done altogether, as far as that is known now.
+        """
+        left = [tuple(int(i) for i in place) for place in places]
+        left = [place for place in left if not self.done[place]]
+        start = time.monotonic()
+        for count, place in enumerate(left, start=1):
+            value, stderr, rough = evaluate(*place)
+            self.value[place], self.rough[place] = value, rough
+            self.stderr[place] = np.nan if stderr is None else stderr
+            self.done[place] = True
+            if self.store is not None:
+                self.store.offer(self._key, self._arrays(), self._extra)
+            if progress:
+                # the first points pay for warming up, so they forecast badly
+                rest = (time.monotonic() - start) / count * (len(left) - count)
+                when = forecast(rest) if count > 2 else "first points"
+                progress(int(self.done.sum()), max(planned, int(self.done.sum())),
+                         f"{text}, {when}" if count < len(left) else text)
