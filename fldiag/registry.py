@@ -17,8 +17,8 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.metadata import entry_points
-from typing import Any
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal
 
 import pydantic
 
@@ -28,7 +28,7 @@ from fldiag.errors import FldiagError, nearest, unknown
 Progress = Callable[[int, int, str], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Entry:
     """One registered thing. ``given`` are the leading parameters the caller supplies (not options)."""
 
@@ -90,9 +90,59 @@ def explain(error: pydantic.ValidationError, where: str, schema: type[pydantic.B
     return FldiagError(f"{where}: {key} = {first.get('input')!r} is not valid", message, usage=True)
 
 
+@dataclass(frozen=True)
+class Also:
+    """A flag of a diagnostic that asks another one of the same target.
+
+    ``options``: those of the other that the flag's owner does not have itself and shows as its own. ``sets``: options of the
+    owner that the flag changes."""
+
+    name: str
+    help: str
+    options: tuple[str, ...] = ()
+    sets: dict[str, Any] = field(default_factory=dict)
+
+
+On = Literal["problem", "run", "runs", "checkpoints"]
+
+
+@dataclass(frozen=True, eq=False)
+class Diagnostic(Entry):
+    """A diagnostic, whole: what it measures (``build``), and everything that is made of its table.
+
+    - ``on``: what it sees. ``problem``: the loss around one set of weights (asked of several checkpoints, one after another);
+      ``run``: a History, all stored rounds of a federation; ``runs``: a list of Run; ``checkpoints``: a list of Problem.
+    - ``needs``: ``clients`` where it takes the clients' weights.
+    - ``draw``: table -> Figure, or None where there is nothing to draw. ``more``: ending of the file's name -> table ->
+      further Figure, or the text of a file (``.html``).
+    - ``summary``: (table, options) -> what a person reads first: ``fldiag.results.summary``.
+    - ``section``: the tables of several runs -> a section of the report (``fldiag.results.section``); ``order``: its place.
+    - ``cost``: (subject, options) -> gradients of the whole slice that it takes, for the forecast.
+    - ``check``: (subject, options) -> nothing; raises FldiagError before anything is computed.
+    - ``choose``: (targets, options) -> which problems are asked, with which options (``fldiag.diagnosis.subjects.Choice``).
+    - ``also``: flags that ask further diagnostics of the same target.
+    - ``example``: what is typed after ``fldiag NAME`` in the help.
+    """
+
+    on: On = "problem"
+    needs: str = ""
+    draw: Callable[..., Any] | None = None
+    more: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    summary: Callable[..., Any] | None = None
+    section: Callable[..., Any] | None = None
+    order: int = 100
+    cost: Callable[..., float] | None = None
+    check: Callable[..., None] | None = None
+    choose: Callable[..., Any] | None = None
+    also: dict[str, Also] = field(default_factory=dict)
+    example: str = ""
+
+
 class Registry:
-    def __init__(self, kind: str, package: str, *, given: tuple[str, ...] = ()):
-        self.kind, self.package, self.given = kind, package, given
+    def __init__(self, kind: str, packages: str | tuple[str, ...], *, given: tuple[str, ...] = (),
+                 entry: Callable[..., Entry] | None = None):
+        self.kind, self.packages, self.given = kind, (packages,) if isinstance(packages, str) else packages, given
+        self._entry = entry
         self._entries: dict[str, Entry] = {}
         self._discovered = False
 
@@ -102,7 +152,8 @@ class Registry:
         def register(build: Callable[..., Any]) -> Callable[..., Any]:
             if name in self._entries and self._entries[name].build.__module__ != build.__module__:
                 raise FldiagError(f"{self.kind} {name!r} is registered twice", "choose another name")
-            self._entries[name] = Entry(self.kind, name, build, self.given, meta)
+            self._entries[name] = (self._entry(self.kind, name, build, self.given, **meta) if self._entry else
+                                   Entry(self.kind, name, build, self.given, meta))
             return build
 
         return register
@@ -111,12 +162,16 @@ class Registry:
         if self._discovered:
             return
         self._discovered = True
-        package = importlib.import_module(self.package)
-        for module in pkgutil.iter_modules(package.__path__):
-            if not module.ispkg:
-                importlib.import_module(f"{self.package}.{module.name}")
-        for point in entry_points(group=f"fldiag.{self.kind.replace(' ', '')}s"):
+        for name in self.packages:
+            package = importlib.import_module(name)
+            for module in pkgutil.iter_modules(package.__path__):
+                importlib.import_module(f"{name}.{module.name}")
+        for point in self.plugins():
             point.load()
+
+    def plugins(self) -> list[EntryPoint]:
+        """What other packages bring, by their entry points' names; nothing is imported."""
+        return sorted(entry_points(group=f"fldiag.{self.kind.replace(' ', '')}s"), key=lambda point: point.name)
 
     def names(self) -> list[str]:
         self._discover()
@@ -151,5 +206,5 @@ def listing(package: str, registry: Registry) -> None:
 method = Registry("method", "fldiag.methods")
 model = Registry("model", "fldiag.models", given=("shape", "classes"))
 dataset = Registry("dataset", "fldiag.data", given=("root", "download", "progress"))
-#: Of a Problem, or with ``on="run"`` of a History: all stored rounds of a federation.
-diagnostic = Registry("diagnostic", "fldiag.diagnostics", given=("problem", "history", "progress"))
+diagnostic = Registry("diagnostic", ("fldiag.diagnostics", "fldiag.training.diagnostics"),
+                      given=("problem", "history", "runs", "problems", "progress"), entry=Diagnostic)

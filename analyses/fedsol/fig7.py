@@ -4,7 +4,7 @@ import numpy as np
 
 from fldiag.figures.study import Study, Trial, forgetting
 from fldiag.plotting import style
-from fldiag.plotting.forgetting import only, rounds
+from fldiag.diagnostics.forgetting.picture import only, rounds
 
 PRESET = "fedsol-cifar10-shard2"
 

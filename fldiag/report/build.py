@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fldiag.errors import FldiagError
-from fldiag.plotting import interactive, style
-from fldiag.plotting.forgetting import DIVERGING
+from fldiag.diagnostics.landscape import interactive
+from fldiag.plotting import style
+from fldiag.diagnostics.forgetting.picture import DIVERGING
 from fldiag.registry import Progress
 from fldiag.report import clients, curves, pairs, steps, summary, surfaces
 from fldiag.report.collect import Collection, Source

@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.plotting import interactive
+from fldiag.diagnostics.landscape import interactive
 from fldiag.plotting.style import number
-from fldiag.plotting.surfaces import Surface, scale
-from fldiag.plotting.surfaces import surfaces as grids_of
+from fldiag.diagnostics.landscape.surfaces import Surface, scale
+from fldiag.diagnostics.landscape.surfaces import surfaces as grids_of
 from fldiag.report.collect import Claim, Collection, Member, Source
 from fldiag.report.curves import command
 from fldiag.report.page import (

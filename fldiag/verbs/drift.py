@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 
 from fldiag.console import Console
-from fldiag.plotting import drift as picture
+from fldiag.diagnostics.drift import picture
 from fldiag.plotting import style
-from fldiag.plotting.forgetting import only
+from fldiag.diagnostics.forgetting.picture import only
 from fldiag.verbs import history
 
 COLUMNS = {"round": "round", "global_local": "global–local", "local_local": "local–local", "updates": "cos updates",

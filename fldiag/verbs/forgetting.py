@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 
 from fldiag.console import Console
-from fldiag.plotting import account as reasons
-from fldiag.plotting import forgetting as picture
+from fldiag.diagnostics.account import picture as reasons
+from fldiag.diagnostics.forgetting import picture
 from fldiag.plotting import style
 from fldiag.verbs import history, output
 

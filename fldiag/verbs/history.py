@@ -16,7 +16,7 @@ from fldiag.checkpoint import schema
 from fldiag.checkpoint.run import Run
 from fldiag.console import Console
 from fldiag.errors import FldiagError
-from fldiag.plotting.forgetting import only
+from fldiag.diagnostics.forgetting.picture import only
 from fldiag.results.provenance import digest, provenance
 from fldiag.rounds.history import History
 from fldiag.verbs import output

@@ -13,8 +13,9 @@ from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.console import Console
 from fldiag.errors import FldiagError
-from fldiag.plotting import interactive, style
-from fldiag.plotting import landscape as picture
+from fldiag.diagnostics.landscape import interactive
+from fldiag.plotting import style
+from fldiag.diagnostics.landscape import picture
 from fldiag.problem.problem import Problem
 from fldiag.verbs import output, profile
 

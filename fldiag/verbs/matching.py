@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 
 from fldiag.console import Console
-from fldiag.plotting import matching as picture
+from fldiag.diagnostics.matching import picture
 from fldiag.plotting import style
-from fldiag.plotting.forgetting import only
+from fldiag.diagnostics.forgetting.picture import only
 from fldiag.verbs import history
 
 #: What is printed of every client, from its own data where they were asked for.

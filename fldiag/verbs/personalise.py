@@ -14,7 +14,7 @@ from fldiag.checkpoint.run import Run
 from fldiag.console import Console
 from fldiag.errors import FldiagError
 from fldiag.method import Neighbours
-from fldiag.plotting import personal as picture
+from fldiag.training.diagnostics.personalise import picture
 from fldiag.plotting import style
 from fldiag.results.provenance import digest, provenance
 from fldiag.training import personalise as library

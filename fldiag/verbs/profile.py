@@ -10,7 +10,7 @@ import pandas as pd
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.console import Console
 from fldiag.errors import FldiagError
-from fldiag.plotting import profile as picture
+from fldiag.diagnostics.profile import picture
 from fldiag.plotting import style
 from fldiag.problem.problem import Problem
 from fldiag.verbs import output

@@ -9,11 +9,11 @@ import pandas as pd
 
 from fldiag import api
 from fldiag.console import Console
-from fldiag.diagnostics import pyhessian_engine as reference
+from fldiag.diagnostics.spectrum import pyhessian_engine as reference
 from fldiag.diagnostics.density import affordable
 from fldiag.errors import FldiagError
 from fldiag.plotting import density as smooth
-from fldiag.plotting import spectrum as picture
+from fldiag.diagnostics.spectrum import picture
 from fldiag.plotting import style
 from fldiag.problem.problem import Problem
 from fldiag.results.table import table

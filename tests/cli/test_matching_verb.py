@@ -14,7 +14,7 @@ from fldiag.checkpoint import schema
 from fldiag.cli.options import room_of
 from fldiag.diagnostics import Problem
 from fldiag.errors import FldiagError
-from fldiag.plotting.forgetting import only
+from fldiag.diagnostics.forgetting.picture import only
 
 SMALL = ("--set", "rounds=2", "--set", "model.name=mlp", "--set", "model.hidden=[12]", "--set", "train.epochs=1",
          "--set", "clients.per_round=3")

@@ -16,9 +16,9 @@ from fldiag.params import Layout
 from fldiag.parts import perturbation as training
 from fldiag.rounds import proximal
 from fldiag.rounds.pool import Pool
-from fldiag.rounds.propositions import check, slope
+from fldiag.diagnostics.drift.propositions import check, slope
 from fldiag.rounds.proximal import Losses
-from fldiag.rounds.representation import cka, features
+from fldiag.diagnostics.drift.representation import cka, features
 
 PARTS = [np.arange(0, 60), np.arange(60, 120)]
 PLAIN = {"gradients": False, "representation": False, "propositions": False, "rho": ()}

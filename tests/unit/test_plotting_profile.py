@@ -5,7 +5,8 @@ import pandas as pd
 import pytest
 
 from fldiag.errors import FldiagError
-from fldiag.plotting import profile, style
+from fldiag.diagnostics.profile import picture as profile
+from fldiag.plotting import style
 from fldiag.results.table import table
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.patheffects import Stroke
 
-from fldiag.plotting.surfaces import Marks
+from fldiag.diagnostics.landscape.surfaces import Marks
 
 _HALO = [Stroke(linewidth=2.4, foreground="black"), Stroke(linewidth=1.2, foreground="white")]
 

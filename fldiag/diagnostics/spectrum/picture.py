@@ -92,6 +92,11 @@ def has_layers(table: pd.DataFrame) -> bool:
     return any(len(_by_layer(table, metric)) for metric in _LAYERS)
 
 
+def layers_if_any(table: pd.DataFrame) -> Figure | None:
+    """``layers``, where single layers were asked about."""
+    return layers(table) if has_layers(table) else None
+
+
 def layers(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
     """Largest eigenvalue, trace and norm of the diagonal of every layer's own block, as far as the table has them; bars
     of ± residual or standard error. ``table``: what ``spectrum`` (with ``per_layer``), ``trace`` and ``diagonal`` return.

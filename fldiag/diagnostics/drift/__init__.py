@@ -14,11 +14,12 @@ from fldiag.errors import FldiagError
 from fldiag.models.network import Network
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.table import Row, table
-from fldiag.rounds import divergence, proximal
+from fldiag.diagnostics.drift import divergence
+from fldiag.rounds import proximal
 from fldiag.rounds.history import History
-from fldiag.rounds.propositions import check
+from fldiag.diagnostics.drift.propositions import check
 from fldiag.rounds.proximal import Kind, Losses, Per, Strength
-from fldiag.rounds.representation import cka, features
+from fldiag.diagnostics.drift.representation import cka, features
 from fldiag.rounds.round_weights import Stored
 
 Radius = Annotated[float, Field(ge=0)]
@@ -52,7 +53,7 @@ def drift(history: History, progress: Progress | None = None, *, rho: tuple[Radi
       ``metrics.steps = true`` (see ``Run.steps``), at the weights and minibatches of those steps and the method's own
       perturbation. Column ``proximal`` names the proximal loss.
     - with ``representation``: ``cka`` between what the heads of the trained and the received model see of the test data.
-    - with ``propositions``: of the last round, what ``fldiag.rounds.propositions.check`` says, in float64.
+    - with ``propositions``: of the last round, what ``fldiag.diagnostics.drift.propositions.check`` says, in float64.
 
     A cosine with a vector that is zero (or g_p below its rounding noise) has no value and is ``masked``.
     Cost a round: one gradient of all training data, and 1 + len(rho) of every stored client's own.

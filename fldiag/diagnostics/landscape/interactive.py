@@ -16,7 +16,7 @@ import pandas as pd
 from matplotlib.colors import to_hex
 
 from fldiag.plotting import style
-from fldiag.plotting.surfaces import Scale, Surface, scale, surfaces
+from fldiag.diagnostics.landscape.surfaces import Scale, Surface, scale, surfaces
 
 
 def interactive(table: pd.DataFrame, path: str | Path, *, title: str = "Loss landscape",

@@ -23,7 +23,7 @@ from fldiag.problem.problem import Problem
 from fldiag.problem.stack import Stack
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.table import Row, table
-from fldiag.rounds.comparison import Space, Summary, matching_rows, overlap_rows
+from fldiag.diagnostics.matching.comparison import Space, Summary, matching_rows, overlap_rows
 from fldiag.rounds.history import History
 from fldiag.rounds.round_weights import Stored
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -21,7 +22,7 @@ from fldiag.errors import FldiagError
 from fldiag.problem.eigenpairs import RATIO_INDEX, loss_row
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress
-from fldiag.results.table import Row
+from fldiag.results.table import Row, table
 from fldiag.seeding import seed_for, torch_rng
 
 #: The limit on products for each eigenvalue, and on probes of a trace, that the papers left as PyHessian has it.
@@ -188,3 +189,10 @@ def trace(problem: Problem, *, tol: float = 1e-3, most: int = MOST, sampling: Sa
     error = float(samples.std(ddof=1) / np.sqrt(len(samples))) if len(samples) >= FEW else None
     return [{**problem.common, "metric": "trace", "value": float(samples.mean()), "stderr": error, "estimator": "pyhessian",
              "converged": len(samples) < most, "products": len(samples), "n_examples": loader.n}]
+
+
+def spectrum(problem: Problem, k: int, *, trace_too: bool, sampling: Sampling, seed: int, tol: float, most: int | None,
+             progress: Progress | None = None) -> pd.DataFrame:
+    """The rows of ``eigenvalues``, and of ``trace`` where it is wanted too, as a table."""
+    more: dict[str, Any] = {"sampling": sampling, "seed": seed, "tol": tol, "most": most or MOST, "progress": progress}
+    return table(eigenvalues(problem, k, **more) + (trace(problem, **more) if trace_too else []))

@@ -12,7 +12,7 @@ from torch import Tensor
 from fldiag.curvature.lanczos import EigenPairs
 from fldiag.problem.diagonal import norm
 from fldiag.results.table import Row
-from fldiag.rounds.divergence import cosines
+from fldiag.diagnostics.drift.divergence import cosines
 
 MODES = ("diag", "tensor_trace")
 

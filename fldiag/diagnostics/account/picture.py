@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
-from fldiag.plotting.forgetting import DIVERGING, only
+from fldiag.diagnostics.forgetting.picture import DIVERGING, only
 from fldiag.plotting.tables import floats, need, select
 
 PICTURE = "picture of the account"

@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
-from fldiag.plotting.forgetting import only
+from fldiag.diagnostics.forgetting.picture import only
 from fldiag.plotting.tables import floats, need, select
 
 PICTURE = "picture of matching"

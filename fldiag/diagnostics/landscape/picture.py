@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from fldiag.plotting import style
-from fldiag.plotting.interactive import interactive
-from fldiag.plotting.surfaces import Scale, Surface, scale, surfaces
-from fldiag.plotting.trajectory import trajectory
+from fldiag.diagnostics.landscape.interactive import interactive
+from fldiag.diagnostics.landscape.surfaces import Scale, Surface, scale, surfaces
+from fldiag.diagnostics.landscape.trajectory import trajectory
 
 __all__ = ["draw", "interactive"]
 
@@ -37,7 +37,7 @@ def draw(table: pd.DataFrame, *, clip: float | Literal["auto"] | None = "auto",
     ``table``: rows ``metric="loss"`` with ``run, x, y, value`` over a full grid; optionally ``slice``,
     ``n_examples`` and rows ``metric="eigenvalue"`` (``index``, ``residual``, ``converged``),
     ``"eigenvalue_ratio"``, ``"trajectory"`` and ``"point"`` (``x, y``: drawn on the contours). ``clip`` and
-    ``height``: see ``fldiag.plotting.surfaces.scale``; what was clipped is said below the picture. ``width``:
+    ``height``: see ``fldiag.diagnostics.landscape.surfaces.scale``; what was clipped is said below the picture. ``width``:
     inches, at most; ``names``: of the two directions; more runs than ``per_row`` continue in a further row.
     Raises FldiagError for an unfit table.
     """

@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from fldiag.plotting import style
-from fldiag.plotting.forgetting import key, line, only, rounds
+from fldiag.diagnostics.forgetting.picture import key, line, only, rounds
 from fldiag.plotting.tables import floats, need, select
 
 PICTURE = "picture of drift"
