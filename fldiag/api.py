@@ -19,7 +19,7 @@ from fldiag.config import Config
 from fldiag.errors import FldiagError
 from fldiag.problem import from_checkpoint as targets
 from fldiag.problem.problem import Problem
-from fldiag.results import provenance
+from fldiag.results import files, provenance
 from fldiag.results.table import check
 from fldiag.rounds import history as histories
 from fldiag.rounds.history import History
@@ -113,10 +113,10 @@ def _cached(entry: registry.Entry, problem: Problem | History, progress: Any, op
     frame = check(entry.build(problem, progress, **options))
     buffer = io.BytesIO()
     frame.to_parquet(buffer, index=False)
-    schema.write_atomic(file, lambda f: f.write(buffer.getvalue()))
+    files.write_atomic(file, lambda f: f.write(buffer.getvalue()))
     about = {**about, "diagnostic": entry.name, "problem": problem.digest(), "labels": problem.common,
              "options": {k: v for k, v in plain.items() if isinstance(v, (str, int, float, bool, type(None)))}}
-    schema.write_atomic(file.with_suffix(".json"), lambda f: f.write(json.dumps(about, indent=1, default=str).encode()))
+    files.write_atomic(file.with_suffix(".json"), lambda f: f.write(json.dumps(about, indent=1, default=str).encode()))
     partial.unlink(missing_ok=True)
     return frame
 

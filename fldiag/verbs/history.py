@@ -12,11 +12,11 @@ from typing import Any
 import pandas as pd
 
 from fldiag import api
-from fldiag.checkpoint import schema
 from fldiag.checkpoint.run import Run
 from fldiag.console import Console
 from fldiag.errors import FldiagError
 from fldiag.diagnostics.forgetting.picture import only
+from fldiag.results import files
 from fldiag.results.provenance import digest, provenance
 from fldiag.rounds.history import History
 from fldiag.verbs import output
@@ -85,11 +85,11 @@ def diagnose(console: Console, asked: Asked, name: str, **options: Any) -> tuple
     path = asked.folder / f"{name}-{digest(asked.history.digest(), repr(sorted(options.items())), repr(plain))[:8]}"
     text = io.StringIO()
     frame.to_csv(text, index=False, float_format="%.9g")
-    schema.write_atomic(output.beside(path, ".csv"), lambda f: f.write(text.getvalue().encode()))
+    files.write_atomic(output.beside(path, ".csv"), lambda f: f.write(text.getvalue().encode()))
     about = provenance(dtype=asked.history.dtype, device=asked.history.device, seed=options.get("seed"), diagnostic=name,
                        run=asked.run.path.name, config=asked.run.index["hash"], history=asked.history.digest(),
                        checkpoints=asked.history.files, options={**plain, **options})
-    schema.write_atomic(output.beside(path, ".json"), lambda f: f.write(json.dumps(about, indent=1, default=str).encode()))
+    files.write_atomic(output.beside(path, ".json"), lambda f: f.write(json.dumps(about, indent=1, default=str).encode()))
     return frame, path, [output.beside(path, ".json"), output.beside(path, ".csv")]
 
 

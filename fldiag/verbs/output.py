@@ -17,13 +17,13 @@ import pandas as pd
 import torch
 
 from fldiag import api
-from fldiag.checkpoint import schema
 from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.console import Console
 from fldiag.errors import FldiagError
 from fldiag.problem import from_checkpoint as target
 from fldiag.problem.problem import Problem
+from fldiag.results import files
 from fldiag.results.provenance import digest
 
 FALLBACK = Path("fldiag-out")
@@ -99,12 +99,12 @@ def write_table(frame: pd.DataFrame, path: Path, problems: list[Problem], found:
 
     text = io.StringIO()
     frame.to_csv(text, index=False, float_format="%.9g")
-    schema.write_atomic(beside(path, ".csv"), lambda f: f.write(text.getvalue().encode()))
+    files.write_atomic(beside(path, ".csv"), lambda f: f.write(text.getvalue().encode()))
     about = provenance(dtype=problems[0].dtype, device=problems[0].device, seed=options.get("seed"),
                        checkpoints={p.name: {"file": c.path.name, "sha256": c.sha256, "run": c.manifest.get("run"),
                                              "slice": p.slice_name, "n": p.n} for p, c in zip(problems, found, strict=True)},
                        options={k: v for k, v in options.items() if isinstance(v, (str, int, float, bool, type(None)))})
-    schema.write_atomic(beside(path, ".json"), lambda f: f.write(json.dumps(about, indent=1).encode()))
+    files.write_atomic(beside(path, ".json"), lambda f: f.write(json.dumps(about, indent=1).encode()))
     return [beside(path, ".json"), beside(path, ".csv")]
 
 

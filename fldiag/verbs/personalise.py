@@ -9,13 +9,13 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.checkpoint import schema
 from fldiag.checkpoint.run import Run
 from fldiag.console import Console
 from fldiag.errors import FldiagError
 from fldiag.method import Neighbours
 from fldiag.training.diagnostics.personalise import picture
 from fldiag.plotting import style
+from fldiag.results import files
 from fldiag.results.provenance import digest, provenance
 from fldiag.training import personalise as library
 from fldiag.verbs import output
@@ -37,11 +37,11 @@ def personalise(console: Console, path: Path, out: Path | None, *, epochs: str |
     name = folder / f"personalise-{checkpoint.path.stem}-{digest(checkpoint.sha256, asked)[:8]}"
     text = io.StringIO()
     frame.to_csv(text, index=False, float_format="%.9g")
-    schema.write_atomic(output.beside(name, ".csv"), lambda f: f.write(text.getvalue().encode()))
+    files.write_atomic(output.beside(name, ".csv"), lambda f: f.write(text.getvalue().encode()))
     about = provenance(device=options["device"], seed=run.config.seed if options["seed"] is None else options["seed"],
                        run=run.path.name, config=run.index["hash"], options=asked,
                        checkpoint={"file": checkpoint.path.name, "sha256": checkpoint.sha256})
-    schema.write_atomic(output.beside(name, ".json"), lambda f: f.write(json.dumps(about, indent=1).encode()))
+    files.write_atomic(output.beside(name, ".json"), lambda f: f.write(json.dumps(about, indent=1).encode()))
     pictures = style.save(picture.draw(frame), name, ("pdf", "png"))
     console.table(summary(frame), SUMMARY)
     console.done(output.beside(name, ".json"), output.beside(name, ".csv"), *pictures)

@@ -13,12 +13,12 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.checkpoint import schema
 from fldiag.console import Console
 from fldiag.errors import FldiagError
 from fldiag.plotting import iris as flowers
 from fldiag.plotting import style
 from fldiag.plotting import toy as picture
+from fldiag.results import files
 from fldiag.results.provenance import digest, provenance
 from fldiag.toys import iris as iris_toy
 from fldiag.toys import iris_reported
@@ -34,9 +34,9 @@ def plane(console: Console, rho: float, beta: float, a: tuple[float, ...] | None
     path = output.prepare(out or output.FALLBACK) / f"toy-plane-rho{rho:g}-beta{beta:g}"
     text = io.StringIO()
     frame.to_csv(text, index=False, float_format="%.12g")
-    schema.write_atomic(output.beside(path, ".csv"), lambda f: f.write(text.getvalue().encode()))
+    files.write_atomic(output.beside(path, ".csv"), lambda f: f.write(text.getvalue().encode()))
     about = json.dumps({**provenance(), "geometry": geometry}, indent=1)
-    schema.write_atomic(output.beside(path, ".json"), lambda f: f.write(about.encode()))
+    files.write_atomic(output.beside(path, ".json"), lambda f: f.write(about.encode()))
     pictures = style.save(picture.draw(frame, geometry), path, ("pdf", "png"))
     rows = []
     for (method, client), part in frame[frame["client"].notna()].groupby(["method", "client"], sort=True):

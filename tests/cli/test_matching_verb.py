@@ -10,11 +10,11 @@ import torch
 from commands import last, run, table
 
 import fldiag
-from fldiag.checkpoint import schema
 from fldiag.cli.options import room_of
 from fldiag.diagnostics import Problem
 from fldiag.errors import FldiagError
 from fldiag.diagnostics.forgetting.picture import only
+from fldiag.results import files
 
 SMALL = ("--set", "rounds=2", "--set", "model.name=mlp", "--set", "model.hidden=[12]", "--set", "train.epochs=1",
          "--set", "clients.per_round=3")
@@ -39,7 +39,7 @@ def rewrite(folder, r, change):
     change(content)
     torch.save(content, file)
     index = json.loads((folder / "run.json").read_text())
-    index["files"][f"rounds/{r:04d}.pt"] = schema.sha256(file)
+    index["files"][f"rounds/{r:04d}.pt"] = files.sha256(file)
     (folder / "run.json").write_text(json.dumps(index))
 
 
@@ -58,7 +58,7 @@ def test_matching_of_the_last_round(trained):
     frame, about = table(png), json.loads(png.with_suffix(".json").read_text())
     ids = fldiag.load(trained).checkpoint(2).client_ids
     assert set(frame["round"]) == {2} and set(only(frame, metric="trace", moment="trained").client) == set(ids)
-    assert about["diagnostic"] == "matching" and about["checkpoints"]["2"] == schema.sha256(trained / "rounds" / "0002.pt")
+    assert about["diagnostic"] == "matching" and about["checkpoints"]["2"] == files.sha256(trained / "rounds" / "0002.pt")
     assert all(name in result.stdout for name in ("paper", "released code", "tensor_trace", "global model", "mean squared cosine"))
     assert run("matching", trained, "--samples", 120, "--k", 2).stdout == result.stdout
 

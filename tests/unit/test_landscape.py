@@ -216,7 +216,7 @@ def test_offers_are_written_at_intervals_only(tmp_path):
     arrays, extra = eager.load("key")
     assert arrays["a"].tolist() == [0, 1, 2] and extra == {"note": 1}
     with pytest.raises(FldiagError, match="cannot write"):
-        ArrayStore(tmp_path / "no" / "such.npz").save("key", {})
+        ArrayStore(tmp_path / "eager.npz" / "such.npz").save("key", {})  # a file is no folder
 
 
 def test_progress_forecasts_after_the_first_points():

@@ -12,9 +12,9 @@ import pytest
 import torch
 from helpers import classification, config, setup
 
-from fldiag.checkpoint import schema
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
+from fldiag.results import files
 from fldiag.training import rounds
 
 ROOT = Path(__file__).parents[2]
@@ -91,7 +91,7 @@ def test_stopped_while_a_file_is_written(every, name, error, tmp_path, monkeypat
     """run.json must never count a round whose files are not all there."""
     chosen = small(checkpoint={"every": every})
     whole = rounds.train(chosen, out=tmp_path / "whole")
-    write, seen = schema.write_atomic, []
+    write, seen = files.write_atomic, []
 
     def breaking(path, writer):
         seen.append(path.name)
@@ -101,7 +101,7 @@ def test_stopped_while_a_file_is_written(every, name, error, tmp_path, monkeypat
             raise error
         return write(path, writer)
 
-    monkeypatch.setattr(schema, "write_atomic", breaking)
+    monkeypatch.setattr(files, "write_atomic", breaking)
     with pytest.raises((KeyboardInterrupt, FldiagError)):
         rounds.train(chosen, out=tmp_path / "cut")
     monkeypatch.undo()
