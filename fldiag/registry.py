@@ -11,10 +11,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-import sys
-import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
@@ -43,7 +41,7 @@ class Entry:
         return inspect.getdoc(self.build) or ""
 
     @property
-    def summary(self) -> str:
+    def headline(self) -> str:
         return self.doc.split("\n", 1)[0]
 
     @cached_property
@@ -103,6 +101,22 @@ class Also:
     sets: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass
+class Choice:
+    """Which of the targets a diagnostic is asked of, and how, where it takes them together (a plane through three).
+
+    ``asked``: targets, each with options of its own. ``named``: the checkpoints that the answer depends on, where these are
+    more. ``instead``: another diagnostic that answers, with ``options``. ``stem``: how the files' names begin.
+    ``notes``: remarks."""
+
+    asked: Sequence[tuple[Any, dict[str, Any]]]
+    named: Sequence[Any] = ()
+    instead: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    stem: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
 On = Literal["problem", "run", "runs", "checkpoints"]
 
 
@@ -119,7 +133,7 @@ class Diagnostic(Entry):
     - ``section``: the tables of several runs -> a section of the report (``fldiag.results.section``); ``order``: its place.
     - ``cost``: (subject, options) -> gradients of the whole slice that it takes, for the forecast.
     - ``check``: (subject, options) -> nothing; raises FldiagError before anything is computed.
-    - ``choose``: (targets, options) -> which problems are asked, with which options (``fldiag.diagnosis.subjects.Choice``).
+    - ``choose``: (targets, options, options of the subject) -> ``Choice``: which are asked, and how.
     - ``also``: flags that ask further diagnostics of the same target.
     - ``example``: what is typed after ``fldiag NAME`` in the help.
     """
@@ -186,21 +200,11 @@ class Registry:
 
     def describe(self) -> dict[str, str]:
         """Name -> first line of the description."""
-        return {name: self.get(name).summary for name in self.names()}
+        return {name: self.get(name).headline for name in self.names()}
 
     def __contains__(self, name: str) -> bool:
         self._discover()
         return name in self._entries
-
-
-def listing(package: str, registry: Registry) -> None:
-    """Make a package callable: ``fldiag.models()`` lists what ``fldiag.models`` holds."""
-
-    class Listing(types.ModuleType):
-        def __call__(self) -> dict[str, str]:
-            return registry.describe()
-
-    sys.modules[package].__class__ = Listing
 
 
 method = Registry("method", "fldiag.methods")

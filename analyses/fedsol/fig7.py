@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from fldiag.diagnostics.forgetting.picture import only, rounds
 from fldiag.figures.study import Study, Trial, forgetting
 from fldiag.plotting import style
-from fldiag.diagnostics.forgetting.picture import only, rounds
 
 PRESET = "fedsol-cifar10-shard2"
 

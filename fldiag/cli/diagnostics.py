@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fldiag import catalogue
+from fldiag import known
 from fldiag.cli.app import app
 from fldiag.cli.options import Debug, Device, Json, Out, device_of
 from fldiag.console import Console, errors
@@ -22,7 +22,7 @@ TYPES: dict[str, Any] = {"int": int, "float": float, "str": str, "bool": bool, "
                          "list[float]": list[float], "list[str]": list[str]}
 
 
-def verb(name: str, item: catalogue.Item) -> Callable[..., None]:
+def verb(name: str, item: known.Item) -> Callable[..., None]:
     """The function behind ``fldiag NAME``: its signature is the diagnostic's options and those that all share."""
     argument, kind, text = TARGETS[item["on"]]
     if item["on"] == "run" and not item["needs"]:
@@ -54,12 +54,12 @@ def verb(name: str, item: catalogue.Item) -> Callable[..., None]:
     return run
 
 
-def _borrowed(item: catalogue.Item) -> list[catalogue.Item]:
+def _borrowed(item: known.Item) -> list[known.Item]:
     """Options of the diagnostics that flags add, as far as they are shown here."""
     names = {o["name"] for o in item["options"]}
-    found: dict[str, catalogue.Item] = {}
+    found: dict[str, known.Item] = {}
     for flag, also in item["also"].items():
-        other = catalogue.item("diagnostics", also["name"]) or {"options": []}
+        other = known.item("diagnostics", also["name"]) or {"options": []}
         for o in other["options"]:
             if o["name"] in also["options"] and o["name"] not in names:
                 found.setdefault(o["name"], {**o, "help": f"With --{flag}: {o['help'][:1].lower()}{o['help'][1:]}"})
@@ -70,17 +70,17 @@ def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empt
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _default(option: catalogue.Item) -> Any:
+def _default(option: known.Item) -> Any:
     """A list's default stands in its help: given values replace it and are not added."""
     return None if option["type"].startswith("list") else option["default"]
 
 
-def _kind(option: catalogue.Item) -> Any:
+def _kind(option: known.Item) -> Any:
     kind = TYPES[option["type"]]
     return kind | None if _default(option) is None else kind
 
 
-def _option(option: catalogue.Item) -> Any:
+def _option(option: known.Item) -> Any:
     name = f"--{option['name'].replace('_', '-')}"
     if option["type"] == "bool" and option["default"]:
         return typer.Option(f"{name}/--no-{name[2:]}", help=option["help"])
@@ -93,7 +93,7 @@ def _option(option: catalogue.Item) -> Any:
 
 def add(name: str) -> None:
     """Make ``fldiag NAME`` known. Nothing happens for what is no diagnostic."""
-    item = catalogue.item("diagnostics", name)
+    item = known.item("diagnostics", name)
     if item is not None:
         app.command(name)(verb(name, item))
 

@@ -58,7 +58,7 @@ def size(memory: str | int) -> int:
     return found
 
 
-def rounds(text: str | None | Sequence[int], there: Sequence[int]) -> list[int] | None:
+def rounds(text: str | Sequence[int] | None, there: Sequence[int]) -> list[int] | None:
     """The rounds of ``5``, ``1,5,20-30``, ``last`` or ``every:10``; None for all.
 
     A range and ``every`` take what is stored of it. Raises FldiagError for anything else.

@@ -12,10 +12,10 @@ from fldiag.checkpoint.schema import Checkpoint
 from fldiag.diagnosis import subjects
 from fldiag.diagnosis.measure import Subject, plain
 from fldiag.diagnosis.options import rounds
-from fldiag.diagnosis.subjects import Choice, Target
+from fldiag.diagnosis.subjects import Target
 from fldiag.errors import FldiagError
 from fldiag.problem.problem import Problem
-from fldiag.registry import Diagnostic
+from fldiag.registry import Choice, Diagnostic
 from fldiag.results.provenance import digest
 from fldiag.rounds.history import History
 
@@ -61,16 +61,18 @@ def question(name: str, targets: Sequence[Target], options: Mapping[str, Any]) -
         for asked, given in [(made.entry, own | dict.fromkeys(divided.flags, True)), *made.more.items()]:
             if asked.check is not None:
                 asked.check(subject, given)
-    made.stem += f"-{digest(made.about, [[plain(own) for _, _, own in made.asked], divided.flags, sorted(divided.more.items())])[:8]}"
+    every = [plain(own) for _, _, own in made.asked], divided.flags, {k: plain(v) for k, v in divided.more.items()}
+    made.stem += f"-{digest(made.about, every)[:8]}"
     return made
 
 
 def _of_weights(entry: Diagnostic, targets: Sequence[Target], where: dict[str, Any], own: dict[str, Any]) -> Question:
     given = {k: where.pop(k) for k in ("model", "data") if where.get(k) is not None}
-    if wrong := [t for t in targets if isinstance(t, History)]:
-        raise FldiagError(f"diagnostic {entry.name!r} is not one of a {type(wrong[0]).__name__}", "give a checkpoint or a Problem",
-                          usage=True)
-    opened = [t if isinstance(t, (Problem, Run)) else subjects.checkpoint(t, **given) for t in targets]
+    opened: list[Run | Checkpoint | Problem] = []
+    for t in targets:
+        if isinstance(t, History):
+            raise FldiagError(f"diagnostic {entry.name!r} is not one of a History", "give a checkpoint or a Problem", usage=True)
+        opened.append(t if isinstance(t, (Problem, Run)) else subjects.checkpoint(t, **given))
     if where and (whole := [t for t in opened if isinstance(t, Problem)]):
         raise FldiagError(f"option {sorted(where)[0]!r} has no effect on a {type(whole[0]).__name__}, which has its data already",
                           "leave it out, or give a checkpoint", usage=True)
@@ -85,7 +87,7 @@ def _of_weights(entry: Diagnostic, targets: Sequence[Target], where: dict[str, A
     if entry.on == "checkpoints":
         asked = [(entry.name, problems, own)]
     named = list(choice.named) or [c for c in chosen if isinstance(c, Checkpoint)]
-    about = {"checkpoints": {p.name: _file(c, p) for p, c in zip(problems, chosen, strict=True)}}
+    about: dict[str, Any] = {"checkpoints": {p.name: _file(c, p) for p, c in zip(problems, chosen, strict=True)}}
     if choice.named:
         about["through"] = [c.sha256 for c in named]
     what = named[0].path.stem if len(named) == 1 else f"{len(named)}-checkpoints"

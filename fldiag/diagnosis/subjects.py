@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +32,6 @@ DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 Target = Run | Checkpoint | Problem | History
 #: Targets that lie in no folder.
 OPEN = (Problem, History)
-
-
-@dataclass
-class Choice:
-    """Which problems are asked, and how, where a diagnostic takes its targets together (a plane through three).
-
-    ``asked``: the targets whose problems are asked, each with its own options. ``named``: the checkpoints that the name of
-    the result depends on. ``instead``: another diagnostic that answers. ``notes``: remarks."""
-
-    asked: Sequence[tuple[Target, dict[str, Any]]]
-    named: Sequence[Checkpoint] = ()
-    instead: str = ""
-    options: dict[str, Any] = field(default_factory=dict)
-    stem: str = ""
-    notes: list[str] = field(default_factory=list)
 
 
 def load(path: str | Path, *, model: Any = None, data: Any = None) -> Run | Checkpoint:

@@ -17,6 +17,7 @@ from fldiag.checkpoint.run import Run
 from fldiag.config import Config
 from fldiag.data import partition as partitions
 from fldiag.data.public import deal
+from fldiag.diagnosis.question import diagnostic
 from fldiag.errors import FldiagError
 from fldiag.registry import Progress
 from fldiag.results.table import table
@@ -51,7 +52,7 @@ def answer(subject: Subject, name: str, options: dict[str, Any]) -> pd.DataFrame
         return OWN[name](subject, **options)
     run = subject.trained
     where: dict[str, Any] = {"device": subject.device, "download": subject.download}
-    if api.registry.diagnostic.get(name).meta.get("on") == "run":
+    if diagnostic(name).on == "run":
         where["rounds"] = subject.rounds if name in ("drift", "forgetting") else run.rounds[-1:]
     return api.diagnose(run, name, cache=run.path / "diagnostics" / "cache", progress=subject.progress, **{**where, **options})
 

@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 
 from fldiag.diagnostics.landscape import interactive
-from fldiag.plotting.style import number
 from fldiag.diagnostics.landscape.surfaces import Surface, scale
 from fldiag.diagnostics.landscape.surfaces import surfaces as grids_of
+from fldiag.plotting.style import number
 from fldiag.report.collect import Claim, Collection, Member, Source
 from fldiag.report.curves import command
 from fldiag.report.page import (

@@ -17,6 +17,7 @@ from fldiag.checkpoint.foreign import State
 from fldiag.checkpoint.recording import Recording, mean
 from fldiag.console import Console
 from fldiag.data import Dataset
+from fldiag.diagnosis.subjects import user_code
 from fldiag.errors import FldiagError
 from fldiag.models.network import Network
 from fldiag.registry import model as registered
@@ -24,7 +25,6 @@ from fldiag.results import files
 from fldiag.results.provenance import digest
 from fldiag.rounds.round_weights import ranges
 from fldiag.training.evaluate import evaluate
-from fldiag.verbs.output import user_code
 
 COLUMNS = {"round": "round", "clients": "clients", "received": "received", "global": "global model", "accuracy": "accuracy",
            "loss": "loss"}

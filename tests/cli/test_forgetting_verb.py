@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from commands import last, run, table
+from fldiag.verbs.history import rounds
 
 import fldiag
 from fldiag.errors import FldiagError
 from fldiag.results import files
-from fldiag.verbs.history import rounds
 
 SMALL = ("--set", "rounds=4", "--set", "model.name=mlp", "--set", "train.epochs=2")
 

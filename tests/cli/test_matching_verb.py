@@ -12,8 +12,8 @@ from commands import last, run, table
 import fldiag
 from fldiag.cli.options import room_of
 from fldiag.diagnostics import Problem
-from fldiag.errors import FldiagError
 from fldiag.diagnostics.forgetting.picture import only
+from fldiag.errors import FldiagError
 from fldiag.results import files
 
 SMALL = ("--set", "rounds=2", "--set", "model.name=mlp", "--set", "model.hidden=[12]", "--set", "train.epochs=1",

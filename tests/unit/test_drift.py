@@ -10,15 +10,15 @@ from torch import nn
 from torch.nn import functional as F
 
 from fldiag.diagnostics.drift import drift
+from fldiag.diagnostics.drift.propositions import check, slope
+from fldiag.diagnostics.drift.representation import cka, features
 from fldiag.errors import FldiagError
 from fldiag.models.network import Network
 from fldiag.params import Layout
 from fldiag.parts import perturbation as training
 from fldiag.rounds import proximal
 from fldiag.rounds.pool import Pool
-from fldiag.diagnostics.drift.propositions import check, slope
 from fldiag.rounds.proximal import Losses
-from fldiag.diagnostics.drift.representation import cka, features
 
 PARTS = [np.arange(0, 60), np.arange(60, 120)]
 PLAIN = {"gradients": False, "representation": False, "propositions": False, "rho": ()}

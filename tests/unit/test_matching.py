@@ -13,12 +13,12 @@ from torch import nn
 
 import fldiag
 from fldiag.data import Dataset
-from fldiag.errors import FldiagError
-from fldiag.diagnostics.spectrum import picture as spectrum
-from fldiag.plotting import density
-from fldiag.diagnostics.matching import picture
 from fldiag.diagnostics.forgetting.picture import only
+from fldiag.diagnostics.matching import picture
 from fldiag.diagnostics.matching.comparison import _errors, norms_and_directions, principal_angles
+from fldiag.diagnostics.spectrum import picture as spectrum
+from fldiag.errors import FldiagError
+from fldiag.plotting import density
 
 SIZES = (20, 13, 17)
 #: Krylov spaces of the whole dimension: also what cannot be had in closed form comes out to rounding.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -11,6 +11,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fldiag.diagnostics.account import picture
+from fldiag.diagnostics.account.summary import summary
 from fldiag.errors import FldiagError
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
@@ -22,10 +24,24 @@ from fldiag.rounds.round_weights import Stored
 TERMS = ("change", "linear", "quadratic", "rest")
 
 
-@diagnostic("account", on="run")
-def account(history: History, progress: Progress | None = None, *, slice: Literal["train", "test"] = "train",
-            k: Annotated[int, Field(ge=0)] = 5, layers: bool = True, tol: Annotated[float, Field(gt=0, lt=1)] = 1e-3,
-            max_products: Annotated[int, Field(ge=1)] = 100, every_round: bool = False, seed: int = 0) -> pd.DataFrame:
+def cost(history: History, options: Mapping[str, Any]) -> float:
+    """A round: a spectrum, a product an update, and one a layer and update."""
+    rounds = len(history.rounds) if (history.chosen if options["every_round"] is None else options["every_round"]) else 1
+    layers = len(history.layout.layers) if options["layers"] else 0
+    return rounds * 2.0 * (2 * options["k"] + 12 + history.sampled * (1 + layers))
+
+
+@diagnostic("account", on="run", needs="clients", draw=picture.draw, summary=summary, cost=cost,
+            example="checkpoints/digits-fedavg-s0-1a2b3c4d")
+def account(history: History, progress: Progress | None = None, *,
+            slice: Annotated[Literal["train", "test"], Field(description="The loss on train or test.")] = "train",
+            k: Annotated[int, Field(ge=0, description="How many Hessian eigenvectors.")] = 5,
+            layers: Annotated[bool, Field(description="Also by layer.")] = True,
+            tol: Annotated[float, Field(gt=0, lt=1, description="Relative error allowed in each eigenvalue.")] = 1e-3,
+            max_products: Annotated[int, Field(ge=1, description="Hessian-vector products allowed for them.")] = 100,
+            every_round: Annotated[bool | None, Field(description="All rounds, not only the last (default: where --rounds "
+                                                                  "chooses them).")] = None,
+            seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
     """Each update's harm to the global loss: gradient conflict, sharp directions, or beyond the quadratic range.
 
     At the received weights, with g and H gradient and Hessian of the loss on ``slice`` (all clients' training data, or
@@ -49,7 +65,7 @@ def account(history: History, progress: Progress | None = None, *, slice: Litera
     """
     rows: list[Row] = []
     counted = progress or (lambda done, total, text: None)
-    for stored in history.each() if every_round else [history.last()]:
+    for stored in history.asked(every_round):
         if stored.complete:
             rows += [{"round": stored.round, "masked": row["value"] is None or not np.isfinite(row["value"]), **row}
                      for row in _round(history, stored, slice, k, layers, tol, max_products, seed, counted)]

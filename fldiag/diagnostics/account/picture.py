@@ -10,9 +10,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from fldiag.diagnostics.forgetting.picture import DIVERGING, only
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
-from fldiag.diagnostics.forgetting.picture import DIVERGING, only
 from fldiag.plotting.tables import floats, need, select
 
 PICTURE = "picture of the account"

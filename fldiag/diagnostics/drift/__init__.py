@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import numpy as np
@@ -10,16 +11,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fldiag.diagnostics.drift import divergence, picture
+from fldiag.diagnostics.drift.propositions import check
+from fldiag.diagnostics.drift.representation import cka, features
+from fldiag.diagnostics.drift.summary import summary
 from fldiag.errors import FldiagError
 from fldiag.models.network import Network
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.table import Row, table
-from fldiag.diagnostics.drift import divergence
 from fldiag.rounds import proximal
 from fldiag.rounds.history import History
-from fldiag.diagnostics.drift.propositions import check
 from fldiag.rounds.proximal import Kind, Losses, Per, Strength
-from fldiag.diagnostics.drift.representation import cka, features
 from fldiag.rounds.round_weights import Stored
 
 Radius = Annotated[float, Field(ge=0)]
@@ -28,11 +30,27 @@ STEP_METRICS = ("cos_gu_gp", "proximal_loss", "lambda_mean")
 ETAS, RHOS = (1e-4, 1e-3, 1e-2), (3e-3, 1e-2, 3e-2)
 
 
-@diagnostic("drift", on="run")
-def drift(history: History, progress: Progress | None = None, *, rho: tuple[Radius, ...] = (0.0, 0.5, 1.0, 2.0),
-          loss: Kind = "kl", tau: Annotated[float, Field(gt=0)] = 3.0, strength: Strength = "adaptive", per: Per = "layer",
-          part: str = "full", batch: Annotated[int, Field(ge=1)] | None = None, gradients: bool = True,
-          representation: bool = True, propositions: bool = True) -> pd.DataFrame:
+def cost(history: History, options: Mapping[str, Any]) -> float:
+    """A round: a gradient of all training data, and 1 + len(rho) of every stored client's own."""
+    share = history.sampled / max(1, len(history.parts))
+    return len(history.rounds) * (float(options["gradients"]) + share * (3 + len(options["rho"])))
+
+
+@diagnostic("drift", on="run", needs="clients", draw=picture.draw, summary=summary, cost=cost,
+            example="checkpoints/digits-fedavg-s0-1a2b3c4d --rho 0 --rho 2")
+def drift(history: History, progress: Progress | None = None, *,
+          rho: Annotated[tuple[Radius, ...], Field(description="Radius of the perturbation in g_u.")] = (0.0, 0.5, 1.0, 2.0),
+          loss: Annotated[Kind, Field(description="Proximal loss: kl or l2.")] = "kl",
+          tau: Annotated[float, Field(gt=0, description="Temperature of kl.")] = 3.0,
+          strength: Annotated[Strength, Field(description="adaptive or fixed.")] = "adaptive",
+          per: Annotated[Per, Field(description="What the adaptive strengths are normalised over: layer, tensor or dim0."
+                                    )] = "layer",
+          part: Annotated[str, Field(description="Perturbed weights: full, body or head.")] = "full",
+          batch: Annotated[int | None, Field(ge=1, description="Minibatches of so many examples (default: all of a "
+                                                               "client's).")] = None,
+          gradients: Annotated[bool, Field(description="Cosines with the global gradient.")] = True,
+          representation: Annotated[bool, Field(description="CKA of trained and received models.")] = True,
+          propositions: Annotated[bool, Field(description="Propositions 1 and 2 in the last round.")] = True) -> pd.DataFrame:
     """Divergence of the clients' weights, cosines of updates and gradients, proximal loss and Lambda, representations.
 
     Rows of every stored round with client weights; scope client (each), pair (two clients) and global (the mean, over

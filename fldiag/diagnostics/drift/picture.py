@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fldiag.plotting import style
 from fldiag.diagnostics.forgetting.picture import key, line, only, rounds
+from fldiag.plotting import style
 from fldiag.plotting.tables import floats, need, select
 
 PICTURE = "picture of drift"

@@ -7,13 +7,16 @@ distillation in federated learning" (NeurIPS 2022).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from fldiag.registry import Progress, diagnostic
+from fldiag.diagnostics.forgetting import picture
+from fldiag.diagnostics.forgetting.summary import summary
+from fldiag.registry import Also, Progress, diagnostic
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row, table
 from fldiag.rounds.history import History
@@ -22,9 +25,21 @@ from fldiag.rounds.round_cache import Kept
 from fldiag.rounds.round_weights import Stored
 
 
-@diagnostic("forgetting", on="run")
-def forgetting(history: History, progress: Progress | None = None, *, min_count: Annotated[int, Field(ge=1)] = 5,
-               confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95, store: Any = None) -> pd.DataFrame:
+def cost(history: History, options: Mapping[str, Any]) -> float:
+    """A round: every stored model on all training data and the test data, a third of a gradient each."""
+    return len(history.rounds) * (history.sampled + 2) / 3 * (history.pool.n / max(1, history.pool.clients.stop
+                                                                                     - history.pool.clients.start))
+
+
+@diagnostic("forgetting", on="run", needs="clients", draw=picture.curves_if_any, more={"-classes": picture.heatmap_if_any},
+            summary=summary, cost=cost, also={"why": Also(
+                "account", "Also the second-order account of each update on the global loss, of the last round (or all of "
+                           "--rounds).", options=("slice", "k", "seed"))},
+            example="checkpoints/digits-fedavg-s0-1a2b3c4d --why")
+def forgetting(history: History, progress: Progress | None = None, *,
+               min_count: Annotated[int, Field(ge=1, description="Mask numbers on fewer examples.")] = 5,
+               confidence: Annotated[float, Field(gt=0, lt=1, description="Confidence level of the accuracy intervals.")] = 0.95,
+               store: Any = None) -> pd.DataFrame:
     """Accuracy and loss before and after local training and after averaging; what is forgotten, by class and client.
 
     Every stored round, moments received, trained and aggregated, on slices ``test``, ``client:k/train`` (the client's

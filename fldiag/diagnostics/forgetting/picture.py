@@ -91,6 +91,17 @@ def curves(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
     return fig
 
 
+def curves_if_any(table: pd.DataFrame) -> Figure | None:
+    """``curves``, where there are accuracies: regression has losses only."""
+    return curves(table) if (table["metric"] == "accuracy").any() else None
+
+
+def heatmap_if_any(table: pd.DataFrame) -> Figure | None:
+    """``heatmap``, where classes were told apart."""
+    there = (table["metric"] == "accuracy").any() and (table["metric"] == "class_forgetting").any()
+    return heatmap(table) if there else None
+
+
 def _band(table: pd.DataFrame, found: pd.DataFrame, moment: str) -> tuple[np.ndarray, np.ndarray] | None:
     if moment == "trained":
         std = _global(table, "accuracy_std", moment)["value"].reindex(found.index)

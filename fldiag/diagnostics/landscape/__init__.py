@@ -15,13 +15,18 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.figure import Figure
 from pydantic import Field
 
+from fldiag.diagnostics.landscape import interactive, picture
+from fldiag.diagnostics.landscape.choice import choose
+from fldiag.diagnostics.landscape.summary import summary
 from fldiag.errors import FldiagError
 from fldiag.problem.eigenpairs import finite_loss
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.provenance import digest
+from fldiag.results.select import only
 from fldiag.results.table import Row, table
 from fldiag.seeding import numpy_rng
 from fldiag.surface import directions as rules
@@ -30,6 +35,10 @@ from fldiag.surface.directions import Directions
 from fldiag.surface.evaluator import Evaluator
 from fldiag.surface.points import Points
 
+#: Grid points along an axis when nobody says how many.
+POINTS = 41
+NAMES = {"eigen": ("eigenvector 1", "eigenvector 2"), "random": ("random direction 1", "random direction 2"),
+         "plane": ("towards checkpoint 2", "at right angles, to checkpoint 3"), "pca": ("principal axis 1", "principal axis 2")}
 #: With bf16, so many points besides the centre and the corners are evaluated in float32 too.
 BF16_CHECKS = 8
 
@@ -46,15 +55,51 @@ def axis(points: int, span: float) -> np.ndarray:
     return np.concatenate([-half[::-1], [0.0], half])
 
 
-@diagnostic("landscape")
+def cost(problem: Problem, options: Mapping[str, Any]) -> float:
+    """A third of a gradient a point; about a seventh of the points where a spline lies between them."""
+    points = options["points"] or POINTS
+    count = points**2 if options["full"] else max(60.0, points**2 / 7)
+    return count / 3 + (50 if options["directions"] == "eigen" else 0)
+
+
+def axes(table: pd.DataFrame) -> tuple[str, str]:
+    """What the two axes are; principal axes with the share of the variance that they explain."""
+    directions = table.attrs.get("options", {}).get("directions")
+    first, second = NAMES.get(directions, ("direction 1", "direction 2"))
+    shares = only(table, metric="explained_variance").set_index("index")["value"]
+    if directions != "pca" or not len(shares):
+        return first, second
+    return f"{first} ({100 * shares[1]:.0f} % of variance)", f"{second} ({100 * shares[2]:.0f} %)"
+
+
+def draw(table: pd.DataFrame, **options: Any) -> Figure:
+    """The surfaces of a table on one grid and one colour scale."""
+    return picture.draw(table, names=axes(table), **options)
+
+
+def page(table: pd.DataFrame) -> str:
+    """The same to turn and to hover over, as a self-contained HTML page."""
+    return interactive.page(table, names=axes(table))
+
+
+@diagnostic("landscape", draw=draw, more={".html": page}, summary=summary, cost=cost, choose=choose,
+            example="checkpoints/example/fedsol-digits.pt")
 def landscape(problem: Problem, progress: Progress | None = None, *,
-              directions: Literal["eigen", "random", "plane", "pca"] = "eigen",
-              points: Annotated[int, Field(ge=3)] = 41, span: Annotated[float, Field(gt=0)] | None = None,
-              through: Any = None, grid_rtol: Annotated[float, Field(ge=0, lt=1)] = 0.01, full: bool = False,
-              bf16: bool = False, k: Annotated[int, Field(ge=2)] = 5,
-              tol: Annotated[float, Field(gt=0, lt=1)] = 1e-3,
-              max_products: Annotated[int, Field(ge=2)] = 100, seed: int = 0,
-              store: Any = None) -> pd.DataFrame:
+              directions: Annotated[Literal["eigen", "random", "plane", "pca", "clients"], Field(
+                  description="eigen, random, plane (through three checkpoints), pca (the axes of a run's trajectory) or clients "
+                              "(ways to the clients' models).")] = "eigen",
+              line: Annotated[bool, Field(description="Profiles along the directions, with parabolas.")] = False,
+              points: Annotated[int | None, Field(ge=3, description="Grid points along each axis (odd; default 41).")] = None,
+              span: Annotated[float | None, Field(gt=0, description="Largest coefficient (default 1).")] = None,
+              grid_rtol: Annotated[float, Field(ge=0, lt=1, description="Error allowed between evaluated points, as a share of "
+                                                                        "the loss range.")] = 0.01,
+              full: Annotated[bool, Field(description="Evaluate every point.")] = False,
+              through: Any = None, bf16: Annotated[bool, Field(description="Compute the layers in bfloat16; the error is "
+                                                               "measured and printed.")] = False,
+              k: Annotated[int, Field(ge=2, description="How many eigenvalues, with eigen.")] = 5,
+              tol: Annotated[float, Field(gt=0, lt=1, description="Relative error allowed in each eigenvalue.")] = 1e-3,
+              max_products: Annotated[int, Field(ge=2, description="Hessian-vector products allowed for them.")] = 100,
+              seed: Annotated[int, Field(description="Random seed.")] = 0, store: Any = None) -> pd.DataFrame:
     """The mean loss on a grid of points w + x d1 + y d2, with standard errors over the examples.
 
     ``directions``: ``eigen`` (top two Hessian eigenvectors; adds the rows of the spectrum), ``random``
@@ -81,7 +126,10 @@ def landscape(problem: Problem, progress: Progress | None = None, *,
     Raises FldiagError for an even number of points, weights that span no plane, a store of other weights, or a loss at the
     weights that is not finite.
     """
+    points = points or POINTS
     axis(points, 1.0)
+    if line or directions == "clients":
+        raise FldiagError("lines are another diagnostic's: profile", "ask that, or ask landscape of checkpoints", usage=True)
     finite_loss(problem)
     ends = dict(through) if isinstance(through, Mapping) else list(through) if isinstance(through, Sequence) else None
     kept = Points((points, points), store, lambda: digest(

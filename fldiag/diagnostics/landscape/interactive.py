@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 from importlib import resources
-from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib
@@ -15,15 +14,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import to_hex
 
-from fldiag.plotting import style
 from fldiag.diagnostics.landscape.surfaces import Scale, Surface, scale, surfaces
+from fldiag.plotting import style
 
 
-def interactive(table: pd.DataFrame, path: str | Path, *, title: str = "Loss landscape",
-                clip: float | Literal["auto"] | None = "auto",
-                height: Literal["linear", "log", "auto"] = "linear",
-                names: tuple[str, str] = ("direction 1", "direction 2")) -> Path:
-    """Write the landscapes of ``table`` (see ``landscape.draw``) as a self-contained page; returns its path.
+def page(table: pd.DataFrame, *, title: str = "Loss landscape", clip: float | Literal["auto"] | None = "auto",
+         height: Literal["linear", "log", "auto"] = "linear", names: tuple[str, str] = ("direction 1", "direction 2")) -> str:
+    """The landscapes of ``table`` (see ``picture.draw``) as the text of a self-contained page.
 
     plotly is inside the file. Hovering tells x, y, loss and its standard error, also where the surface is
     clipped. Text from the table reaches the page only escaped. Raises FldiagError for an unfit table.
@@ -33,18 +30,17 @@ def interactive(table: pd.DataFrame, path: str | Path, *, title: str = "Loss lan
 
     grids = surfaces(table)
     shared = scale(grids, clip, height)
-    home = resources.files("fldiag.plotting")
+    home = resources.files("fldiag.diagnostics.landscape")
     plotly, script = get_plotlyjs(), (home / "landscape.js").read_text("utf-8")
-    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
+    template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
         (home / "landscape.html").read_text("utf-8"))
     data = {"scenes": [_scene(g, shared) for g in grids], "marks": [_marks(g, shared) for g in grids],
             "layout": _layout(grids, shared, names)}
-    text = page.render(
+    return template.render(
         title=title, grids=grids, number=style.number, notes=shared.notes(), policy=_policy(plotly, script),
         plotly=plotly, script=script, data=_inert(data),
         stops=", ".join(to_hex(c) for c in matplotlib.colormaps[style.COLORMAP](np.linspace(0, 1, 17))),
         ticks=[(100 * (t - shared.low) / (shared.high - shared.low), shared.label(t)) for t in shared.ticks(5)])
-    return style.write(path, text.encode("utf-8"))
 
 
 def _scene(grid: Surface, shared: Scale) -> dict[str, Any]:

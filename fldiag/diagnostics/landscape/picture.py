@@ -17,12 +17,11 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from fldiag.plotting import style
-from fldiag.diagnostics.landscape.interactive import interactive
 from fldiag.diagnostics.landscape.surfaces import Scale, Surface, scale, surfaces
 from fldiag.diagnostics.landscape.trajectory import trajectory
+from fldiag.plotting import style
 
-__all__ = ["draw", "interactive"]
+__all__ = ["draw"]
 
 _LEFT = 0.50  # inches
 _XLABEL = 0.38  # inches for tick labels and name of the x axis

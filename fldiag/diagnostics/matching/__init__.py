@@ -6,6 +6,7 @@ its released code computes them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,9 @@ from pydantic import Field
 from torch import Tensor
 
 from fldiag.curvature.lanczos import EigenPairs
+from fldiag.diagnostics.matching import picture
+from fldiag.diagnostics.matching.comparison import Space, Summary, matching_rows, overlap_rows
+from fldiag.diagnostics.matching.summary import summary
 from fldiag.errors import FldiagError
 from fldiag.problem import stack as stacks
 from fldiag.problem.diagonal import Diagonal, Estimate, diagonal_of, norm
@@ -23,7 +27,6 @@ from fldiag.problem.problem import Problem
 from fldiag.problem.stack import Stack
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.table import Row, table
-from fldiag.diagnostics.matching.comparison import Space, Summary, matching_rows, overlap_rows
 from fldiag.rounds.history import History
 from fldiag.rounds.round_weights import Stored
 
@@ -50,15 +53,35 @@ class Options:
                            deflate=self.deflate, seed=self.seed, progress=progress)
 
 
-@diagnostic("matching", on="run")
-def matching(history: History, progress: Progress | None = None, *, data: Literal["both", "client", "global"] = "both",
-             k: Annotated[int, Field(ge=0)] = 5, split: bool = True, every_round: bool = False, estimate: Estimate = "auto",
-             rtol: Annotated[float, Field(gt=0, lt=1)] = 0.02, max_products: Annotated[int, Field(ge=2)] = 200,
-             deflate: Annotated[int, Field(ge=0)] = 20, tol: Annotated[float, Field(gt=0, lt=1)] = 1e-3, seed: int = 0,
-             stack: Stack = "auto") -> pd.DataFrame:
+def cost(history: History, options: Mapping[str, Any]) -> float:
+    """Of every client: a spectrum and a diagonal on its own data, and as much on everybody's where that is asked for."""
+    rounds = len(history.rounds) if (history.chosen if options["every_round"] is None else options["every_round"]) else 1
+    one = 2.0 * (2 * options["k"] + 12 + 5)
+    clients = history.sampled
+    return rounds * (one * 2 + (0 if options["on"] == "client" else clients * (10 if options["on"] == "both" else one)))
+
+
+@diagnostic("matching", on="run", needs="clients", draw=picture.draw_last, summary=summary, cost=cost,
+            example="checkpoints/digits-fedavg-s0-1a2b3c4d --samples 500")
+def matching(history: History, progress: Progress | None = None, *,
+             on: Annotated[Literal["both", "client", "global"], Field(
+                 description="Hessians on each client's own data (client), on everybody's (global), or both.")] = "both",
+             k: Annotated[int, Field(ge=0, description="How many eigenvectors (0: none).")] = 5,
+             split: Annotated[bool, Field(description="The clients' shares of the global model's curvature.")] = True,
+             every_round: Annotated[bool | None, Field(description="All rounds, not only the last (default: where --rounds "
+                                                                   "chooses them).")] = None,
+             estimate: Annotated[Estimate, Field(description="Diagonals: auto, exact or hutchinson.")] = "auto",
+             rtol: Annotated[float, Field(gt=0, lt=1, description="Relative standard error allowed where diagonals are "
+                                                                  "estimated.")] = 0.02,
+             max_products: Annotated[int, Field(ge=2, description="Hessian-vector products allowed for an estimate or a "
+                                                                  "spectrum.")] = 200,
+             deflate: Annotated[int, Field(ge=0, description="Products of an estimate that span what is counted exactly.")] = 20,
+             tol: Annotated[float, Field(gt=0, lt=1, description="Relative error allowed in each eigenvalue.")] = 1e-3,
+             seed: Annotated[int, Field(description="Random seed.")] = 0,
+             stack: Annotated[Stack, Field(description="Clients side by side: auto, on or off.")] = "auto") -> pd.DataFrame:
     """Cross-client Hessian matching: H_N and H_D, top eigenvalues and traces, overlap of the sharpest directions.
 
-    Hessians H_k of the clients' trained weights, on each client's own training data (``data`` client) or on all clients'
+    Hessians H_k of the clients' trained weights, on each client's own training data (``on`` client) or on all clients'
     (global); by default both. Rows:
 
     - ``H_N`` (||D_k|| - ||D_j||)^2 and ``H_D`` <D_k, D_j> / (||D_k|| ||D_j||) of every pair (scope pair), and their means
@@ -86,9 +109,9 @@ def matching(history: History, progress: Progress | None = None, *, data: Litera
     Raises FldiagError when no round has client weights, or no client's Hessian can be computed.
     """
     options = Options(k, tol, estimate, rtol, max_products, deflate, seed, stack)
-    places: list[Data] = ["client", "global"] if data == "both" else [data]
+    places: list[Data] = ["client", "global"] if on == "both" else [on]
     rows: list[Row] = []
-    for stored in history.each() if every_round else [history.last()]:
+    for stored in history.asked(every_round):
         if stored.complete:
             rows += [{"masked": row["value"] is None, **row, "round": stored.round}
                      for row in _Round(history, stored, options, progress).rows(places, split)]

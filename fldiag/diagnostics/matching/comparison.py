@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fldiag.curvature.lanczos import EigenPairs
+from fldiag.diagnostics.drift.divergence import cosines
 from fldiag.problem.diagonal import norm
 from fldiag.results.table import Row
-from fldiag.diagnostics.drift.divergence import cosines
 
 MODES = ("diag", "tensor_trace")
 

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
+from fldiag.diagnostics.forgetting.picture import only
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
-from fldiag.diagnostics.forgetting.picture import only
 from fldiag.plotting.tables import floats, need, select
 
 PICTURE = "picture of matching"
@@ -60,6 +60,11 @@ def draw(table: pd.DataFrame, *, round: int | None = None, width: float = style.
         hollow = any((~_converged(_bar(rows, kind))).any() for kind in bars)
         fig.suptitle(f"round {round}" + ("; hollow: not converged" if hollow else ""), fontsize=8.5)
     return fig
+
+
+def draw_last(table: pd.DataFrame) -> Figure:
+    """``draw`` of the last round."""
+    return draw(table, round=int(table["round"].dropna().max()))
 
 
 def _pairs(fig, ax, metric: str, rows: pd.DataFrame, text: str, clients: list[int]) -> None:

@@ -11,6 +11,8 @@ import torch
 from pydantic import Field
 
 from fldiag.diagnostics.landscape import axis
+from fldiag.diagnostics.profile import picture
+from fldiag.diagnostics.profile.summary import summary
 from fldiag.errors import FldiagError
 from fldiag.problem.eigenpairs import NOISE, eigenpairs, eigenvalue_rows, finite_loss
 from fldiag.problem.problem import Problem
@@ -23,13 +25,24 @@ from fldiag.surface.interpolation import Path, barrier
 from fldiag.surface.points import Points
 
 
-@diagnostic("profile")
+def cost(problem: Problem, options: Mapping[str, Any]) -> float:
+    """A third of a gradient a point, and the spectrum's."""
+    ways = len(options["through"]) if options["directions"] == "through" and options["through"] is not None else options["lines"]
+    return ways * (options["points"] or 41) / 3 + (50 if options["directions"] == "eigen" else 0)
+
+
+@diagnostic("profile", draw=picture.draw, summary=summary, cost=cost,
+            example="checkpoints/example/fedsol-digits.pt --directions random")
 def profile(problem: Problem, progress: Progress | None = None, *,
-            directions: Literal["eigen", "random", "through"] = "eigen", lines: Annotated[int, Field(ge=1)] = 2,
-            points: Annotated[int, Field(ge=3)] | None = None, span: Annotated[float, Field(gt=0)] = 1.0,
-            through: Any = None, k: Annotated[int, Field(ge=1)] = 5,
-            tol: Annotated[float, Field(gt=0, lt=1)] = 1e-3, max_products: Annotated[int, Field(ge=2)] = 100,
-            seed: int = 0, store: Any = None) -> pd.DataFrame:
+            directions: Annotated[Literal["eigen", "random", "through"], Field(
+                description="eigen, random, or through (Python only: to other weights).")] = "eigen",
+            lines: Annotated[int, Field(ge=1, description="How many directions.")] = 2,
+            points: Annotated[int | None, Field(ge=3, description="Points along each line (odd; default 41).")] = None,
+            span: Annotated[float, Field(gt=0, description="Largest coefficient.")] = 1.0, through: Any = None,
+            k: Annotated[int, Field(ge=1, description="How many eigenvalues, with eigen.")] = 5,
+            tol: Annotated[float, Field(gt=0, lt=1, description="Relative error allowed in each eigenvalue.")] = 1e-3,
+            max_products: Annotated[int, Field(ge=2, description="Hessian-vector products allowed for them.")] = 100,
+            seed: Annotated[int, Field(description="Random seed.")] = 0, store: Any = None) -> pd.DataFrame:
     """The loss along lines: through the weights with the parabola of its curvature, or to other models with barriers.
 
     ``directions`` = ``eigen`` (the leading ``lines`` Hessian eigenvectors) or ``random`` (filter-normalised):

@@ -18,6 +18,7 @@ from fldiag.diagnostics.diagonal import diagonal as diagonal_table
 from fldiag.diagnostics.spectrum import picture, pyhessian_engine
 from fldiag.diagnostics.trace import trace as trace_table
 from fldiag.errors import FldiagError
+from fldiag.plotting import layers
 from fldiag.problem.eigenpairs import (
     NOISE,
     default_products,
@@ -89,7 +90,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         yield Note("entries of the diagonal are rough estimates here (see stderr); the trace is as good as its stderr says")
 
 
-@diagnostic("spectrum", draw=picture.draw, more={"-layers": picture.layers_if_any}, summary=summary, cost=cost, check=check,
+@diagnostic("spectrum", draw=picture.draw, more={"-layers": layers.draw_if_any}, summary=summary, cost=cost, check=check,
             also={"density": Also("density", "Also the spectral density, with a picture.", sets={"strict": True})},
             example="checkpoints/example/fedsol-digits.pt --k 5 --trace")
 def spectrum(problem: Problem, progress: Progress | None = None, *,

@@ -1,6 +1,6 @@
 """What there is, in a file: names, descriptions and options of everything registered, readable without importing PyTorch.
 
-``python -m fldiag.catalogue`` writes the file anew; a test holds it equal to the registry. What other packages bring stands
+``python -m fldiag.known`` writes the file anew; a test holds it equal to the registry. What other packages bring stands
 in no file: it is known by the names of their entry points, and imported when it is asked about.
 """
 
@@ -56,7 +56,7 @@ def item(kind: str, name: str) -> Item | None:
 def describe(entry: Any) -> Item:
     """What the file says of one registered thing."""
     meta = {k: _plain(v) for k, v in entry.meta.items()}
-    found: Item = {"kind": entry.kind, "summary": entry.summary, "doc": entry.doc, "meta": meta,
+    found: Item = {"kind": entry.kind, "summary": entry.headline, "doc": entry.doc, "meta": meta,
                    "options": [option(key, field) for key, field in entry.options.model_fields.items()]}
     if entry.kind == "diagnostic":
         found |= {"on": entry.on, "needs": entry.needs, "example": entry.example, "also": {
@@ -76,6 +76,8 @@ def _plain(value: Any) -> Any:
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
+    if callable(value):
+        return getattr(value, "__name__", "?")
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
 
