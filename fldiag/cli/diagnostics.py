@@ -28,7 +28,7 @@ def verb(name: str, item: known.Item) -> Callable[..., None]:
     if item["on"] == "run" and not item["needs"]:
         text = "A run folder."
     own = [*item["options"], *_borrowed(item)]
-    typed = {o["name"]: o for o in own if o["type"] in TYPES}
+    typed = {o["name"]: o for o in own if o["type"] in TYPES and o["name"] != "device"}
     shared = {s.name: {"name": s.name, "type": s.kind, "default": s.default, "help": s.help}
               for s in shared_by(item["on"], [o["name"] for o in own])}
     flags = {flag: {"name": flag, "type": "bool", "default": False, "help": also["help"]} for flag, also in item["also"].items()}
@@ -36,7 +36,7 @@ def verb(name: str, item: known.Item) -> Callable[..., None]:
     parameters = [_parameter(argument, Annotated[kind, typer.Argument(help=text)]),
                   *(_parameter(n, Annotated[_kind(o), _option(o)], _default(o)) for n, o in options.items()),
                   _parameter("out", Out, None), _parameter("json", Json, False),
-                  *([] if "device" in options else [_parameter("device", Device, "auto")]), _parameter("debug", Debug, False)]
+                  _parameter("device", Device, "auto"), _parameter("debug", Debug, False)]
 
     def run(**given: Any) -> None:
         with errors(given.pop("debug")):
@@ -44,7 +44,7 @@ def verb(name: str, item: known.Item) -> Callable[..., None]:
 
             targets, out, console = given.pop(argument), given.pop("out"), Console(given.pop("json"))
             asked = {n: v for n, v in given.items() if n in options and v is not None and v != _default(options[n])}
-            if item["on"] != "runs" or "device" in options:
+            if item["on"] != "runs" or any(o["name"] == "device" for o in own):
                 asked["device"] = device_of(given["device"])
             asking.ask(console, name, targets if isinstance(targets, list) else [targets], asked, out)
 

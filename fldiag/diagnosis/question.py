@@ -115,7 +115,7 @@ def _of_run(entry: Diagnostic, targets: Sequence[Target], where: dict[str, Any],
     if isinstance(target, Problem):
         raise FldiagError(f"diagnostic {entry.name!r} is not one of a Problem", "give a run", usage=True)
     if not isinstance(target, Run):
-        raise FldiagError(f"{target.path} is one checkpoint, and this compares the rounds of a run", "give the run's folder",
+        raise FldiagError(f"diagnostic {entry.name!r} needs a run, and {target.path} is one checkpoint", "give the run's folder",
                           usage=True)
     where["rounds"] = rounds(where.get("rounds"), target.rounds)
     history = subjects.history(target, where)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from commands import last, run, table
-from fldiag.verbs.history import rounds
 
 import fldiag
+from fldiag.diagnosis.options import rounds
 from fldiag.errors import FldiagError
 from fldiag.results import files
 

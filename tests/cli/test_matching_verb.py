@@ -10,10 +10,10 @@ import torch
 from commands import last, run, table
 
 import fldiag
-from fldiag.cli.options import room_of
-from fldiag.diagnostics import Problem
+from fldiag.diagnosis.options import size
 from fldiag.diagnostics.forgetting.picture import only
 from fldiag.errors import FldiagError
+from fldiag.problem.problem import Problem
 from fldiag.results import files
 
 SMALL = ("--set", "rounds=2", "--set", "model.name=mlp", "--set", "model.hidden=[12]", "--set", "train.epochs=1",
@@ -127,7 +127,7 @@ def test_a_diverged_client_is_left_out_and_all_diverged_is_an_error(copy):
     assert "not finite" in run("matching", copy, "--samples", 60, "--k", 1, code=1).stderr
 
 
-@pytest.mark.parametrize(("arguments", "text"), [(("--on", "test"), "data = 'test'"), (("--k", "-1"), "greater than or equal"),
+@pytest.mark.parametrize(("arguments", "text"), [(("--on", "test"), "on = 'test'"), (("--k", "-1"), "greater than or equal"),
                                                  (("--rtol", "1.5"), "less than 1"), (("--max-products", "1"), "greater than")])
 def test_wrong_options(trained, arguments, text):
     assert text in run("matching", trained, *arguments, code=2).stderr
@@ -207,13 +207,13 @@ def test_memory_bounds_the_batches_and_not_the_result(trained, rooms, tmp_path, 
 
 @pytest.mark.parametrize(("text", "bytes_"), [("500M", 500 * 2**20), ("2GiB", 2**31), ("1.5k", 1536), ("123456", 123456)])
 def test_sizes(text, bytes_):
-    assert room_of(text) == {"memory": bytes_}
+    assert size(text) == bytes_
 
 
 @pytest.mark.parametrize("text", ["", "0", "-5M", "1.2.3G", "many", "5T", "."])
 def test_no_sizes(text):
     with pytest.raises(FldiagError, match="is not a size"):
-        room_of(text)
+        size(text)
 
 
 def test_pyhessian_engine_beside_the_own_one(trained):

@@ -10,14 +10,14 @@ from fldiag.curvature import exact_diagonal as exact
 from fldiag.curvature import per_example_squares as squares
 from fldiag.curvature.hutchinson import hutchinson
 from fldiag.curvature.lanczos import krylov
-from fldiag.diagnostics import Problem
-from fldiag.diagnostics import diagonal as module
 from fldiag.diagnostics.diagonal import diagonal
 from fldiag.diagnostics.trace import trace
 from fldiag.errors import FldiagError
+from fldiag.problem import diagonal as module
 from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.exact_curvature import inexact
+from fldiag.problem.problem import Problem
 from fldiag.results.table import check
 
 

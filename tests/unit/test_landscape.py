@@ -10,10 +10,10 @@ from surfaces import Interrupted
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fldiag.diagnostics import Problem
 from fldiag.diagnostics.landscape import axis, landscape
 from fldiag.errors import FldiagError
 from fldiag.problem.eigenpairs import eigenpairs
+from fldiag.problem.problem import Problem
 from fldiag.results.array_checkpoint import ArrayStore
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import check

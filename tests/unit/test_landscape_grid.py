@@ -9,9 +9,9 @@ import torch
 from surfaces import Interrupted
 
 import fldiag
-from fldiag.diagnostics import Problem
 from fldiag.diagnostics.landscape import BF16_CHECKS, axis, landscape
 from fldiag.problem import from_checkpoint as target
+from fldiag.problem.problem import Problem
 from fldiag.results.table import check
 from fldiag.surface import directions as rules
 from fldiag.surface.evaluator import Evaluator

@@ -6,11 +6,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from fldiag.curvature import per_example_squares as squares
-from fldiag.diagnostics import Problem
 from fldiag.diagnostics.spectrum import spectrum
 from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.exact_curvature import inexact, within_a_layer
+from fldiag.problem.problem import Problem
 from fldiag.results.table import check
 
 

@@ -7,9 +7,9 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from fldiag.curvature.r_operator import ChainOperator
 from fldiag.curvature.sequential import Linear, links
-from fldiag.diagnostics import Problem
 from fldiag.errors import FldiagError
 from fldiag.problem import operators
+from fldiag.problem.problem import Problem
 
 
 def normed():

@@ -16,11 +16,11 @@ from fldiag.curvature.batched_lanczos import lockstep
 from fldiag.curvature.lanczos import lanczos, search
 from fldiag.curvature.r_operator import ChainOperator
 from fldiag.curvature.sequential import Linear
-from fldiag.diagnostics import Problem
 from fldiag.errors import FldiagError
 from fldiag.models.network import Network
 from fldiag.problem import stack
 from fldiag.problem.eigenpairs import strict_pairs
+from fldiag.problem.problem import Problem
 
 SIZES = (20, 13, 17, 40, 15)
 SPECTRUM = {"k": 3, "tol": 1e-6, "max_products": 100, "seed": 4}
