@@ -4,7 +4,8 @@ import numpy as np
 
 from fldiag.figures.study import Study, Trial, forgetting
 from fldiag.plotting import style
-from fldiag.plotting.forgetting import only, rounds
+from fldiag.plotting.forgetting import rounds
+from fldiag.results.select import only
 
 PRESET = "fedsol-cifar10-shard2"
 

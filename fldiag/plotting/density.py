@@ -10,6 +10,7 @@ from matplotlib.lines import Line2D
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.plotting.tables import floats, names, need, select
+from fldiag.results.select import only
 
 PICTURE = "spectral density"
 #: Decades shown below the highest density: further down lie only the flanks of the smoothing.
@@ -32,7 +33,7 @@ def draw(table: pd.DataFrame, *, width: float = style.ONE_COLUMN) -> Figure:
     if not high > 0:
         raise FldiagError("the spectral density has no positive value", "compute it again")
     texts = [style.wrap(r, width - 0.6)[0] for r in runs]
-    known = [run for run in runs if ((table["metric"] == "eigenvalue") & (table["run"] == run)).any()]
+    known = [run for run in runs if len(only(table, metric="eigenvalue", run=run))]
     handles = [Line2D([], [], color=looks[r].color, linestyle=looks[r].dash) for r in runs]
     if known:
         handles.append(Line2D([], [], color="#555555", marker="|", linestyle="none"))
@@ -48,7 +49,7 @@ def draw(table: pd.DataFrame, *, width: float = style.ONE_COLUMN) -> Figure:
                 ax.fill_between(x, np.maximum(middle - error, 1e-300), middle + error, color=look.color, alpha=0.2, linewidth=0)
             ax.plot(x, middle, color=look.color, linestyle=look.dash)
             if run in known:
-                tops = floats(table.loc[(table["metric"] == "eigenvalue") & (table["run"] == run), "value"])
+                tops = floats(only(table, metric="eigenvalue", run=run)["value"])
                 # rows of ticks at the foot of the panel, one a run
                 ax.plot(tops, np.full(len(tops), 0.03 + 0.04 * place), linestyle="none", marker="|", markersize=5,
                         color=look.color, transform=ax.get_xaxis_transform(), label="eigenvalues")

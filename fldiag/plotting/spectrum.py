@@ -12,6 +12,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.plotting.tables import floats, names, need, select
+from fldiag.results.select import only
 
 PICTURE = "spectrum"
 
@@ -83,7 +84,7 @@ _LAYERS = {"eigenvalue": "largest eigenvalue of the layer's block", "trace": "tr
 
 
 def _by_layer(table: pd.DataFrame, metric: str) -> pd.DataFrame:
-    rows = table[(table["metric"] == metric).fillna(False).astype(bool)]
+    rows = only(table, metric=metric)
     return rows[~_asked(rows)] if metric == "eigenvalue" else rows[rows["layer"].notna()]
 
 

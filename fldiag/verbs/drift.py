@@ -10,7 +10,7 @@ import pandas as pd
 from fldiag.console import Console
 from fldiag.plotting import drift as picture
 from fldiag.plotting import style
-from fldiag.plotting.forgetting import only
+from fldiag.results.select import WHOLE, number, only, spread_rounds
 from fldiag.verbs import history
 
 COLUMNS = {"round": "round", "global_local": "global–local", "local_local": "local–local", "updates": "cos updates",
@@ -29,13 +29,14 @@ def drift(console: Console, path: Path, out: Path | None, *, rounds: str | None,
     written += style.save(picture.draw(frame), name, ("pdf", "png"))
     lowest = min(options["rho"], default=None)
     rows = []
-    for r in history.spread_rounds(frame, "global_local_divergence"):
-        row: dict[str, Any] = {"round": r} | {k: history.value(frame, m, r, moment) for k, (m, moment) in _SOURCES.items()}
-        rows.append(row | {"angle": None if lowest is None else history.value(frame, "cos_gu_gp", r, "trained", rho=lowest)})
+    for r in spread_rounds(frame, "global_local_divergence"):
+        angle = None if lowest is None else number(frame, "cos_gu_gp", round=r, moment="trained", rho=lowest, **WHOLE)
+        rows.append({"round": r, "angle": angle, **{
+            key: number(frame, metric, round=r, moment=moment, **WHOLE) for key, (metric, moment) in _SOURCES.items()}})
     console.table(rows, COLUMNS)
     if lowest is not None:
         console.say(f"cos g_u g_p at rho = {lowest:g}; the table has {', '.join(f'{v:g}' for v in options['rho'])}")
-    recorded = [row for r in history.spread_rounds(frame, "global_local_divergence") if (row := _recorded(frame, r))]
+    recorded = [row for r in spread_rounds(frame, "global_local_divergence") if (row := _recorded(frame, r))]
     if recorded:
         console.say("means over the local steps that training recorded:")
         console.table(recorded, RECORDED)
@@ -51,12 +52,10 @@ def drift(console: Console, path: Path, out: Path | None, *, rounds: str | None,
 def _recorded(frame: pd.DataFrame, r: int) -> dict[str, Any]:
     """What was recorded of the steps of a round; empty when nothing."""
     rows = only(frame, estimator="steps", scope="global", round=r)
-    rows = rows[rows["metric"].isin(["cos_gu_gp", "proximal_loss"])]
     row: dict[str, Any] = {}
     for key, metric, layer in (("angle", "cos_gu_gp", None), ("head", "cos_gu_gp", "part:head"),
                                ("proximal", "proximal_loss", None)):
-        found = only(rows, metric=metric)
-        found = found[found["layer"].isna()] if layer is None else only(found, layer=layer)
+        found = only(rows, metric=metric, layer=layer)
         if len(found):
             row |= {key: found["value"].iloc[0], "which": found["proximal"].iloc[0], "steps": int(found["n_steps"].iloc[0])}
     return {"round": r, "estimator": "steps", **row} if row else {}
@@ -68,7 +67,7 @@ def orders(frame: pd.DataFrame) -> list[str]:
     for i in (1, 2):
         found = []
         for kind, symbol in (("step", "eta"), ("perturbation", "rho")):
-            rows = frame[frame["metric"] == f"proposition_{i}_{kind}_order"]
+            rows = only(frame, metric=f"proposition_{i}_{kind}_order")
             values = rows["value"].dropna()
             if len(values):
                 found.append(f"{symbol}^{values.median():.2f} (predicted {rows['predicted'].iloc[0]:g})")

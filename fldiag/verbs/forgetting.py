@@ -11,6 +11,7 @@ from fldiag.console import Console
 from fldiag.plotting import account as reasons
 from fldiag.plotting import forgetting as picture
 from fldiag.plotting import style
+from fldiag.results.select import WHOLE, last_round, number, only, spread_rounds
 from fldiag.verbs import history, output
 
 COLUMNS = {"round": "round", "received": "received", "trained": "trained", "std": "± (clients)", "aggregated": "aggregated",
@@ -28,7 +29,7 @@ def forgetting(console: Console, path: Path, out: Path | None, *, rounds: str | 
         if (frame["metric"] == "class_forgetting").any():
             written += style.save(picture.heatmap(frame), output.beside(name, "-classes"), ("pdf", "png"))
         written += style.save(picture.curves(frame), name, ("pdf", "png"))
-    console.table([_row(frame, r) for r in history.spread_rounds(frame, "loss")], COLUMNS if classes else LOSSES)
+    console.table([_row(frame, r) for r in spread_rounds(frame, "loss")], COLUMNS if classes else LOSSES)
     history.remarks(console, frame)
     if why:
         table, stem, more = history.diagnose(console, asked, "account", slice=slice_, k=k, seed=seed,
@@ -42,7 +43,7 @@ def forgetting(console: Console, path: Path, out: Path | None, *, rounds: str | 
 
 def _row(frame: pd.DataFrame, r: int) -> dict[str, Any]:
     def of(metric: str, moment: str) -> float | None:
-        return history.value(frame, metric, r, moment, slice="test")
+        return number(frame, metric, round=r, moment=moment, slice="test", **WHOLE)
 
     row: dict[str, Any] = {"round": r, "std": of("accuracy_std", "trained")}
     for moment in ("received", "trained", "aggregated"):
@@ -51,8 +52,7 @@ def _row(frame: pd.DataFrame, r: int) -> dict[str, Any]:
 
 
 def _why(table: pd.DataFrame) -> list[dict[str, Any]]:
-    exact = picture.only(table, estimator="exact", round=table["round"].max())
-    exact = exact[exact["metric"].isin(list(WHY))]
+    exact = only(table, estimator="exact", round=last_round(table), metric=list(WHY))
     found = []
     for client, part in exact.groupby("client", dropna=False):
         values = dict(zip(part["metric"], part["value"].astype(float), strict=True))

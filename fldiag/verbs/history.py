@@ -15,9 +15,9 @@ from fldiag import api
 from fldiag.checkpoint.run import Run
 from fldiag.console import Console
 from fldiag.errors import FldiagError
-from fldiag.plotting.forgetting import only
 from fldiag.results import files
 from fldiag.results.provenance import digest, provenance
+from fldiag.results.select import only
 from fldiag.rounds.history import History
 from fldiag.verbs import output
 
@@ -95,7 +95,7 @@ def diagnose(console: Console, asked: Asked, name: str, **options: Any) -> tuple
 
 def remarks(console: Console, frame: pd.DataFrame, most: int = 8) -> None:
     """Say what was missing, each thing once."""
-    missing = frame[frame["metric"] == "missing"] if "note" in frame.columns else frame.iloc[:0]
+    missing = only(frame, metric="missing") if "note" in frame.columns else frame.iloc[:0]
     notes = missing["note"] if len(missing) else []
     texts = [f"{'' if pd.isna(r) else f'round {r}: '}{note}" for r, note in zip(missing["round"], notes, strict=True)]
     for text in texts[:most]:
@@ -103,18 +103,3 @@ def remarks(console: Console, frame: pd.DataFrame, most: int = 8) -> None:
     if len(texts) > most:
         console.note(f"and {len(texts) - most} more (rows metric = missing of the table)")
     console.result.setdefault("missing", []).extend(texts)
-
-
-def value(frame: pd.DataFrame, metric: str, round: int, moment: str, **where: Any) -> float | None:
-    """The one number of the whole federation with this name in a round, None when it is missing or masked."""
-    rows = only(frame, metric=metric, round=round, moment=moment, scope="global", **where)
-    rows = rows[rows["index"].isna() & rows["layer"].isna()]
-    return float(rows["value"].iloc[0]) if len(rows) and pd.notna(rows["value"].iloc[0]) else None
-
-
-def spread_rounds(frame: pd.DataFrame, metric: str, most: int = 12) -> list[int]:
-    """At most so many of the rounds that have this metric, evenly spread, first and last among them."""
-    there = sorted(int(r) for r in frame.loc[frame["metric"] == metric, "round"].dropna().unique())
-    if len(there) <= most:
-        return there
-    return sorted({there[i * (len(there) - 1) // (most - 1)] for i in range(most)})

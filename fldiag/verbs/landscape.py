@@ -16,6 +16,7 @@ from fldiag.errors import FldiagError
 from fldiag.plotting import interactive, style
 from fldiag.plotting import landscape as picture
 from fldiag.problem.problem import Problem
+from fldiag.results.select import number, only
 from fldiag.verbs import output, profile
 
 #: A trajectory shows at most so many checkpoints of a run, evenly chosen.
@@ -125,7 +126,7 @@ def tables(console: Console, problems: list[Problem], diagnostic: str, cache: Pa
 
 def names(frame: pd.DataFrame, directions: str) -> tuple[str, str]:
     """What the two axes are; principal axes with the share of the variance they explain."""
-    shares = frame[frame["metric"] == "explained_variance"].set_index("index")["value"]
+    shares = only(frame, metric="explained_variance").set_index("index")["value"]
     first, second = NAMES[directions]
     if directions != "pca":
         return first, second
@@ -141,25 +142,21 @@ def draw(frame: pd.DataFrame, path: Path, axes: tuple[str, str] = ("direction 1"
 
 def say(console: Console, part: pd.DataFrame, who: str) -> None:
     """How the surface was found and how far it can be trusted."""
-    def value(metric: str, column: str = "value") -> float | None:
-        hit = part.loc[part["metric"] == metric, column].dropna()
-        return float(hit.iloc[0]) if len(hit) else None
-
-    lead, total = f"{who}: " if who else "", int((part["metric"] == "loss").sum())
-    if (error := value("grid_error")) is not None:
-        console.say(f"{lead}{value('evaluated'):,.0f} of {total:,} points evaluated, a spline between them: error "
-                    f"{100 * error:.2g} % of the loss range (from {value('grid_error', 'index'):.0f} check points)")
-    if (error := value("precision_error_share")) is not None:
-        console.say(f"{lead}bf16 error {100 * error:.2g} % of the loss range, at most {value('precision_error'):.2g} "
-                    f"(from {value('precision_error', 'index'):.0f} check points)")
-    values = part[(part["metric"] == "eigenvalue")].sort_values("index")
+    lead, total = f"{who}: " if who else "", len(only(part, metric="loss"))
+    if (error := number(part, "grid_error")) is not None:
+        console.say(f"{lead}{number(part, 'evaluated'):,.0f} of {total:,} points evaluated, a spline between them: error "
+                    f"{100 * error:.2g} % of the loss range (from {number(part, 'grid_error', column='index'):.0f} check points)")
+    if (error := number(part, "precision_error_share")) is not None:
+        console.say(f"{lead}bf16 error {100 * error:.2g} % of the loss range, at most {number(part, 'precision_error'):.2g} "
+                    f"(from {number(part, 'precision_error', column='index'):.0f} check points)")
+    values = only(part, metric="eigenvalue").sort_values("index")
     flat = values["value"].abs() <= values["residual"].clip(lower=1e-6 * values["value"].abs().max())
     if len(values) and flat.iloc[:2].any():
         console.note(f"{lead}eigenvalue {1 if flat.iloc[0] else 2} is zero within its error: the direction shown for it is "
                      "arbitrary")
-    shares = part.loc[part["metric"] == "explained_variance", "value"]
+    shares = only(part, metric="explained_variance")["value"]
     if len(shares):
-        away = part.loc[part["metric"] == "projection_error", "value"]
+        away = only(part, metric="projection_error")["value"]
         console.say(f"{lead}the plane explains {100 * float(shares.sum()):.1f} % of the trajectory's variance; farthest "
                     f"checkpoint from it: {float(away.max()):.3g}")
 
@@ -169,15 +166,13 @@ def summary(frame: pd.DataFrame, problems: list[Problem], found: list[Checkpoint
     rows = []
     for problem in problems:
         part = frame[frame["run"] == problem.name]
-        centre = part[(part["metric"] == "loss") & (part["x"] == 0) & (part["y"] == 0)]
         row: dict[str, Any] = {"run": problem.name, "slice": problem.slice_name, "n": problem.n,
-                               "loss": float(centre["value"].iloc[0])}
-        first = part[(part["metric"] == "eigenvalue") & (part["index"] == 1)]
-        ratio = part[(part["metric"] == "eigenvalue_ratio")]
-        if len(first):
-            row |= {"lambda_1": float(first["value"].iloc[0]), "residual": float(first["residual"].iloc[0]),
-                    "converged": bool(part.loc[part["metric"] == "eigenvalue", "converged"].all())}
-        if len(ratio) and ratio["value"].notna().all():
-            row["ratio"] = float(ratio["value"].iloc[0])
+                               "loss": number(part, "loss", x=0, y=0)}
+        values = only(part, metric="eigenvalue")
+        if len(only(values, index=1)):
+            row |= {"lambda_1": number(values, index=1), "residual": number(values, index=1, column="residual"),
+                    "converged": bool(values["converged"].all())}
+        if (ratio := number(part, "eigenvalue_ratio")) is not None:
+            row["ratio"] = ratio
         rows.append(row)
     return rows

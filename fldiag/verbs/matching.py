@@ -10,7 +10,8 @@ import pandas as pd
 from fldiag.console import Console
 from fldiag.plotting import matching as picture
 from fldiag.plotting import style
-from fldiag.plotting.forgetting import only
+from fldiag.results.select import number, only
+from fldiag.results.select import rounds as rounds_of
 from fldiag.verbs import history
 
 #: What is printed of every client, from its own data where they were asked for.
@@ -27,7 +28,7 @@ def matching(console: Console, path: Path, out: Path | None, *, rounds: str | No
     frame, name, written = history.diagnose(console, asked, "matching", **options, every_round=rounds is not None)
     last = int(frame["round"].dropna().max())
     written += style.save(picture.draw(frame, round=last), name, ("pdf", "png"))
-    shown = sorted(int(r) for r in frame.loc[frame["metric"] == "H_N", "round"].dropna().unique())
+    shown = rounds_of(frame, "H_N")
     console.say(f"round {last}, clients after local training")
     console.table(_clients(only(frame, round=last)), CLIENTS)
     console.table([row for r in shown[-12:] for row in _pairs(only(frame, round=r), r)], PAIRS)
@@ -43,10 +44,6 @@ def matching(console: Console, path: Path, out: Path | None, *, rounds: str | No
     console.done(*written)
 
 
-def _first(rows: pd.DataFrame, column: str = "value") -> float | None:
-    return float(rows[column].iloc[0]) if len(rows) and pd.notna(rows[column].iloc[0]) else None
-
-
 def _clients(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """A row a client, by the first slice of its Hessian in the table, and one of the aggregated model."""
     found = []
@@ -54,29 +51,29 @@ def _clients(frame: pd.DataFrame) -> list[dict[str, Any]]:
     groups: list[tuple[str, pd.DataFrame]] = [(str(int(c)), part) for c, part in trained.groupby("client")]
     groups.append(("global model", only(frame, moment="aggregated", scope="global")))
     share = only(frame, metric="curvature_share", index=1)
-    top = _first(only(frame, moment="aggregated", metric="eigenvalue", index=1))
+    top = number(frame, "eigenvalue", moment="aggregated", index=1)
     for client, part in groups:
         trace = only(part, metric="trace")
         if trace.empty:
             continue
         own = part[part["slice"] == trace["slice"].iloc[0]]
         value, mine = only(own, metric="eigenvalue", index=1), only(own, metric="trace")
-        part_of = None if client == "global model" else _first(only(share, client=int(client)))
-        found.append({"client": client, "slice": str(trace["slice"].iloc[0]), "loss": _first(only(own, metric="loss")),
-                      "lambda_max": _first(value), "residual": _first(value, "residual"), "trace": _first(mine),
-                      "stderr": _first(mine, "stderr"), "overlap": _first(only(part, metric="global_overlap")),
+        part_of = None if client == "global model" else number(share, client=int(client))
+        found.append({"client": client, "slice": str(trace["slice"].iloc[0]), "loss": number(own, "loss"),
+                      "lambda_max": number(value), "residual": number(value, column="residual"), "trace": number(mine),
+                      "stderr": number(mine, column="stderr"), "overlap": number(part, "global_overlap"),
                       "share": part_of / top if part_of is not None and top else None})
     return found
 
 
 def _pairs(frame: pd.DataFrame, round: int) -> list[dict[str, Any]]:
-    means = frame[frame["metric"].isin(["H_N", "H_D"]) & (frame["scope"] == "global").fillna(False).astype(bool)]
+    means = only(frame, metric=["H_N", "H_D"], scope="global")
     rows = []
     for mode, data in dict.fromkeys(zip(means["diag_mode"], means["data"], strict=True)):
         part = only(means, diag_mode=mode, data=data)
         row: dict[str, Any] = {"round": round, "diag_mode": mode, "data": data, "form": FORMS.get((mode, data))}
         for metric in ("H_N", "H_D"):
-            row[metric] = _first(only(part, metric=metric, self_pairs=False))
-            row[f"{metric}_self"] = _first(only(part, metric=metric, self_pairs=True))
+            row[metric] = number(part, metric, self_pairs=False)
+            row[f"{metric}_self"] = number(part, metric, self_pairs=True)
         rows.append(row)
     return rows

@@ -17,6 +17,7 @@ from fldiag.plotting import personal as picture
 from fldiag.plotting import style
 from fldiag.results import files
 from fldiag.results.provenance import digest, provenance
+from fldiag.results.select import only
 from fldiag.training import personalise as library
 from fldiag.verbs import output
 
@@ -50,7 +51,7 @@ def personalise(console: Console, path: Path, out: Path | None, *, epochs: str |
 def summary(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """One row for each number of epochs; none if the table holds no personal accuracy."""
     rows = []
-    found = frame[frame["metric"].isin([library.METRIC, f"{library.METRIC}_std"])]
+    found = only(frame, metric=[library.METRIC, f"{library.METRIC}_std"])
     for e, part in found.groupby("index"):
         each = part.loc[part["scope"] == "client", "value"].dropna()
         whole = part[part["scope"] == "global"].set_index("metric")["value"]

@@ -13,6 +13,7 @@ from fldiag.errors import FldiagError
 from fldiag.plotting import profile as picture
 from fldiag.plotting import style
 from fldiag.problem.problem import Problem
+from fldiag.results.select import number, only
 from fldiag.verbs import output
 
 LINES = {"run": "checkpoint", "line": "direction", "loss": "loss", "slope": "slope", "curvature": "curvature",
@@ -64,19 +65,13 @@ def ends(checkpoint: Checkpoint, problem: Problem) -> dict[int, Any]:
             for row, client in enumerate(checkpoint.client_ids)}
 
 
-def _number(rows: pd.DataFrame, metric: str, column: str = "value") -> float | None:
-    hit = rows.loc[rows["metric"] == metric, column].dropna() if column in rows.columns else rows["value"].iloc[:0]
-    return float(hit.iloc[0]) if len(hit) else None
-
-
 def summary(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """One row a line."""
     rows = []
-    own = frame[frame["metric"].isin(["loss", "slope", "curvature"])]
+    own = only(frame, metric=["loss", "slope", "curvature"])
     for (run, line), part in own.groupby(["run", "index"], sort=False):
-        centre = part[(part["metric"] == "loss") & (part["x"] == 0)]
-        rows.append({"run": run, "line": int(line), "loss": float(centre["value"].iloc[0]), "slope": _number(part, "slope"),
-                     "curvature": _number(part, "curvature"), "residual": _number(part, "curvature", "residual")})
+        rows.append({"run": run, "line": int(line), "loss": number(part, "loss", x=0), "slope": number(part, "slope"),
+                     "curvature": number(part, "curvature"), "residual": number(part, "curvature", column="residual")})
     return rows
 
 
@@ -84,8 +79,7 @@ def barriers(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """One row a client."""
     rows = []
     for (run, client), part in frame.groupby(["run", "client"], sort=False):
-        end = part[(part["metric"] == "loss") & (part["x"] == 1)]
-        rows.append({"run": run, "client": int(client), "loss": float(end["value"].iloc[0]),
-                     "barrier": _number(part, "barrier"), "stderr": _number(part, "barrier", "stderr"),
-                     "at": _number(part, "barrier", "x"), "distance": _number(part, "distance")})
+        rows.append({"run": run, "client": int(client), "loss": number(part, "loss", x=1),
+                     "barrier": number(part, "barrier"), "stderr": number(part, "barrier", column="stderr"),
+                     "at": number(part, "barrier", column="x"), "distance": number(part, "distance")})
     return rows

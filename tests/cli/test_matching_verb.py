@@ -13,8 +13,8 @@ import fldiag
 from fldiag.cli.options import room_of
 from fldiag.diagnostics import Problem
 from fldiag.errors import FldiagError
-from fldiag.plotting.forgetting import only
 from fldiag.results import files
+from fldiag.results.select import only
 
 SMALL = ("--set", "rounds=2", "--set", "model.name=mlp", "--set", "model.hidden=[12]", "--set", "train.epochs=1",
          "--set", "clients.per_round=3")

@@ -16,7 +16,7 @@ from fldiag.data import Dataset
 from fldiag.errors import FldiagError
 from fldiag.plotting import density, spectrum
 from fldiag.plotting import matching as picture
-from fldiag.plotting.forgetting import only
+from fldiag.results.select import only
 from fldiag.rounds.comparison import _errors, norms_and_directions, principal_angles
 
 SIZES = (20, 13, 17)
