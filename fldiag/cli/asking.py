@@ -19,7 +19,8 @@ def ask(console: Console, name: str, paths: Sequence[Path], options: Mapping[str
     given = {k: options[k] for k in ("model", "data") if k in options}
     of_runs = diagnostic(name).on in ("run", "runs")
     targets: list[subjects.Target] = [
-        subjects.load(p) if p.is_dir() else Run.open(p) if of_runs and not p.is_file() else subjects.load(p, **given) for p in paths]
+        subjects.load(p) if p.is_dir() else Run.open(p) if of_runs and not p.is_file() else subjects.load(p, **given)
+        for p in paths]
     found = answer(name, targets, options, out=out, bar=console.progress, tell=console.note)
     for made in found:
         show(console, made)

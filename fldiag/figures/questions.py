@@ -20,6 +20,7 @@ from fldiag.data.public import deal
 from fldiag.diagnosis.question import diagnostic
 from fldiag.errors import FldiagError
 from fldiag.registry import Progress
+from fldiag.results.select import only
 from fldiag.results.table import table
 
 #: Beside run.json: seconds of every round (on the CPU of its one thread's work), and the machine.
@@ -59,7 +60,7 @@ def answer(subject: Subject, name: str, options: dict[str, Any]) -> pd.DataFrame
 
 def _global(run: Run, metrics: tuple[str, ...]) -> pd.DataFrame:
     found = run.metrics
-    found = found[found["metric"].isin(metrics) & (found["scope"] != "client")].copy()
+    found = only(found, metric=metrics, scope=["global", "pair"]).copy()
     share = (found["metric"] == "accuracy").to_numpy()
     found.loc[share, "value"] *= 100
     found.loc[share, "unit"] = "%"
@@ -110,7 +111,7 @@ def _personal(s: Subject, epochs: tuple[int, ...], **options: Any) -> pd.DataFra
     from fldiag.training.personalise import METRIC, personalise
 
     found = personalise(s.trained, epochs=epochs, device=s.device, download=s.download, progress=s.progress, **options)
-    found = found[(found["scope"] == "global") & found["metric"].isin([METRIC, f"{METRIC}_std"])].copy()
+    found = only(found, scope="global", metric=[METRIC, f"{METRIC}_std"]).copy()
     return found.assign(value=100 * found["value"], stderr=100 * found["stderr"], unit="%")
 
 

@@ -11,6 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.plotting.tables import floats, names, need
+from fldiag.results.select import only
 
 
 def whole(rows: pd.DataFrame) -> np.ndarray:
@@ -28,7 +29,7 @@ _LAYERS = {"eigenvalue": "largest eigenvalue of the layer's block", "trace": "tr
 
 
 def _by_layer(table: pd.DataFrame, metric: str) -> pd.DataFrame:
-    rows = table[(table["metric"] == metric).fillna(False).astype(bool)]
+    rows = only(table, metric=metric)
     return rows[~whole(rows)] if metric == "eigenvalue" else rows[rows["layer"].notna()]
 
 

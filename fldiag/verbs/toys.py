@@ -23,6 +23,7 @@ from fldiag.plotting import style
 from fldiag.plotting import toy as picture
 from fldiag.results import files
 from fldiag.results.provenance import digest, provenance
+from fldiag.results.select import number
 from fldiag.toys import iris as iris_toy
 from fldiag.toys import iris_reported
 from fldiag.toys import plane as toy
@@ -41,12 +42,12 @@ def plane(console: Console, rho: float, beta: float, a: tuple[float, ...] | None
     pictures = style.save(picture.draw(frame, geometry), path, ("pdf", "png"))
     rows = []
     for (method, client), part in frame[frame["client"].notna()].groupby(["method", "client"], sort=True):
-        value = {m: part[part["metric"] == m] for m in ("end_point", "closed_form", "distance", "angle")}
         row = {"method": method, "client": int(client), "a": float(part["a"].iloc[0])}
         for metric in ("end_point", "closed_form"):
-            if len(value[metric]):
-                row[metric] = f"({value[metric]['x'].iloc[0]:.6f}, {value[metric]['y'].iloc[0]:.6f})"
-        row |= {m: float(value[m]["value"].iloc[0]) for m in ("distance", "angle") if len(value[m])}
+            at = [number(part, metric, column=axis) for axis in ("x", "y")]
+            if None not in at:
+                row[metric] = f"({at[0]:.6f}, {at[1]:.6f})"
+        row |= {m: found for m in ("distance", "angle") if (found := number(part, m)) is not None}
         rows.append(row)
     console.table(rows, {"method": "method", "a": "a", "end_point": "end point", "closed_form": "closed form",
                          "distance": "distance", "angle": "angle to w_g–w_l* (°)"})

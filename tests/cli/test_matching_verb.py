@@ -11,10 +11,10 @@ from commands import last, run, table
 
 import fldiag
 from fldiag.diagnosis.options import size
-from fldiag.diagnostics.forgetting.picture import only
 from fldiag.errors import FldiagError
 from fldiag.problem.problem import Problem
 from fldiag.results import files
+from fldiag.results.select import only
 
 SMALL = ("--set", "rounds=2", "--set", "model.name=mlp", "--set", "model.hidden=[12]", "--set", "train.epochs=1",
          "--set", "clients.per_round=3")

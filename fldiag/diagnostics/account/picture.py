@@ -10,10 +10,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from fldiag.diagnostics.forgetting.picture import DIVERGING, only
+from fldiag.diagnostics.forgetting.picture import DIVERGING
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.plotting.tables import floats, need, select
+from fldiag.results.select import only
 
 PICTURE = "picture of the account"
 _TERMS = {"linear": "linear g'd", "quadratic": "quadratic d'Hd/2", "rest": "rest"}
@@ -51,8 +52,7 @@ def draw(table: pd.DataFrame, *, round: int | None = None, width: float = style.
 
 
 def _terms(ax, rows: pd.DataFrame, looks: list[style.Look], label: str) -> None:
-    exact = only(rows, estimator="exact")
-    exact = exact[exact["metric"].isin(["change", *_TERMS])]
+    exact = only(rows, estimator="exact", metric=["change", *_TERMS])
     names = [*(str(int(k)) for k in sorted(exact["client"].dropna().unique())), "all"]
     who = ["all" if pd.isna(k) else str(int(k)) for k in exact["client"]]
     cells = pd.DataFrame({"who": who, "metric": exact["metric"].astype(str), "value": floats(exact["value"])})

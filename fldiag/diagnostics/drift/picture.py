@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fldiag.diagnostics.forgetting.picture import key, line, only, rounds
+from fldiag.diagnostics.forgetting.picture import key, line, rounds
 from fldiag.plotting import style
 from fldiag.plotting.tables import floats, need, select
+from fldiag.results.select import only
 
 PICTURE = "picture of drift"
 
@@ -25,7 +26,7 @@ def draw(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
     need(table, ("metric", "round", "scope", "moment", "layer", "value", "estimator"), PICTURE)
     select(table, "global_local_divergence", PICTURE)
     rows, steps = (only(table, scope="global", estimator=how) for how in ("exact", "steps"))
-    whole = rows[rows["layer"].isna()]
+    whole = only(rows, layer=None)
     panels = [("distance of weights", [(whole, m, t) for m, t in (
         ("global_local_divergence", "global–local"), ("local_local_divergence", "local–local"))], None),
               ("cosine", [(whole, m, t) for m, t in (
@@ -44,7 +45,7 @@ def draw(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
         panels.append(("cosine of g_u and g_p", [(only(angles, rho=r), "cos_gu_gp", f"ρ = {r:g}") for r in radii], 0.0))
     angles = only(steps, metric="cos_gu_gp")
     if len(angles):
-        parts = [(angles[angles["layer"].isna()], "all parameters"), (only(angles, layer="part:head"), "head")]
+        parts = [(only(angles, layer=None), "all parameters"), (only(angles, layer="part:head"), "head")]
         panels.append(("cosine of g_u and g_p\n(mean over local steps)",
                        [(rows, "cos_gu_gp", f"{text}, {_kind(rows)}") for rows, text in parts if len(rows)], 0.0))
     strong, recorded = only(rows, metric="lambda_mean"), only(steps, metric="lambda_mean")

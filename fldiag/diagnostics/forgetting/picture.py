@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.plotting.tables import floats, need, select
+from fldiag.results.select import only
 
 PICTURE = "picture of forgetting"
 COLUMNS = ("metric", "round", "moment", "scope", "slice", "value")
@@ -27,18 +28,9 @@ _SHARES = {"forgotten": "forgotten by local training", "learned": "learned by lo
            "restored": "restored by averaging, of the forgotten"}
 
 
-def only(table: pd.DataFrame, **columns: object) -> pd.DataFrame:
-    """The rows whose columns have these values; a missing entry is none of them."""
-    for column, value in columns.items():
-        table = table[(table[column] == value).fillna(False).astype(bool)]
-    return table
-
-
 def _global(table: pd.DataFrame, metric: str, moment: str) -> pd.DataFrame:
     """Rows of one metric on the test split, all clients together, by round."""
-    rows = only(table, metric=metric, moment=moment, scope="global", slice="test")
-    if "index" in rows.columns:
-        rows = rows[rows["index"].isna()]
+    rows = only(table, metric=metric, moment=moment, scope="global", slice="test", index=None)
     return rows.dropna(subset=["round"]).set_index("round").sort_index()
 
 

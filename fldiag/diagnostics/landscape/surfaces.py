@@ -12,6 +12,8 @@ import pandas as pd
 from fldiag.errors import FldiagError
 from fldiag.plotting.style import number
 from fldiag.plotting.tables import floats, names, need, select
+from fldiag.results.select import number as value_of
+from fldiag.results.select import only
 
 PICTURE = "loss landscape"
 
@@ -159,7 +161,7 @@ def surfaces(table: pd.DataFrame) -> list[Surface]:
     select(table, "loss", PICTURE)
     table = table.assign(run=names(table["run"]))
     return [_surface(run, rows) for run, rows in table.groupby("run", sort=False)
-            if (rows["metric"] == "loss").fillna(False).any()]
+            if len(only(rows, metric="loss"))]
 
 
 def _surface(run: str, rows: pd.DataFrame) -> Surface:
@@ -195,15 +197,10 @@ def percent(share: float | None) -> str:
     return "unknown" if share is None else f"{number(100 * share, 2)} %"
 
 
-def _only(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
-    return rows[(rows["metric"] == metric).fillna(False).astype(bool)]
-
-
 def _made(rows: pd.DataFrame) -> tuple[int | None, float | None, float | None]:
     """Points evaluated, error of the spline, error of bf16, as far as the table has them."""
-    found = [_only(rows, m)["value"].dropna() for m in ("evaluated", "grid_error", "precision_error_share")]
-    values = [float(v.iloc[0]) if len(v) else None for v in found]
-    return None if values[0] is None else int(values[0]), values[1], values[2]
+    evaluated, spline, bf16 = (value_of(rows, m) for m in ("evaluated", "grid_error", "precision_error_share"))
+    return None if evaluated is None else int(evaluated), spline, bf16
 
 
 def _marks(rows: pd.DataFrame) -> Marks:
@@ -212,7 +209,7 @@ def _marks(rows: pd.DataFrame) -> Marks:
         return Marks()
     found = {}
     for metric in ("trajectory", "point"):
-        part = _only(rows, metric).sort_values("index")
+        part = only(rows, metric=metric).sort_values("index")
         places = np.column_stack([floats(part["x"]), floats(part["y"])])
         found[metric] = part, places
     part, places = found["trajectory"]
@@ -225,22 +222,12 @@ def _marks(rows: pd.DataFrame) -> Marks:
 
 def _eigen(rows: pd.DataFrame) -> tuple[float | None, float | None, bool, float | None]:
     """lambda_1, its residual, whether it converged, and lambda_1 / lambda_5, as far as the table has them."""
-
-    def value(metric: str, index: int | None, column: str = "value") -> float | None:
-        if column not in rows.columns:
-            return None
-        hit = (rows["metric"] == metric).fillna(False).astype(bool)
-        if index is not None:
-            if "index" not in rows.columns:
-                return None
-            hit &= (rows["index"] == index).fillna(False).astype(bool)
-        found = rows.loc[hit, column].dropna()
-        return float(found.iloc[0]) if len(found) else None
-
-    first, fifth, ratio = value("eigenvalue", 1), value("eigenvalue", 5), value("eigenvalue_ratio", None)
+    first, fifth = (value_of(rows, "eigenvalue", index=i) for i in (1, 5))
+    ratio = value_of(rows, "eigenvalue_ratio")
     if ratio is None and first is not None and fifth:
         ratio = first / fifth
-    return first, value("eigenvalue", 1, "residual"), value("eigenvalue", 1, "converged") != 0.0, ratio
+    residual, converged = (value_of(rows, "eigenvalue", index=1, column=c) for c in ("residual", "converged"))
+    return first, residual, converged != 0.0, ratio
 
 
 def scale(grids: Sequence[Surface], clip: float | Literal["auto"] | None = "auto",

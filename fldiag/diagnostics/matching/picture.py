@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from fldiag.diagnostics.forgetting.picture import only
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.plotting.tables import floats, need, select
+from fldiag.results.select import number, only
 
 PICTURE = "picture of matching"
 _MODES = {"diag": "diagonals", "tensor_trace": "tensor traces"}
@@ -102,12 +102,9 @@ def _pairs(fig, ax, metric: str, rows: pd.DataFrame, text: str, clients: list[in
             if np.isfinite(value):
                 dark = float(norm(value)) < 0.6
                 ax.text(j, i, style.number(value, 2), ha="center", va="center", fontsize=6, color="white" if dark else "black")
-    mean = rows[(rows["scope"] == "global").fillna(False).astype(bool)]
-    if "self_pairs" in mean.columns and mean["self_pairs"].notna().any():
-        mean = mean[(mean["self_pairs"] == False).fillna(False).astype(bool)]  # noqa: E712 - a column of objects
-    value = floats(mean["value"])[0] if len(mean) else np.nan
+    mean = number(rows, scope="global", self_pairs=[False, None])
     name = {"H_N": "$H_N$", "H_D": "$H_D$", "overlap": "overlap"}[metric]
-    ax.set_title(f"{name}, mean {style.plain(style.number(value, 3))}\n{style.plain(text)}", fontsize=7.5)
+    ax.set_title(f"{name}, mean {style.plain(style.number(mean, 3))}\n{style.plain(text)}", fontsize=7.5)
     ax.set_xlabel("client")
     ax.spines[["top", "right"]].set_visible(True)
 
@@ -117,8 +114,7 @@ def _bar(rows: pd.DataFrame, kind: str) -> pd.DataFrame:
     if kind == "share":
         return only(rows, metric="curvature_share", index=1)
     found = only(rows, metric="eigenvalue", index=1) if kind == "lambda_max" else only(rows, metric="trace")
-    return found[found["layer"].isna()].drop_duplicates(["moment", "client"]) if "layer" in found.columns else \
-        found.drop_duplicates(["moment", "client"])
+    return only(found, layer=None).drop_duplicates(["moment", "client"])
 
 
 def _converged(rows: pd.DataFrame) -> np.ndarray:

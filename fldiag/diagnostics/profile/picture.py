@@ -11,6 +11,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.plotting.tables import floats, names, need, select
+from fldiag.results.select import number, only
 
 PICTURE = "loss profile"
 #: More lines than this are drawn alike, only the one with the largest barrier stands out.
@@ -32,7 +33,7 @@ def draw(table: pd.DataFrame, *, width: float | None = None, per_row: int = 3) -
     across = min(len(runs), max(per_row, 1))
     down = -(-len(runs) // across)
     width = width or (style.ONE_COLUMN if across == 1 else style.TWO_COLUMNS)
-    finite = floats(table.loc[table["metric"] == "loss", "value"])
+    finite = floats(only(table, metric="loss")["value"])
     finite = finite[np.isfinite(finite)]
     if not len(finite):
         raise FldiagError("no point of the profile has a finite loss", "choose a smaller span around the weights")
@@ -75,18 +76,17 @@ def _where(rows: pd.DataFrame, text: str) -> str:
 
 
 def _clients(rows: pd.DataFrame) -> bool:
-    return "client" in rows.columns and bool(rows.loc[rows["metric"] == "barrier", "client"].notna().all())
+    return "client" in rows.columns and bool(only(rows, metric="barrier")["client"].notna().all())
 
 
 def _curves(rows: pd.DataFrame, metric: str) -> dict[int, pd.DataFrame]:
-    part = rows[rows["metric"] == metric].sort_values("x")
+    part = only(rows, metric=metric).sort_values("x")
     return {int(i): line for i, line in part.groupby("index", sort=True)}
 
 
 def _value(rows: pd.DataFrame, metric: str, index: int, column: str = "value") -> float:
-    hit = rows[(rows["metric"] == metric) & (rows["index"] == index)]
-    found = floats(hit[column]) if column in hit.columns else np.zeros(0)
-    return float(found[0]) if len(found) else float("nan")
+    found = number(rows, metric, index=index, column=column)
+    return float("nan") if found is None else found
 
 
 def _curve(ax, line: pd.DataFrame, look: style.Look, width: float = 1.2, alpha: float = 1.0, band: bool = True) -> None:
@@ -145,7 +145,7 @@ def _ways(ax, rows: pd.DataFrame) -> None:
         handles.append(Line2D([], [], color="#8a8a8a", linewidth=0.7))
         texts.append(f"the other {len(curves) - 1}; mean barrier of all {mean}" if worst else
                      f"{len(curves)} {'clients' if _clients(rows) else 'ways'}, no barrier on any")
-    used = rows.loc[rows["metric"] == "barrier", "buffers"].dropna().unique() if "buffers" in rows.columns else []
+    used = only(rows, metric="barrier")["buffers"].dropna().unique() if "buffers" in rows.columns else []
     if len(used):
         handles.append(Line2D([], [], linestyle=""))
         texts.append(f"batch-norm statistics: {used[0]}")
