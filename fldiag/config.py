@@ -115,13 +115,17 @@ class Train(Section):
     optimizer: Literal["sgd", "adam"] = "sgd"
     lr: Positive = 0.01
     lr_decay: Positive = Field(0.99, description="lr in round t is lr * lr_decay ** t")
+    local_decay: Positive = Field(1.0, description="factor of the lr in a client's later local epochs, in every round anew")
+    local_decay_after: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.5, description="share of the local epochs, in whole epochs, after which local_decay applies")
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     nesterov: bool = False
     weight_decay: NonNegative = 1e-5
     clip: Positive | None = Field(None, description="largest norm of the (corrected) gradient")
     clip_before_quadratic: bool = Field(False, description="the gradient of a quadratic penalty joins after clipping")
     drop_last: bool = Field(False, description="leave out an epoch's last minibatch when it is short")
-    keep_momentum: bool = Field(False, description="a client's momentum survives from round to round")
+    keep_momentum: bool = Field(False, description="a client's own momentum survives from round to round (released code of "
+                                "FedAlign hands one buffer from client to client of a worker instead)")
     aggregate: Literal["n", "uniform", "batches"] = Field(
         "n", description="clients' weights: by examples, equal, or by the number of full minibatches")
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
@@ -133,6 +137,21 @@ class Train(Section):
             if getattr(self, key) and not (self.momentum and self.optimizer == "sgd"):
                 raise ValueError(f"{key} needs momentum; set train.momentum > 0 with train.optimizer = 'sgd'")
         return self
+
+    @model_validator(mode="after")
+    def _local_decay(self) -> Train:
+        if self.local_decay == 1:
+            if self.local_decay_after != Train.model_fields["local_decay_after"].default:
+                raise ValueError("local_decay_after says when local_decay applies, and that is 1; set train.local_decay too")
+        elif not self.epochs_before_decay:
+            raise ValueError(f"no whole epoch lies before local_decay_after = {self.local_decay_after:g} of epochs = "
+                             f"{self.epochs}; raise one of them, or set train.local_decay = 1")
+        return self
+
+    @property
+    def epochs_before_decay(self) -> int:
+        """Whole local epochs before ``local_decay`` applies; half of them (the default) is epochs // 2."""
+        return int(self.epochs * self.local_decay_after + 1e-9)  # 0.29 * 100 is a little below 29
 
 
 class Checkpoint(Section):

@@ -26,7 +26,7 @@ from fldiag.training import executor as executors
 from fldiag.training.client import MOMENTUM, Trained
 from fldiag.training.evaluate import evaluate
 from fldiag.training.personalise import METRIC, measure, planned
-from fldiag.training.record import round_rows, step_rows
+from fldiag.training.rows import round_rows, step_rows
 from fldiag.training.server import aggregate, mean_buffers
 from fldiag.training.setup import Setup, provenance
 
@@ -72,14 +72,15 @@ class Federation:
     def round(self, execute: Callable[[list[Any]], Any]) -> tuple[Round, Trained]:
         """Train one round. Returns what the server saw and the merged clients' results."""
         setup, method = self.setup, self.setup.method
-        ids = sorted(setup.schedule.sampled(self.t))
-        trained = self.train(ids, execute, setup.config.metrics.of_round(self.t + 1, setup.config.rounds))
-        lr = setup.config.train.lr * setup.config.train.lr_decay**self.t
-        seen = Round(self.t, lr, self.w, ids, trained.rows, trained.n, trained.steps, setup.config.clients.total,
-                     sum(map(len, setup.parts)), trained.uploads, dict(self.state), trained.effective, setup.network,
-                     setup.config.seed, setup.public, trained.buffers,
-                     sent={name: self.state[name] for name in method.sent if name in self.state})
-        w = aggregate(seen, method, setup.config.train)
+        config, ids = setup.config, sorted(setup.schedule.sampled(self.t))
+        trained = self.train(ids, execute, config.metrics.of_round(self.t + 1, config.rounds))
+        seen = Round(
+            t=self.t, lr=config.train.lr * config.train.lr_decay**self.t, w_g=self.w, ids=ids, rows=trained.rows,
+            n=trained.n, steps=trained.steps, effective=trained.effective, uploads=trained.uploads, buffers=trained.buffers,
+            clients=config.clients.total, examples=sum(map(len, setup.parts)), state=dict(self.state),
+            sent={name: self.state[name] for name in method.sent if name in self.state},
+            network=setup.network, seed=config.seed, public=setup.public)
+        w = aggregate(seen, method, config.train)
         seen.mean_buffers = mean_buffers(trained.buffers, seen.p)
         with setup.seeded("server", self.t):
             for part in method:
@@ -115,9 +116,11 @@ def merge(cohorts: list[Trained], ids: list[int]) -> Trained:
     def joins(name: str) -> dict[str, Tensor]:
         return {k: join([getattr(c, name)[k] for c in cohorts]) for k in getattr(cohorts[0], name)}
 
-    return Trained(ids, join([c.rows for c in cohorts]), joins("buffers"), join([c.n for c in cohorts]),
-                   join([c.steps for c in cohorts]), join([c.effective for c in cohorts]), join([c.loss for c in cohorts]),
-                   joins("state"), joins("uploads"), join_notes([c.notes for c in cohorts]))
+    return Trained(
+        ids=ids, rows=join([c.rows for c in cohorts]), n=join([c.n for c in cohorts]), steps=join([c.steps for c in cohorts]),
+        effective=join([c.effective for c in cohorts]), loss=join([c.loss for c in cohorts]),
+        buffers=joins("buffers"), state=joins("state"), uploads=joins("uploads"),
+        notes=join_notes([c.notes for c in cohorts]))
 
 
 def join_notes(notes: list[pd.DataFrame | None]) -> pd.DataFrame | None:
@@ -202,7 +205,7 @@ def _loop(config: Config, run: Run, federation: Federation, rows: list[dict[str,
         recorded = federation.train(ids, pool.map) if stored and (ids := unsampled(federation)) else None
         seen, trained = federation.round(pool.map)
         if trained.notes is not None:
-            run.put_steps(t, step_rows(t, trained, **common))
+            run.put_steps(t, step_rows(t, trained.notes, **common))
         if not federation.finite:
             rows.append({"round": t, "moment": "aggregated", "scope": "global", "metric": "diverged", "value": 1.0})
             run.index["status"] = "diverged"
@@ -216,7 +219,7 @@ def _loop(config: Config, run: Run, federation: Federation, rows: list[dict[str,
             run.clean()
             return
         scores = evaluate(federation.setup.network, federation.w, federation.buffers, federation.setup.dataset)
-        rows += round_rows(t, scores, seen, trained, federation)
+        rows += round_rows(t, scores, seen, trained, isolated=federation.setup.method.isolated)
         if stored:
             run.index["done"] = t
             run.index["status"] = "finished" if t == config.rounds and plan is None else "running"
