@@ -5,8 +5,6 @@ The resolved config (every default filled in) is written into the run; its hash 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -18,7 +16,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fldiag import registry
+from fldiag import identity, registry
 from fldiag.errors import FldiagError, unknown
 
 Positive = Annotated[float, Field(gt=0)]
@@ -231,12 +229,27 @@ class Config(Section):
 
     @property
     def hash(self) -> str:
-        """16 hex digits over everything that decides the bits of the run and its tables (not where the data lies)."""
+        """16 hex digits over everything that decides the bits of the run and its tables: not its name, where the data lies,
+        or what its checkpoints hold."""
+        return self.fingerprint()
+
+    @property
+    def method_version(self) -> int:
+        """Of the method's formulas, as this fldiag has them."""
+        return int(registry.method.get(self.method.name).meta.get("version", 1))
+
+    def fingerprint(self, *, version: int | None = None, checkpoint: bool = False) -> str:
+        """``hash``, for another version of the method's formulas, or including what the checkpoints hold (as fldiag 0.1.0
+        wrote it into run.json)."""
         tree = self.model_dump(mode="json", exclude={"name": True, "data": {"root"}})
         if not self.metrics.steps:  # runs that record nothing keep the hash they had before anything could be recorded
             del tree["metrics"]
-        text = json.dumps(tree, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return identity.fingerprint(tree, version=self.method_version if version is None else version, checkpoint=checkpoint)
+
+    @classmethod
+    def stored(cls, tree: Mapping[str, Any]) -> Config:
+        """A config as a run stored it, which may be older than some keys. Raises pydantic.ValidationError."""
+        return cls.model_validate(identity.as_stored(tree))
 
     def replace(self, **overrides: Any) -> Config:
         """A validated copy with keys replaced; ``method__rho=2.0`` stands for ``method.rho``. Raises FldiagError."""

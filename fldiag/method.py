@@ -216,11 +216,13 @@ class Method:
 
 
 def method(name: str, *, source: str, neutral: dict[str, Any] | None = None, equals: str | None = None,
-           model: tuple[str, ...] = ()) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
+           model: tuple[str, ...] = (), version: int = 1) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
     """Register a method: the decorated function's signature is its hyper-parameter schema.
 
     ``neutral`` are hyper-parameters at which the method equals the simpler method ``equals``; the
     conformance tests hold every registered method to it. ``source`` is the paper and equation. ``model`` names
-    hyper-parameters that are options of the model: they are set there too.
+    hyper-parameters that are options of the model: they are set there too. ``version`` counts the formulas: raise it
+    when the same hyper-parameters come to mean another training, and say in the description what changed; runs of
+    different versions have different hashes, and a run is not resumed by another version.
     """
-    return registry.method(name, source=source, neutral=neutral or {}, equals=equals, model=model)
+    return registry.method(name, source=source, neutral=neutral or {}, equals=equals, model=model, version=version)

@@ -35,8 +35,11 @@ Event = Callable[[dict[str, Any]], None]
 
 
 def run_path(config: Config) -> Path:
-    """Where a run goes unless told otherwise: named by what it is."""
-    return RUNS / f"{config.name}-{config.method.name}-s{config.seed}-{config.hash[:8]}"
+    """Where a run goes unless told otherwise: named by what it is. A run that is there under the name that fldiag 0.1.0
+    gave it (what the checkpoints hold was part of it) stays there."""
+    stem = f"{config.name}-{config.method.name}-s{config.seed}"
+    path, before = (RUNS / f"{stem}-{digits[:8]}" for digits in (config.hash, config.fingerprint(checkpoint=True)))
+    return before if (before / "run.json").is_file() and not path.exists() else path
 
 
 class Federation:
@@ -153,11 +156,13 @@ def train(config: Config, *, out: str | Path | None = None, executor: str = "ser
     emit = on_event or (lambda event: None)
     if exists:
         run = Run.open(path)
-        if run.index["hash"] != config.hash:
-            raise FldiagError(f"{path} was trained with another config", difference(run.index["config"], config), usage=True)
+        same_run(run, config)
         if run.status in ("finished", "diverged"):
             return run
         same_data(run, setup)
+        keep = config.checkpoint.model_dump(mode="json")
+        if run.index["config"]["checkpoint"] != keep:  # from here on; ``segments`` tells what the rounds before kept
+            run.index["config"]["checkpoint"], run.index["hash"] = keep, config.hash
         if run.done:
             federation.restore(run)
         rows = _rows_until(run)
@@ -180,6 +185,22 @@ def train(config: Config, *, out: str | Path | None = None, executor: str = "ser
         pool.close()
     emit({"event": "end", "status": run.status, "round": run.done, "path": str(path)})
     return run
+
+
+def same_run(run: Run, config: Config) -> None:
+    """Raises FldiagError unless ``config`` is what the run was begun with, by the same version of the method. What the
+    checkpoints are to hold may differ."""
+    stored, version = run.config, run.method_version
+    if run.index["hash"] not in {stored.fingerprint(version=version, checkpoint=with_it) for with_it in (False, True)}:
+        raise FldiagError(f"{run.path / 'run.json'}: its hash is not that of its config",
+                          "the file was edited; restore it or train again")
+    if stored.fingerprint(version=1) != config.fingerprint(version=1):
+        raise FldiagError(f"{run.path} was trained with another config", difference(stored, config), usage=True)
+    if version != config.method_version:
+        raise FldiagError(f"{run.path} was trained by version {version} of the formulas of {config.method.name}, and this fldiag "
+                          f"has version {config.method_version}: half of each would be neither (fldiag explain "
+                          f"{config.method.name} says what changed)",
+                          "train anew with another --out; what is there can be diagnosed as it is", usage=True)
 
 
 def same_data(run: Run, setup: Setup) -> None:
@@ -248,7 +269,7 @@ class Segment:
         self.wall, self.cpu = time.perf_counter(), time.process_time()
         self.about: dict[str, Any] = {
             "commit": commit(), "torch": torch.__version__, "machine": machine(), "capability": capability(),
-            "threads": torch.get_num_threads(), "first_round": run.done + 1}
+            "threads": torch.get_num_threads(), "checkpoint": run.index["config"]["checkpoint"], "first_round": run.done + 1}
         run.index.setdefault("segments", []).append(self.about)
 
     def note(self, done: int) -> None:
@@ -303,9 +324,9 @@ def _partition_bytes(parts: list[np.ndarray]) -> bytes:
     return buffer.getvalue()
 
 
-def difference(old: dict[str, Any], new: Config) -> str:
-    """One line naming the first keys that differ."""
-    before, after = _flat(old), _flat(new.model_dump(mode="json"))
+def difference(old: Config, new: Config) -> str:
+    """One line naming the first keys that differ, apart from what the checkpoints hold."""
+    before, after = (_flat(c.model_dump(mode="json", exclude={"checkpoint"})) for c in (old, new))
     found = [f"{key}: {before.get(key)!r} there, {after.get(key)!r} now" for key in sorted(before.keys() | after.keys())
              if before.get(key) != after.get(key)]
     return "; ".join(found[:3]) + "; use another --out, or the same config"

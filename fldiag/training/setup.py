@@ -184,5 +184,6 @@ class Setup:
 
 def provenance(setup: Setup) -> dict[str, Any]:
     """What decides the bits besides the config: versions, threads, device, data."""
-    return origin.provenance(dtype=setup.dtype, device=setup.device, seed=setup.config.seed, precision=setup.precision,
-                             data=setup.dataset.fingerprint(), stacked=setup.stack)
+    return origin.provenance(
+        dtype=setup.dtype, device=setup.device, seed=setup.config.seed, precision=setup.precision,
+        data=setup.dataset.fingerprint(), stacked=setup.stack, method_version=setup.config.method_version)
