@@ -1,4 +1,4 @@
-"""What the parts of a method see on the client: the cohort (``Local``) and one of its steps (``Step``)."""
+"""What the parts of a method see on the client: the cohort (``Local``), one of its steps (``Step``), and what they say of it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,52 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fldiag.config import Train
-from fldiag.method import Notes, Perturbation, Published
 from fldiag.models.network import Bound, Network
 from fldiag.seeding import torch_rng
 
 REFERENCE_BATCH = 256  # examples per forward when a frozen model's outputs are computed for a whole client
 
 
-@dataclass
+@dataclass(frozen=True)
+class Perturbation:
+    """e [k, n] on the entries ``start:stop`` of the weights (n = stop - start), zero elsewhere."""
+
+    value: Tensor
+    start: int
+    stop: int
+
+
+Key = tuple[str, str | None, str | None]  # metric, layer, which proximal loss
+
+
+class Notes:
+    """Numbers of local steps: what parts know of a step (``Step.note``, ``Step.publish``) and what the loop adds."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[Key, tuple[Tensor, Tensor | None]]] = [{}]  # the last is the step at work
+        self.scales: dict[Key, float] = {}
+
+    def add(self, metric: str, value: Tensor, *, layer: str | None = None, proximal: str | None = None,
+            where: Tensor | None = None, scale: float | None = None) -> None:
+        """``value`` [k] of the clients (``where`` [k]: only of these). ``scale``: column ``scaled`` is value * scale."""
+        key = metric, layer, proximal
+        self.steps[-1][key] = value.detach(), where
+        if scale is not None:
+            self.scales[key] = scale
+
+
+@dataclass(frozen=True)
+class Published:
+    """A proximal loss L_p at w on the step's minibatch, as a part of the method computed it."""
+
+    kind: str
+    g: Tensor  # [k, P - start] its gradient
+    value: Tensor | None  # [k]
+    start: int
+    g_u: Tensor | None  # [k, P] what to compare it with, when that is not the gradient of the local loss
+
+
+@dataclass(kw_only=True)
 class Local:
     """K clients of one cohort in one round, sorted by falling number of steps; every vector is a row."""
 
@@ -51,13 +89,29 @@ class Local:
     def effective_steps(self) -> Tensor:
         """[K, 1] sum of the weights with which the gradients enter the displacement, divided by lr.
 
-        K_k for plain SGD; with momentum r, a = (K_k - r (1 - r^K_k) / (1 - r)) / (1 - r) (FedNova, Wang et al.
-        2020), with Nesterov's K_k + r a. Adam has no such sum; K_k stands in.
+        K_k for plain SGD; with momentum r, a(K_k) = (K_k - r (1 - r^K_k) / (1 - r)) / (1 - r) (FedNova, Wang et al.
+        2020), with Nesterov's K_k + r a. Adam has no such sum; K_k stands in. With ``train.local_decay`` f after L
+        steps: a(L) + f (a(K_k) - a(L)).
         """
-        k, r = self.steps.double(), self.train.momentum if self.train.optimizer == "sgd" else 0.0
-        a = (k - r * (1 - r**k) / (1 - r)) / (1 - r)
-        a = k + r * a if self.train.nesterov and self.train.optimizer == "sgd" else a
+        a, f = weighed_steps(self.steps.double(), self.train), self.train.local_decay
+        if f != 1:
+            before = weighed_steps(torch.tensor(self.steps_before_decay, device=a.device).double(), self.train)
+            a = before + f * (a - before)
         return a.to(self.w.dtype).unsqueeze(1)
+
+    @cached_property
+    def steps_before_decay(self) -> list[int]:
+        """[K] local steps of the epochs before ``train.local_decay`` applies."""
+        train = self.train
+        return [steps * train.epochs_before_decay // max(train.epochs, 1) for steps in self.steps.tolist()]
+
+    def lr_at(self, s: int, k: int) -> float | Tensor:
+        """Learning rate of step s (from 0) of the first k clients: one for all of them, or [k, 1]."""
+        if self.train.local_decay == 1:
+            return self.lr
+        late = [s >= before for before in self.steps_before_decay[:k]]
+        rates = [self.lr * self.train.local_decay if there else self.lr for there in late]
+        return rates[0] if len(set(rates)) == 1 else torch.tensor(rates, dtype=self.w.dtype, device=self.w.device).unsqueeze(1)
 
     @cached_property
     def received_buffers(self) -> dict[str, Tensor]:
@@ -78,6 +132,13 @@ class Local:
         with torch.no_grad():
             bound = self.network.bind(self.w_g.unsqueeze(0), self.received_buffers)
             return torch.cat([bound(b.unsqueeze(0))[0] for b in self.x.split(REFERENCE_BATCH)])
+
+
+def weighed_steps(k: Tensor, train: Train) -> Tensor:
+    """a(k) of the first k steps at one learning rate, see ``Local.effective_steps``."""
+    r = train.momentum if train.optimizer == "sgd" else 0.0
+    a = (k - r * (1 - r**k) / (1 - r)) / (1 - r)
+    return k + r * a if train.nesterov and train.optimizer == "sgd" else a
 
 
 @dataclass(frozen=True)

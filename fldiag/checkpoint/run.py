@@ -100,11 +100,16 @@ class Run:
                               "it can be diagnosed (fldiag forgetting, matching, drift, landscape, spectrum), not trained",
                               usage=True)
         try:
-            return Config.model_validate(self.index["config"])
+            return Config.stored(self.index["config"])
         except pydantic.ValidationError as error:
             why = registry.explain(error, "config", Config).what
             raise FldiagError(f"{self.path / 'run.json'}: its config is not valid ({why})",
                               "the file was edited; restore it or train again") from None
+
+    @property
+    def method_version(self) -> int:
+        """Of the formulas of the method with which the run was trained."""
+        return int(self.index["provenance"].get("method_version", 1))
 
     @property
     def origin(self) -> dict[str, Any]:

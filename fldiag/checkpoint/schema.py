@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fldiag.checkpoint import flat, foreign
 from fldiag.errors import FldiagError
+from fldiag.identity import as_stored
 from fldiag.results import files
 
 SCHEMA = 1
@@ -44,6 +45,11 @@ class Checkpoint:
     @property
     def round(self) -> int | None:
         return self.manifest.get("round")
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What the manifest says of the run's config, which may be older than some keys."""
+        return as_stored(self.manifest["config"]) if self.manifest else {}
 
     @property
     def client_ids(self) -> list[int]:

@@ -7,9 +7,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from fldiag.method import Perturbation
 from fldiag.parts.perturbation import ProximalPerturbation, ascent
-from fldiag.step import Output, Step
+from fldiag.step import Output, Perturbation, Step
 
 #: id -> the point of grad L_l, the point of grad L_p (None: no such term): w, w + eps_p or w + eps_c
 POINTS: dict[str, tuple[str, str | None]] = {

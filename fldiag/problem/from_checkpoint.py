@@ -78,7 +78,7 @@ def _dataset(c: Checkpoint, root: str | None, download: bool) -> Dataset:
         return c.data
     if c.data is not None:
         return data.load(str(c.data), root, download)
-    spec = c.manifest["config"].get("data", {}) if c.manifest else {}
+    spec = c.config.get("data", {})
     if "name" not in spec:
         raise FldiagError(f"{c.path} does not say which data it belongs to",
                           "give them: --data digits | npz:PATH | pkg.mod:loader", usage=True)
@@ -103,7 +103,7 @@ def _module(c: Checkpoint, dataset: Dataset | None) -> nn.Module:
     if c.model is not None:
         shape, classes = (dataset.shape, dataset.classes) if dataset is not None else _shapes(c)
         return models.build(str(c.model), shape, classes, code=True)
-    spec = dict(c.manifest["config"].get("model", {})) if c.manifest else {}
+    spec = dict(c.config.get("model", {}))
     if "name" not in spec:
         raise FldiagError(f"{c.path} holds weights but does not say which model they belong to",
                           "give it: --model NAME (fldiag list models) or --model pkg.mod:factory", usage=True)
@@ -147,7 +147,7 @@ def _partition(c: Checkpoint, dataset: Dataset) -> list[Any] | None:
         return None
     from fldiag.config import Partition
 
-    spec = Partition.model_validate(c.manifest["config"]["partition"])
-    return deal(dataset, spec, c.manifest["config"]["clients"]["total"], c.manifest["config"].get("data", {}).get("public"))
+    spec = Partition.model_validate(c.config["partition"])
+    return deal(dataset, spec, c.config["clients"]["total"], c.config.get("data", {}).get("public"))
 
 

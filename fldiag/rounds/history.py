@@ -87,12 +87,14 @@ class History:
         dataset = targets._dataset(first, root, download)
         module = targets._module(first, dataset)
         parts = targets._partition(first, dataset)
-        config = first.manifest["config"]
+        config = first.config
         labels = {"method": str(first.manifest["method"].get("name")), "seed": first.manifest["seed"]}
         train = config.get("train", {})
         reader = Reader(run, module, device, dtype)
         every = config.get("checkpoint", {}).get("every", 1)
-        lost = sorted(set(range(every, run.done + 1, every)) - set(run.rounds)) if rounds is None else []
+        changed = any(s.get("checkpoint", {}).get("every", every) != every for s in run.index.get("segments", []))
+        known = rounds is None and not changed
+        lost = sorted(set(range(every, run.done + 1, every)) - set(run.rounds)) if known else []
         notes = [f"run.json lists no checkpoint of round {ranges(lost)}"] if lost else []
         if parts is None:
             parts = [np.empty(0, dtype=np.int64)] * int(run.index["config"]["clients"]["total"])

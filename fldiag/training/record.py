@@ -1,8 +1,8 @@
-"""What is recorded of a round and, with ``metrics.steps``, of its local steps (``fldiag.config.Metrics`` says which)."""
+"""What is recorded of the local steps with ``metrics.steps`` (``fldiag.config.Metrics`` says which)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,14 +12,7 @@ from torch import Tensor
 from fldiag.config import Metrics
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
-from fldiag.method import Notes, Published, Round
-from fldiag.results.table import Row, columns
-from fldiag.step import KL, Step, noise_floor
-
-if TYPE_CHECKING:
-    from fldiag.training.client import Trained
-    from fldiag.training.rounds import Federation
-
+from fldiag.step import KL, Notes, Published, Step, noise_floor
 
 
 class Recorder(Notes):
@@ -103,31 +96,3 @@ def check(metrics: Metrics, dataset: Dataset) -> None:
     if metrics.proximal == "kl" and dataset.regression:
         raise FldiagError("metrics.proximal = 'kl' compares class probabilities, the data set has real targets",
                           "set metrics.proximal = 'l2'", usage=True)
-
-
-def step_rows(t: int, trained: Trained, **common: Any) -> pd.DataFrame:
-    """The recorded steps of round t as a result table."""
-    notes = trained.notes
-    assert notes is not None
-    about = {"round": t, "moment": "trained", "scope": "client", "estimator": "minibatch"}
-    if notes.empty:
-        return columns({"round": np.empty(0)}, **common)
-    slices = ("client:" + notes["client"].astype(str) + "/train").to_numpy()
-    return columns({**{name: notes[name].to_numpy() for name in notes}, "slice": slices}, **about, **common)
-
-
-def round_rows(t: int, scores: dict[str, float], seen: Round, trained: Trained, federation: Federation) -> list[Row]:
-    """The round's numbers: test accuracy and loss, mean local loss, bytes a client sends and receives."""
-    n, item = int(scores["n"]), federation.w.element_size()
-    buffers = sum(b[0].numel() * b.element_size() for b in trained.buffers.values())
-    up = item * seen.w_g.numel() + buffers + sum(u[0].numel() * u.element_size() for u in seen.uploads.values())
-    down = item * seen.w_g.numel() + buffers + sum(s.numel() * s.element_size() for s in seen.sent.values())
-    if federation.setup.method.isolated:
-        up = down = 0
-    rows: list[Row] = [{"round": t, "moment": "aggregated", "scope": "global", "slice": "test", "metric": m, "value": scores[m],
-                        "n_examples": n, "estimator": "exact"} for m in ("accuracy", "loss") if m in scores]
-    rows.append({"round": t, "moment": "trained", "scope": "global", "slice": "train", "metric": "minibatch_loss",
-                 "value": float(trained.loss @ seen.p.to(trained.loss.device)), "n_examples": int(seen.n.sum())})
-    rows += [{"round": t, "moment": "trained", "scope": "client", "metric": metric, "value": float(value), "unit": "bytes"}
-             for metric, value in (("uplink", up), ("downlink", down))]
-    return rows

@@ -7,8 +7,7 @@ from helpers import classification, config, images, setup
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fldiag.method import Perturbation
-from fldiag.step import Local, Step, per_example_loss
+from fldiag.step import Local, Perturbation, Step, per_example_loss
 
 UNEQUAL = (20, 13, 7)
 
@@ -32,8 +31,8 @@ def made(data, rows=3, **more):
     y = dataset.train_y[: 5 * rows].view(rows, 5)
     sizes = [5, 4, 2][:rows]
     weight = torch.tensor([[1 / n] * n + [0.0] * (5 - n) for n in sizes], dtype=w.dtype)
-    local = Local(built.network, built.config.train, 0, 0, 0.1, list(range(rows)), w_g, w, torch.tensor(sizes),
-                  torch.ones(rows), {}, {})
+    local = Local(network=built.network, train=built.config.train, seed=0, t=0, lr=0.1, ids=list(range(rows)), w_g=w_g, w=w,
+                  n=torch.tensor(sizes), steps=torch.ones(rows), state={}, sent={})
     step = Step(local, losses, x, y, weight, torch.arange(5).expand(rows, 5))
     return built, step, sizes
 
