@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2] / "fldiag"
-GROUND = {"errors", "config", "seeding", "params", "registry"}
+GROUND = {"errors", "config", "seeding", "params", "registry", "losses"}
 #: Package -> what it may import of fldiag besides itself. Absent: on top, may import everything.
 MAY = {
-    "errors": set(), "seeding": set(), "params": {"errors"}, "registry": {"errors"}, "config": {"errors", "registry"},
+    "errors": set(), "seeding": set(), "params": {"errors"}, "losses": {"errors", "seeding", "params"},
+    "registry": {"errors"}, "config": {"errors", "registry"},
     "data": GROUND, "models": GROUND, "results": GROUND,
     "checkpoint": GROUND | {"data", "models", "results"},
     "method": GROUND | {"data", "models", "step"}, "step": GROUND | {"method", "models", "data"},

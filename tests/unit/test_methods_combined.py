@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fldiag.errors import FldiagError
 from fldiag.method import Part
 from fldiag.parts.control import DynamicRegulariser
-from fldiag.parts.proximal import Proximal
+from fldiag.parts.proximal import L2, Proximal
 from fldiag.parts.withheld import Withheld
 
 DATA = classification((20, 13, 7))
@@ -136,7 +136,7 @@ def test_what_is_withheld_is_the_whole_gradient_of_both_slots():
 
         class Look(Withheld):
             def perturb(self, step, seen=seen):
-                seen.append((step.w.clone(), self.proximal_gradient(step), step.decay))
+                seen.append((step.w.clone(), self.gradient(step)[1], step.decay))
 
         made.setup.method.parts = (Look(Both()),)
         plain = federation(config("fedavg"), DATA)
@@ -158,7 +158,7 @@ def test_the_scale_of_a_withheld_term_is_of_no_consequence():
 
 def test_fedprox_withheld_is_the_l2_loss():
     ends = []
-    for proximal in (None, Withheld(Proximal(1.0))):
+    for proximal in (L2(), Withheld(Proximal(1.0))):
         made = federation(config("fedsol", {**FULL, "loss": "l2"}), DATA)
         made.setup.method.parts[0].loss_p = proximal
         play(made, 2)
