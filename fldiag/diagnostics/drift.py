@@ -11,14 +11,14 @@ from pydantic import Field
 from torch import Tensor
 
 from fldiag.errors import FldiagError
-from fldiag.losses import Proximal, Strength, mean_strengths, noise_floor, proximal_name, strengths
+from fldiag.losses import mean_strengths, noise_floor, proximal_name, strengths
 from fldiag.models.network import Network
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.table import Row, table
 from fldiag.rounds import divergence, proximal
 from fldiag.rounds.history import History
 from fldiag.rounds.propositions import check
-from fldiag.rounds.proximal import Losses, Per
+from fldiag.rounds.proximal import Kind, Losses, Per, Strength
 from fldiag.rounds.representation import cka, features
 from fldiag.rounds.round_weights import Stored
 
@@ -30,7 +30,7 @@ ETAS, RHOS = (1e-4, 1e-3, 1e-2), (3e-3, 1e-2, 3e-2)
 
 @diagnostic("drift", on="run")
 def drift(history: History, progress: Progress | None = None, *, rho: tuple[Radius, ...] = (0.0, 0.5, 1.0, 2.0),
-          loss: Proximal = "kl", tau: Annotated[float, Field(gt=0)] = 3.0, strength: Strength = "adaptive", per: Per = "layer",
+          loss: Kind = "kl", tau: Annotated[float, Field(gt=0)] = 3.0, strength: Strength = "adaptive", per: Per = "layer",
           part: str = "full", batch: Annotated[int, Field(ge=1)] | None = None, gradients: bool = True,
           representation: bool = True, propositions: bool = True) -> pd.DataFrame:
     """Divergence of the clients' weights, cosines of updates and gradients, proximal loss and Lambda, representations.

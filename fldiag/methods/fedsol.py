@@ -126,8 +126,8 @@ def fedsol(loss: Literal["kl", "l2", "scaffold", "fednova", "feddyn", "moon"] = 
     Server:      as FedAvg; with scaffold, fednova, feddyn and moon states, uploads and server are that method's.
     Cost:        1.33 P a step with the head (1 P and the received model's forward, which is taken once a round where inputs
                  are not augmented), full or body 2.33 P; l2, scaffold, fednova, feddyn 1 P, moon 2.67 P. Uplink 1x (scaffold 2x).
-    Values:      rho from {0.1, 0.5, 1, 2}; with kl, head and adaptive, rho = 1.5 gives the headline number, so it is the
-                 default of kl. The other losses (Table 4): the full net and rho = 2.0, their default.
+    Values:      rho, from {0.1, 0.5, 1, 2}: if not given, 1.5 with kl (with the head and adaptive strengths it gives the headline
+                 number) and 2.0 with the other losses (Table 4, which perturbs the full net).
     Paper vs code: the released code normalises Lambda along the first axis of each tensor (lambda_norm =
     "dim0") and perturbs along rounding noise in the first step of a round (official_eps; here no
     perturbation while ||g_p|| < gp_floor, by default 1e-6 in float32 and 1e-12 in float64). The paper counts 1.33 P for the

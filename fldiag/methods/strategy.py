@@ -90,6 +90,6 @@ def strategy(id: Literal["A0", "A1", "A2", "A3", "A4", "A5", "A6"] = "A1", beta_
     L_p, Lambda: loss (kl at temperature tau, or l2), part and strength as in FedSOL
     Server:      as FedAvg.
     Cost:        1.33 P a step for A1 with the head, as FedSOL; each further gradient up to 1 P more. Uplink 1x.
-    Values:      not printed for this table; beta_prox = 1 and FedSOL's rho are an assumption.
+    Values:      not printed for this table; beta_prox = 1 and FedSOL's rho (1.5 with kl, 2.0 with l2) are an assumption.
     """
     return Method(Strategy(id, beta_prox, KL(tau) if loss == "kl" else L2(), radius(rho, loss), part, strength))

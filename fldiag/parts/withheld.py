@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,8 +14,30 @@ from fldiag.step import Output, Step
 
 #: What a withheld part no longer does: its two terms are withheld, and the perturbation is along them.
 WITHHELD = frozenset({"loss", "correct", "perturb"})
+T = TypeVar("T", bound=Part)
 
 
+def _rest_of_part(cls: type[T]) -> type[T]:
+    """Class decorator: every public name of Part that is not withheld is that of ``self.part``, so that no slot is lost."""
+    for name, of in vars(Part).items():
+        if not name.startswith("_") and name not in WITHHELD:
+            setattr(cls, name, _slot(name, of) if callable(of) else _attribute(name))
+    return cls
+
+
+def _slot(name: str, of: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(of)
+    def delegate(self: Withheld, *args: Any) -> Any:
+        return getattr(self.part, name)(*args)
+
+    return delegate
+
+
+def _attribute(name: str) -> property:
+    return property(lambda self: getattr(self.part, name))
+
+
+@_rest_of_part
 class Withheld(Part):
     """``part`` without its loss term and its correction; everything else (states, uploads, server step, ...) stays.
 
@@ -42,20 +64,3 @@ class Withheld(Part):
             return out.leaf.sum(-1) * 0 if value is None else value
 
         return None, g + step.gradient(term)[1]
-
-
-def _slot(name: str, of: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(of)
-    def delegate(self: Withheld, *args: Any) -> Any:
-        return getattr(self.part, name)(*args)
-
-    return delegate
-
-
-def _attribute(name: str) -> property:
-    return property(lambda self: getattr(self.part, name))
-
-
-for _name, _of in vars(Part).items():  # whatever a part has, so that a slot that is added to Part is not lost
-    if not _name.startswith("_") and _name not in WITHHELD:
-        setattr(Withheld, _name, _slot(_name, _of) if callable(_of) else _attribute(_name))

@@ -20,6 +20,7 @@ from fldiag.models.network import Network
 from fldiag.params import Layout, norm
 from fldiag.rounds.pool import Pool, Weights
 
+Kind = losses.Proximal
 Per = Literal["layer", "tensor"]
 #: Examples in one pass of a gradient over many.
 CHUNK = 512
@@ -53,7 +54,7 @@ class Losses:
     """
 
     def __init__(self, network: Network, pool: Pool, buffers: dict[str, Tensor], start: Weights, batch: Batch, *,
-                 kind: losses.Proximal = "kl", tau: float = 3.0):
+                 kind: Kind = "kl", tau: float = 3.0):
         if kind == "kl" and pool.dataset.regression:
             raise FldiagError("the KL proximal loss needs class outputs, and the data are regression", "use proximal = 'l2'",
                               usage=True)
