@@ -44,23 +44,25 @@ class FedSOL(Part):
         self.loss_p.check(network, dataset, config)
 
     def perturb(self, step: Step) -> Perturbation | None:
+        """e of this minibatch; the local loop then takes g_u = grad L_l(w + e) of all weights and steps from w."""
         if not self.rho:
             return None
         start, stop = step.local.network.layout.span(self.part)
-        g_p = self.gradient(step, start, stop)
-        Lambda = self.strengths(step, start, stop)
-        e = losses.perturbation(g_p, self.rho, Lambda, self.floor)
-        return Perturbation(e, start, stop)  # with it the local loop takes g_u = grad L_l(w + e) and steps from w
+        g_p = self.gradient(step, start, stop)  # grad L_p(w; w_g)
+        Lambda = self.strengths(step, start, stop)  # |w - w_g| / ||w - w_g|| per layer
+        e = losses.perturbation(g_p, self.rho, Lambda, self.floor)  # rho Lambda g_p / (||g_p|| + 1e-12)
+        return Perturbation(e, start, stop)
 
     def gradient(self, step: Step, start: int, stop: int) -> Tensor:
         """g_p on the perturbed part, [k, stop - start]."""
         if self.part == "head" and isinstance(self.loss_p, KL):
             # backward through the head alone; g_u reuses the body's features, which e leaves as they are
+            value: Tensor | None
             value, g_p = step.head_gradient(self.loss_p.term)
             step.publish(self.loss_p.kind, g_p, value, start=start)
             return g_p
-        known, g_p = self.loss_p.gradient(step)
-        step.publish(self.loss_p.kind, g_p, known)
+        value, g_p = self.loss_p.gradient(step)
+        step.publish(self.loss_p.kind, g_p, value)
         return g_p[:, start:stop]
 
     def strengths(self, step: Step, start: int, stop: int) -> Tensor | None:
