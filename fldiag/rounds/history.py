@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from fldiag import losses
 from fldiag.checkpoint.run import Run
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
@@ -203,8 +203,8 @@ class History:
         """The loss surface around weights on a stretch of the pool."""
         if where.stop <= where.start and not any(map(len, self.parts)):
             raise FldiagError(UNDEALT, DEAL)
-        loss: Callable[..., Tensor] = targets.half_squared_error if self.dataset.regression else F.cross_entropy
-        return Problem(self.network.module, loss, self.pool.take(where, name), *weights, name=self.name, dtype=self.dtype,
+        criterion = losses.criterion(self.dataset.regression)
+        return Problem(self.network.module, criterion, self.pool.take(where, name), *weights, name=self.name, dtype=self.dtype,
                        device=self.device, memory=self.memory, labels={**self.labels, **labels})
 
     def weights(self, ids: Sequence[int]) -> np.ndarray:

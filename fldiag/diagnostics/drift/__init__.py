@@ -16,6 +16,7 @@ from fldiag.diagnostics.drift.propositions import check
 from fldiag.diagnostics.drift.representation import cka, features
 from fldiag.diagnostics.drift.summary import summary
 from fldiag.errors import FldiagError
+from fldiag.losses import mean_strengths, noise_floor, proximal_name, strengths
 from fldiag.models.network import Network
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.table import Row, table
@@ -166,19 +167,13 @@ def _proximal(history: History, stored: Stored, j: int, radii: tuple[float, ...]
                 value = proximal.cosine(g_u[where], g_p[where]) if (rho, layer) in cosines else None
                 if value is not None:
                     cosines[rho, layer].append(value)
-    which = f"kl:{options['tau']:g}" if options["kind"] == "kl" else "l2"
+    which = proximal_name(options["kind"], options["tau"])
     rows = [{**base, "metric": "proximal_loss", "value": prox, "proximal": which}]
     rows += [{**base, "metric": "cos_gu_gp", "rho": rho, "layer": layer, "value": float(np.mean(found)) if found else None,
               "proximal": which}
              for (rho, layer), found in cosines.items()]
-    strong = proximal.strengths(w, start[0], layout, per)
-    groups = layout.layers if per == "layer" else {n: (n,) for n in layout.names}
-    places = layout.slices()
-    for name, members in groups.items():
-        piece = torch.cat([strong[places[n]] for n in members])
-        value = float(piece.double().mean())
-        rows.append({**base, "metric": "lambda_mean", "layer": name or members[0], "value": value,
-                     "scaled": value * len(piece) ** 0.5})
+    for name, (strong, n) in mean_strengths(strengths(w - start[0], layout, per), layout, per).items():
+        rows.append({**base, "metric": "lambda_mean", "layer": name, "value": float(strong), "scaled": float(strong) * n**0.5})
     return rows
 
 
@@ -227,7 +222,7 @@ def _propositions(history: History, stored: Stored, options: dict[str, Any]) -> 
         w = w.double()
         losses = Losses(network, pool, double(buffers), start, proximal.batches(own, None)[0], **options)
         g_p = proximal.gradient(losses.proximal(), w)[1]
-        if float(torch.linalg.vector_norm(g_p)) < proximal.FLOOR[torch.float64]:
+        if float(torch.linalg.vector_norm(g_p)) < noise_floor(torch.float64):
             history.note(stored.round, f"client {k} did not move: no propositions", k)
             continue
         found = check(losses, g_p, w, ETAS, RHOS)
