@@ -8,13 +8,8 @@ entrywise, and over L positions sum_c (sum_p g_cp u_p)^2 = sum_pq (sum_c g_cp g_
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from fldiag.curvature.sequential import zero_padding
+from torch import Tensor
 
 #: Bytes of one piece of work; larger ones fall out of the processor's caches.
 PIECE = 8 * 2**20
@@ -73,38 +68,3 @@ def bias(g: Tensor, total: bool) -> Tensor:
     """g [b, r, O, L] -> [O]."""
     squared = g.sum(3).square().sum((0, 1), dtype=torch.float64)
     return squared.sum() if total else squared
-
-
-def _linear(m: nn.Linear, a: Tensor, g: Tensor, total: bool) -> dict[str, Tensor]:
-    if a.ndim == 2:
-        found = {"weight": outer(g, a, total)}
-        g = g.unsqueeze(3)
-    else:
-        g = g.flatten(2, -2).transpose(2, 3)
-        found = {"weight": positions(g, a.flatten(1, -2).transpose(1, 2), total)}
-    return found if m.bias is None else {**found, "bias": bias(g, total)}
-
-
-def _conv(m: nn.Conv2d, a: Tensor, g: Tensor, total: bool) -> dict[str, Tensor]:
-    patches = F.unfold(a, m.kernel_size, m.dilation, zero_padding(m), m.stride)  # [b, I * k * k, L]
-    g = g.flatten(3)
-    parts = [positions(gp, up, total) for gp, up in
-             zip(g.chunk(m.groups, 2), patches.chunk(m.groups, 1), strict=True)]
-    found = {"weight": torch.stack(parts).sum(0) if total else torch.cat(parts).reshape(m.weight.shape)}
-    return found if m.bias is None else {**found, "bias": bias(g, total)}
-
-
-def _norm(m: nn.BatchNorm2d, a: Tensor, g: Tensor, total: bool) -> dict[str, Tensor]:
-    """``a`` is the input minus its running mean, over the running deviation."""
-    g = g.reshape(*g.shape[:3], -1)
-    slope = (g * a.reshape(len(a), 1, a.shape[1], -1)).sum(3).square().sum((0, 1), dtype=torch.float64)
-    return {"weight": slope.sum() if total else slope, "bias": bias(g, total)}
-
-
-RULES: dict[type[nn.Module], Callable[..., dict[str, Tensor]]] = {
-    nn.Linear: _linear, nn.Conv2d: _conv, nn.BatchNorm2d: _norm, nn.BatchNorm1d: _norm}
-
-
-def layer(m: nn.Module, a: Tensor, g: Tensor, total: bool) -> dict[str, Tensor]:
-    """Of an affine layer with input a [b, ...] and cotangents g [b, r, ...]: name -> squares or their sum."""
-    return RULES[type(m)](m, a, g, total)
