@@ -319,7 +319,7 @@ def test_workers_end_with_the_process_that_started_them():
     script = """if __name__ == "__main__":
         import multiprocessing, os, time
         from concurrent.futures import ProcessPoolExecutor
-        from fldiag.figures import work
+        from fldiag.figures import workers as work
         context = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(1, mp_context=context, initializer=work._start, initargs=(context.Event(), context.SimpleQueue()))
         print(pool.submit(os.getpid).result(), flush=True)
