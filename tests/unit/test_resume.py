@@ -84,13 +84,18 @@ def small(**more):
     return config("scaffold", **{**SMALL, **more})
 
 
+@pytest.fixture(scope="module")
+def never_stopped(tmp_path_factory):
+    """The same run uninterrupted, by how often it is stored."""
+    return {n: rounds.train(small(checkpoint={"every": n}), out=tmp_path_factory.mktemp("whole") / str(n)) for n in (1, 3)}
+
+
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("name", ["rounds/0003.pt", "state/server-0003.pt", "metrics/0003.parquet", "run.json"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, FldiagError("disk full", "free some space")], ids=["ctrl-c", "full"])
-def test_stopped_while_a_file_is_written(every, name, error, tmp_path, monkeypatch):
+def test_stopped_while_a_file_is_written(every, name, error, tmp_path, monkeypatch, never_stopped):
     """run.json must never count a round whose files are not all there."""
-    chosen = small(checkpoint={"every": every})
-    whole = rounds.train(chosen, out=tmp_path / "whole")
+    chosen, whole = small(checkpoint={"every": every}), never_stopped[every]
     write, seen = files.write_atomic, []
 
     def breaking(path, writer):
