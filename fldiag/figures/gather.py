@@ -11,8 +11,7 @@ import pandas as pd
 from fldiag.config import Config
 from fldiag.errors import FldiagError
 from fldiag.figures import questions as asks
-from fldiag.figures import reported
-from fldiag.figures import workers as work
+from fldiag.figures import reported, workers
 from fldiag.figures.plan import Plan, answer_path, ask_key
 from fldiag.figures.study import Ask, Study, Trial
 from fldiag.results.select import only
@@ -80,7 +79,7 @@ def _of(study: Study, plan: Plan, paths: Mapping[str, Path], number: int, trial:
         if core is None:
             found = _counted(plan, study, number, config, ask, download)
         else:
-            found = work.answers(paths[core], ask_key(plan.scale, ask, plan.tasks[core].rounds)) if core in paths else None
+            found = workers.answers(paths[core], ask_key(plan.scale, ask, plan.tasks[core].rounds)) if core in paths else None
         if found is not None:
             about: dict[str, Any] = {**trial.key(), "origin": "measured", "label": trial.name, "run": trial.name, "seed": seed,
                                      "ask": ask.name, "trained_on": config.data.name, "trained_model": config.model.name}
@@ -97,7 +96,7 @@ def _counted(plan: Plan, study: Study, number: int, config: Config, ask: Ask, do
         except FldiagError as error:
             plan.failed[study.name, number] = error.what
             return None
-        work.keep(file, answer)
+        workers.keep(file, answer)
     return pd.read_parquet(file)
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
-from scipy.stats import binomtest
 
 from fldiag import registry
 from fldiag.errors import FldiagError
@@ -18,6 +17,7 @@ from fldiag.report.collect import Collection, Member
 from fldiag.report.page import Section, Table, percent, plus_minus
 from fldiag.results import select
 from fldiag.results.select import last_round, only
+from fldiag.results.shares import wilson
 
 SECTIONS = ("data", "partition", "clients", "model", "method", "train")
 
@@ -101,15 +101,15 @@ def interval(value: Value | None) -> str:
 
 
 def accuracy(m: Member) -> Value | None:
-    """Of the global model on the test split, with Wilson's interval for so many examples (E. Wilson, 1927)."""
+    """Of the global model on the test split, with Wilson's interval for so many examples."""
     rows = _last(m, "accuracy")
     if rows is None or (value := select.number(rows)) is None:
         return None
     n = select.number(rows, column="n_examples")
     if not n or not 0 <= value <= 1:
         return Value(value)
-    ends = binomtest(round(value * n), int(n)).proportion_ci(method="wilson")
-    return Value(value, low=float(ends.low), high=float(ends.high))
+    low, high = wilson(round(value * n), int(n))
+    return Value(value, low=low, high=high)
 
 
 def loss(m: Member) -> Value | None:

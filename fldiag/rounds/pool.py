@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import norm
 from torch import Tensor
 
 from fldiag import data, losses
@@ -174,17 +171,3 @@ def workers(threads: int) -> Iterator[Callable[..., Iterable[Any]]]:
             yield pool.map
     finally:
         torch.set_num_threads(before)
-
-
-def wilson(right: float, n: float, confidence: float) -> tuple[float, float]:
-    """Wilson's interval (J. Am. Stat. Assoc. 1927) of the share right / n, n > 0."""
-    # scipy's binomtest gives the same, after a test of a hypothesis that takes a hundred times as long
-    z, p = _quantile(confidence), right / n
-    middle = (p + z * z / (2 * n)) / (1 + z * z / n)
-    reach = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return max(middle - reach, 0.0), min(middle + reach, 1.0)
-
-
-@lru_cache
-def _quantile(confidence: float) -> float:
-    return float(norm.ppf(0.5 + confidence / 2))

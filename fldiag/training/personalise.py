@@ -22,6 +22,7 @@ from fldiag.method import Neighbours, Personal
 from fldiag.registry import Progress
 from fldiag.results import files
 from fldiag.results import provenance as origin
+from fldiag.results.shares import share
 from fldiag.results.table import check, table
 from fldiag.seeding import numpy_rng
 from fldiag.training.evaluate import BATCH
@@ -152,12 +153,7 @@ def measure(setup: Setup, plan: Personal, w: Tensor, buffers: dict[str, Tensor],
 
 def _share(correct: int, n: int) -> dict[str, Any]:
     """Accuracy with its binomial standard error and Wilson's 95 % interval."""
-    if not n:
-        return {"n_examples": 0}
-    from scipy.stats import binomtest
-
-    p, interval = correct / n, binomtest(correct, n).proportion_ci(method="wilson")
-    return {"value": p, "stderr": math.sqrt(p * (1 - p) / n), "low": interval.low, "high": interval.high, "n_examples": n}
+    return {**share(correct, n), "n_examples": n} if n else {"n_examples": 0}
 
 
 def _summary(rows: list[dict[str, Any]], e: int, test: str) -> list[dict[str, Any]]:

@@ -18,9 +18,10 @@ from fldiag.diagnostics.forgetting import picture
 from fldiag.diagnostics.forgetting.summary import summary
 from fldiag.registry import Also, Progress, diagnostic
 from fldiag.results.provenance import digest
+from fldiag.results.shares import share
 from fldiag.results.table import Row, table
 from fldiag.rounds.history import History
-from fldiag.rounds.pool import Scores, wilson
+from fldiag.rounds.pool import Scores
 from fldiag.rounds.round_cache import Kept
 from fldiag.rounds.round_weights import Stored
 
@@ -191,10 +192,7 @@ class _Measure:
         """A share with its interval, or a masked cell."""
         if n < self.min_count or not valid:
             return {"value": None, "n_examples": int(n), "masked": True}
-        low, high = wilson(right, n, self.confidence)
-        p = right / n
-        return {"value": p, "low": low, "high": high, "stderr": float(np.sqrt(p * (1 - p) / n)),
-                "n_examples": int(n), "masked": False}
+        return {**share(right, n, self.confidence), "n_examples": int(n), "masked": False}
 
     def _class_right(self, scores: Scores) -> np.ndarray:
         """Right test examples of every class [R, C]."""
