@@ -34,7 +34,7 @@ def test_a_registered_method_without_a_part_that_another_needs_is_refused(case):
         rest = [p for p in method if p is not part]
         lost = {name for p in rest for name in p.needs} - {name for p in rest for name in provided(p)}
         if lost:
-            with pytest.raises(FldiagError, match="needs .*, which no other part of the method sends") as caught:
+            with pytest.raises(FldiagError, match=r"needs .*, which no other part of the method sends") as caught:
                 Method(*rest)
             assert type(part).__name__ in caught.value.remedy
         else:
