@@ -251,6 +251,14 @@ class Config(Section):
         """A config as a run stored it, which may be older than some keys. Raises pydantic.ValidationError."""
         return cls.model_validate(identity.as_stored(tree))
 
+    @classmethod
+    def load(cls, source: str | Path, **overrides: Any) -> Config:
+        """A config from a preset's name or a TOML file, with keys replaced as by ``replace``.
+
+        Raises FldiagError for an unknown preset, an unreadable file or anything invalid in it.
+        """
+        return load(source).replace(**overrides)
+
     def replace(self, **overrides: Any) -> Config:
         """A validated copy with keys replaced; ``method__rho=2.0`` stands for ``method.rho``. Raises FldiagError."""
         return build(self.model_dump(), {k.replace("__", "."): v for k, v in overrides.items()})

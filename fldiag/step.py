@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from fldiag import losses
 from fldiag.config import Train
 from fldiag.models.network import Bound, Network
 from fldiag.seeding import torch_rng
@@ -185,7 +185,7 @@ class Step:
         """Show the gradient g [k, P - start] (of the entries from ``start`` on) and the value [k] of a proximal loss at
         w; of several the first counts. ``l2`` is ||w - w_g||^2 / 2, whose value follows from its gradient."""
         if self.recording and self.published is None:
-            value = 0.5 * g.square().sum(-1, dtype=torch.float64) if kind == "l2" else value
+            value = losses.l2(g) if kind == "l2" else value
             self.published = Published(kind, g.clone(), value, start, None if g_u is None else g_u.clone())
 
     @property
@@ -203,10 +203,14 @@ class Step:
     def label_loss(self, logits: Tensor) -> Tensor:
         """The loss of each example against its targets, [k, B]."""
         (y, share), *others = self.targets
-        loss = share * per_example_loss(logits, y) if others else per_example_loss(logits, y)
+        loss = share * losses.per_example(logits, y) if others else losses.per_example(logits, y)
         for y, share in others:
-            loss = loss + share * per_example_loss(logits, y)
+            loss = loss + share * losses.per_example(logits, y)
         return loss
+
+    def divergence(self, out: Output, tau: float) -> Tensor:
+        """mean_x KL(softmax(f(x; w_g)/tau) || softmax(f(x; w)/tau)) over the minibatch, [k]: the proximal loss ``kl``."""
+        return self.mean(losses.kl(self.received_logits(), out.logits, tau))
 
     def on(self, x: Tensor, y: Tensor, weight: Tensor | None, index: Tensor) -> Step:
         """A step of the same clients on other inputs; it leaves batch-norm statistics alone."""
@@ -312,30 +316,3 @@ class Step:
         if self._gradient is None:
             self._gradient = self.gradient(self._losses)
         return self._gradient
-
-
-@dataclass(frozen=True)
-class KL:
-    """mean_x KL(softmax(f(x; w_g)/tau) || softmax(f(x; w)/tau)), [k]; no factor tau^2, the teacher is constant."""
-
-    tau: float
-
-    def __call__(self, step: Step, out: Output) -> Tensor:
-        teacher = F.log_softmax(step.received_logits() / self.tau, dim=-1)
-        student = F.log_softmax(out.logits / self.tau, dim=-1)
-        return step.mean((teacher.exp() * (teacher - student)).sum(-1))
-
-    def __str__(self) -> str:
-        return f"kl:{self.tau:g}"
-
-
-def noise_floor(dtype: torch.dtype) -> float:
-    """Norm below which a proximal gradient is rounding noise."""
-    return 1e-12 if dtype == torch.float64 else 1e-6
-
-
-def per_example_loss(logits: Tensor, y: Tensor) -> Tensor:
-    """Cross entropy for integer labels, half the squared residual for float targets: [k, B]."""
-    if y.is_floating_point():
-        return 0.5 * (logits - y).square().sum(-1)
-    return F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)

@@ -26,6 +26,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
@@ -109,17 +110,19 @@ def apply(x: Tensor, steps: Iterable[Step], generator: Generator) -> Tensor:
 def crop(x: Tensor, offsets: Tensor, padding: int, *, reflect: bool = False) -> Tensor:
     """Pads [n, C, H, W] by ``padding`` and cuts [H, W] back, its corner at ``offsets`` [2, n] (row, column).
 
-    Offsets lie in 0..2*padding; offset ``padding`` gives the image back.
+    Offsets lie in 0..2*padding; offset ``padding`` gives the image back. Raises FldiagError for a mirror wider than
+    the image.
     """
-    n, channels, height, width = x.shape
-    padded = _reflect(x, padding) if reflect else F.pad(x, (padding,) * 4)
-    stride = width + 2 * padding
-    rows = torch.arange(height, device=x.device) * stride
-    corner = offsets[0] * stride + offsets[1]
-    index = corner[:, None, None] + rows[:, None] + torch.arange(width, device=x.device)
-    # One gather over flat pixels takes half the time of indexing rows and columns separately.
-    flat = padded.flatten(2).gather(2, index.reshape(n, 1, -1).expand(-1, channels, -1))
-    return flat.view(n, channels, height, width)
+    height, width = x.shape[2:]
+    if not reflect:
+        padded = F.pad(x, (padding,) * 4)
+    elif padding < min(height, width):
+        padded = _torchvision().pad(x, [padding] * 4, padding_mode="reflect")
+    else:
+        raise FldiagError(f"reflectcrop{padding} mirrors {padding} pixels, and the image has {min(height, width)}",
+                          f"use at most reflectcrop{min(height, width) - 1}", usage=True)
+    return torch.stack([image[:, top:top + height, left:left + width]
+                        for image, top, left in zip(padded, *offsets.tolist(), strict=True)])
 
 
 def cutout(x: Tensor, centres: Tensor, side: int) -> Tensor:
@@ -135,8 +138,11 @@ def cutout(x: Tensor, centres: Tensor, side: int) -> Tensor:
 
 
 def windows(n: int, height: int, width: int, generator: Generator) -> Tensor:
-    """Parts of an image [n, 4] (top, left, height, width) as RandomResizedCrop draws them: up to ten tries,
-    then the largest central part of an allowed shape."""
+    """Parts of an image [n, 4] (top, left, height, width), distributed as RandomResizedCrop's: up to ten tries,
+    then the largest central part of an allowed shape.
+
+    Drawn here because RandomResizedCrop draws from torch's global state, which no client owns.
+    """
     def uniform(low: float, high: float, *shape: int) -> Tensor:
         return low + (high - low) * torch.rand(shape, dtype=torch.float64, generator=generator,
                                                device=generator.device)
@@ -159,67 +165,31 @@ def windows(n: int, height: int, width: int, generator: Generator) -> Tensor:
 def resize(x: Tensor, parts: Tensor, side: int) -> Tensor:
     """The ``parts`` [n, 4] (top, left, height, width) of the images [n, C, H, W] as [n, C, side, side].
 
-    Bilinear with antialiasing, as Pillow and torchvision do; uint8 comes back rounded.
+    Bilinear with antialiasing; uint8 comes back rounded.
     """
-    out = _resize_rows(x, parts[:, 0], parts[:, 2], side).transpose(2, 3)
-    out = _resize_rows(out, parts[:, 1], parts[:, 3], side).transpose(2, 3).contiguous()
-    return out.round_().clamp_(0, 255).to(torch.uint8) if x.dtype == torch.uint8 else out
+    cut = _torchvision().resized_crop
+    return torch.stack([cut(image, *part, [side, side], antialias=True)
+                        for image, part in zip(x, parts.tolist(), strict=True)])
 
 
 def jitter(x: Tensor, factors: Tensor, order: Tensor) -> Tensor:
     """Colours of pixels in [0, 1], float [n, C, H, W], changed by ``factors`` [n, 3] of brightness (0), contrast
     (1) and saturation (2), applied to each image in its ``order`` [n, 3] and clipped after each."""
-    x = x.clone()
-    for turn in range(3):
-        for which in range(3):
-            at = (order[:, turn] == which).nonzero()[:, 0]
-            if len(at):
-                part, factor = x[at], factors[at, which].to(x.dtype).view(-1, 1, 1, 1)
-                x[at] = (part * factor + _blended(part, which) * (1 - factor)).clamp_(0, 1)
-    return x
+    library = _torchvision()
+    change = (library.adjust_brightness, library.adjust_contrast, library.adjust_saturation)
+    images = list(x)
+    for i, (theirs, turns) in enumerate(zip(factors.tolist(), order.tolist(), strict=True)):
+        for which in turns:
+            images[i] = change[which](images[i], theirs[which])
+    return torch.stack(images)
 
 
-def _blended(x: Tensor, which: int) -> Tensor | float:
-    """What factor 0 leaves: black, the mean gray of each image, or the gray image."""
-    if which == 0:
-        return 0.0
-    gray = x if x.shape[1] == 1 else (x * x.new_tensor([0.2989, 0.587, 0.114]).view(3, 1, 1)).sum(1, keepdim=True)
-    return gray.mean((1, 2, 3), keepdim=True) if which == 1 else gray
+def _torchvision() -> ModuleType:
+    # Imported when a step needs it: most runs do not, and the import takes longer than that of fldiag.
+    # These functions rather than those of v2, which round resized pixels in a way that depends on the processor.
+    from torchvision.transforms import functional
 
-
-def _resize_rows(x: Tensor, start: Tensor, length: Tensor, side: int) -> Tensor:
-    """Rows start..start+length-1 of each image [n, C, H, W] made ``side`` rows by the triangle filter, float32.
-
-    Each output row is a sum of the few rows its filter covers; whole rows are copied, so wide images are cheap.
-    """
-    n, channels, height, width = x.shape
-    scale = length.double()[:, None] / side
-    reach = scale.clamp(min=1)
-    centre = (torch.arange(side, device=x.device).double() + 0.5) * scale
-    first = (centre - reach + 0.5).floor()
-    weights, index = [], []
-    for tap in range(math.ceil(2 * float(reach.max())) + 1):
-        at = first + tap
-        weights.append((1 - ((at + 0.5 - centre) / reach).abs()).clamp(min=0) * ((at >= 0) & (at < length[:, None])))
-        index.append((at.long() + start[:, None]).clamp(0, height - 1))
-    total = torch.stack(weights).sum(0)
-    rows, base = x.reshape(-1, width), torch.arange(n * channels, device=x.device).view(n, channels, 1) * height
-    out = torch.zeros((n, channels, side, width), device=x.device)
-    for weight, at in zip(weights, index, strict=True):
-        row = rows.index_select(0, (base + at[:, None]).flatten()).view(out.shape).to(torch.float32)
-        out.addcmul_(row, (weight / total).float()[:, None, :, None])
-    return out
-
-
-def _reflect(x: Tensor, padding: int) -> Tensor:
-    for axis in (-2, -1):
-        length = x.shape[axis]
-        if padding >= length:
-            raise FldiagError(f"reflectcrop{padding} mirrors {padding} pixels, and the image has {length}",
-                              f"use at most reflectcrop{length - 1}", usage=True)
-        position = torch.arange(-padding, length + padding, device=x.device).abs()
-        x = x.index_select(axis, torch.where(position < length, position, 2 * (length - 1) - position))
-    return x
+    return functional
 
 
 def _coin(x: Tensor, probability: float, generator: Generator) -> Tensor:

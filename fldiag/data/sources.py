@@ -42,26 +42,13 @@ def load(name: str, root: str | os.PathLike[str] | None = None, download: bool =
     """
     if not isinstance(name, str) or not name:
         raise FldiagError(f"data set name {name!r}", "give a name, npz:PATH or pkg.mod:factory", usage=True)
-    base, at_sign, suffix = name.rpartition("@")
-    if at_sign and base in registry.dataset:
-        if variant not in (None, suffix):
-            raise FldiagError(f"data set {name!r} and variant {variant!r}", "name one variant", usage=True)
-        name, variant = base, suffix
-    if variant is not None and (":" in name or name not in registry.dataset):
-        raise no_variants(name, variant)
+    name, variant = _name_and_variant(name, variant)
     if name.startswith("npz:"):
         return _npz(name, name.removeprefix("npz:"))
     if ":" in name:
         return _factory(name)
     if name not in registry.dataset:
-        at = folder(root)
-        own = at / f"{name}.npz" if at else None
-        if own and own.is_file():
-            return _npz(name, str(own))
-        looked = f" and there is no {own}" if own else ""
-        raise FldiagError(f"unknown data set {name!r}{looked}",
-                          f"{nearest(name, registry.dataset.names())}; or npz:PATH, or pkg.mod:factory",
-                          usage=True)
+        return _file_of_that_name(name, root)
     build = registry.dataset.get(name).build
     takes = inspect.signature(build).parameters
     if variant is not None and "variant" not in takes:
@@ -69,6 +56,28 @@ def load(name: str, root: str | os.PathLike[str] | None = None, download: bool =
     asked = {"variant": variant, "progress": progress}
     more = {key: value for key, value in asked.items() if value is not None and key in takes}
     return _dataset(build(root=root, download=download, **more), f"data set {name!r}")
+
+
+def _name_and_variant(name: str, variant: str | None) -> tuple[str, str | None]:
+    """``name@variant`` taken apart. Only registered sets have variants."""
+    base, at_sign, suffix = name.rpartition("@")
+    if at_sign and base in registry.dataset:
+        if variant not in (None, suffix):
+            raise FldiagError(f"data set {name!r} and variant {variant!r}", "name one variant", usage=True)
+        name, variant = base, suffix
+    if variant is not None and (":" in name or name not in registry.dataset):
+        raise no_variants(name, variant)
+    return name, variant
+
+
+def _file_of_that_name(name: str, root: str | os.PathLike[str] | None) -> Dataset:
+    at = folder(root)
+    own = at / f"{name}.npz" if at else None
+    if own and own.is_file():
+        return _npz(name, str(own))
+    looked = f" and there is no {own}" if own else ""
+    raise FldiagError(f"unknown data set {name!r}{looked}",
+                      f"{nearest(name, registry.dataset.names())}; or npz:PATH, or pkg.mod:factory", usage=True)
 
 
 def _npz(name: str, path: str) -> Dataset:

@@ -21,6 +21,8 @@ from fldiag.results.table import COLUMNS
 
 #: What tells the numbers of one metric apart, in the order in which tags spell it.
 NAMES = ("moment", "slice", "layer", "estimator", "client", "client_b", "index")
+#: Those of them that a tag always spells; the others only where they are needed.
+_ALWAYS = ("moment", "slice", "layer", "client", "client_b", "index")
 #: Further numbers about a number: they tell nothing apart.
 _BESIDE = set(COLUMNS) - {"metric", *NAMES} | {"n_clients", "n_steps", "masked", "note", "predicted", "eigenvalue", "scaled",
                                                "low", "high", "products"}
@@ -65,39 +67,52 @@ def collect(run: Run, tables: Sequence[Path] = (), *, per_client: bool = False) 
 
 
 def series(frame: pd.DataFrame, name: str, per_client: bool = False) -> pd.DataFrame:
-    """A tidy table as columns tag, step, value. A tag is ``name/metric`` and whatever tells its rows apart: moment, slice,
-    layer and so on, then further columns, only as far as they are needed."""
+    """A tidy table as columns tag, step, value.
+
+    A tag is ``name/metric``, then moment, slice, layer and so on, then further columns where rows of one tag and
+    round differ in them, then a number."""
     frame = frame.reset_index(drop=True)
     value = pd.to_numeric(frame["value"], errors="coerce").astype(float)
-    keep = np.isfinite(value) & (frame["metric"] != "missing").to_numpy()
-    if {"x", "y"} <= set(frame.columns):
-        keep &= ~(frame["x"].notna() & frame["y"].notna())
-    for column in ("client", "client_b") if not per_client else ():
-        if column in frame.columns:
-            keep &= frame[column].isna().to_numpy()
-    if "slice" in frame.columns and not per_client:
-        keep &= ~frame["slice"].astype("string").str.match(r"client:\d").fillna(False).to_numpy(bool)
+    keep = np.isfinite(value) & _exportable(frame, per_client)
     frame, value = frame[keep].reset_index(drop=True), value[keep].reset_index(drop=True)
     step = pd.to_numeric(frame["round"], errors="coerce").fillna(0).astype(int) if "round" in frame.columns else 0
     made = pd.DataFrame({"tag": f"{name}/" + frame["metric"].astype(str), "step": step, "value": value})
-    for column in ("moment", "slice"):
-        if column in frame.columns:
-            made["tag"] += _spell(frame[column], "")
-    others = [c for c in NAMES[2:] if c in frame.columns]
-    others += ["run"] if "run" in frame.columns and frame["run"].nunique() > 1 else []
-    others += sorted(c for c in frame.columns if c not in _BESIDE and c not in NAMES and c != "metric")
-    for column in others:
-        said = _spell(frame[column], "" if column in ("layer", "estimator", "run") else f"{column} ")
-        if column in ("client", "client_b", "index", "layer"):
-            made["tag"] += said
-        else:  # only where rows of one tag and round differ in it
-            group = made.groupby(["tag", "step"])["tag"]
-            differs = (group.transform("size") > 1) & (said.groupby([made["tag"], made["step"]]).transform("nunique") > 1)
-            made["tag"] += said.where(made["tag"].isin(made["tag"][differs]), "")
+    for column in _telling(frame):
+        title = "" if column in ("moment", "slice", "layer", "estimator", "run") else f"{column} "
+        said = _spell(frame[column], title)
+        made["tag"] += said if column in _ALWAYS else said.where(_ambiguous(made, said), "")
     made["tag"] = made["tag"].str.replace("*", "all", regex=False).str.replace(r"[^\w\-./ :]", "_", regex=True)
     again = made.groupby(["tag", "step"]).cumcount()
     made["tag"] += pd.Series(np.where(again > 0, " (" + (again + 1).astype(str) + ")", ""), index=made.index)
     return made
+
+
+def _exportable(frame: pd.DataFrame, per_client: bool) -> pd.Series:
+    """Which rows are numbers over rounds: no cells of surfaces, nothing missing, no single client unless asked for."""
+    keep = frame["metric"] != "missing"
+    if {"x", "y"} <= set(frame.columns):
+        keep = keep & ~(frame["x"].notna() & frame["y"].notna())
+    if not per_client:
+        for column in {"client", "client_b"} & set(frame.columns):
+            keep = keep & frame[column].isna()
+        if "slice" in frame.columns:
+            keep = keep & ~frame["slice"].astype("string").str.match(r"client:\d").fillna(False).astype(bool)
+    return keep
+
+
+def _telling(frame: pd.DataFrame) -> list[str]:
+    """The columns that tell the numbers of one metric apart, in the order in which tags spell them."""
+    columns = [c for c in NAMES if c in frame.columns]
+    if "run" in frame.columns and frame["run"].nunique() > 1:
+        columns.append("run")
+    return columns + sorted(c for c in frame.columns if c not in _BESIDE and c not in NAMES and c != "metric")
+
+
+def _ambiguous(made: pd.DataFrame, said: pd.Series) -> pd.Series:
+    """Rows whose tag stands twice in some round, with different words in ``said``."""
+    group = made.groupby(["tag", "step"])["tag"]
+    differs = (group.transform("size") > 1) & (said.groupby([made["tag"], made["step"]]).transform("nunique") > 1)
+    return made["tag"].isin(made["tag"][differs])
 
 
 def _spell(column: pd.Series, title: str) -> pd.Series:

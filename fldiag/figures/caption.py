@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,54 +22,106 @@ from fldiag.results.provenance import provenance
 
 #: What is said of runs that are missing or not asked everything, where they are not to be trained.
 NOT_YET = "not finished yet"
+#: Number of a trial in its study, seed -> hash of the run.
+Cells = Mapping[tuple[int, int], str]
 
 
 def about(study: Study, the_plan: Plan, found: pd.DataFrame, paths: Mapping[str, Path],
           errors: Mapping[str, str]) -> dict[str, Any]:
-    """What the json beside a picture says."""
-    scale, cells = the_plan.scale, {k: v for k, v in the_plan.cells.items() if k[0] == study.name}
-    seeds, tasks, there = scale.seed_list(study.seeds), the_plan.tasks, gather.answered(study, the_plan, paths)
-    pairs = [(study.trials[n].protocol(), tasks[core].config) for (_, n, seed), core in cells.items() if seed == seeds[0]]
-    pairs += [(t.protocol(), scale.config(t, 0, the_plan.store)) for n, t in enumerate(study.trials)
-              if not t.train and (study.name, n) not in the_plan.left_out]
-    less = reduction(pairs)
-    if cells:
-        seeds = sorted({seed for (_, _, seed), core in cells.items() if core in there})
-    else:  # nothing was trained
-        seeds = sorted({int(s) for s in found.loc[found["origin"] == "measured", "seed"].dropna()}) or [0]
-    asked = questions(scale, [a for n, t in enumerate(study.trials) if (study.name, n) not in the_plan.left_out
-                              for a in (*study.ask, *t.ask)] + list(study.alone), len(seeds))
-    left = [{**study.trials[n].key(), "label": study.trials[n].name, "why": why}
-            for (name, n), why in the_plan.left_out.items() if name == study.name]
-    yet = {core for core in cells.values() if errors.get(core) == NOT_YET}
-    left += [{**study.trials[n].key(), "label": study.trials[n].name, "why": NOT_YET}
-             for (_, n, _), core in cells.items() if core in yet]
-    why = sorted({hit["why"] for hit in left} - {NOT_YET})
-    why += [f"{len(yet)} of {len(set(cells.values()))} runs, {NOT_YET}"] if yet else []
-    runs = {paths[c].name: run_about(the_plan, c, paths[c]) for c in sorted(set(cells.values()) & paths.keys())}
-    lost = dict.fromkeys(f"{study.trials[n].name}{f' ({s})' if (s := study.trials[n].setting) else ''}, seed {seed}"
-                         for (_, n, seed), c in cells.items() if c in paths and runs[paths[c].name]["status"] == "diverged")
-    named = "Heads and axes name the paper's settings. " if any(t.setting for t in study.trials) else ""
-    few = scale.test_images if scale.test_images and cells else 0
-    failed = [{**study.trials[n].key(), "seed": seed, "why": public(errors[c], the_plan.store)}
-              for (_, n, seed), c in cells.items() if errors.get(c, NOT_YET) != NOT_YET]
-    failed += [{**study.trials[n].key(), "seed": 0, "why": public(why, the_plan.store)}
-               for (name, n), why in the_plan.failed.items() if name == study.name]
-    parts = [study.caption, protocol([theirs for theirs, _ in pairs]),
-             f"{named}Scale {scale.name}: {less}." if less else "",
-             f"{few:,} test images: an accuracy's standard error is up to {50 / few ** 0.5:.1f} points." if few else "",
-             f"Asked with {asked}." if asked else "",
-             f"{len(seeds)} seed{'s' * (len(seeds) > 1)}." if (cells and seeds) or len(seeds) > 1 else "",
-             f"Left out: {'; '.join(why)}." if why else "",
-             f"Failed: {'; '.join(sorted({str(hit['why']) for hit in failed}))}." if failed else "",
-             f"Diverged: {'; '.join(lost)}." if lost else ""]
+    """The json beside a picture. ``found``: the study's table; ``paths``, ``errors``: of runs, by their hash."""
+    cells = {(trial, seed): core for (name, trial, seed), core in the_plan.cells.items() if name == study.name}
+    there = gather.answered(study, the_plan, paths)
+    trained = {core: paths[core] for core in cells.values() if core in paths}
+    runs = {core: run_about(the_plan, core, trained[core]) for core in sorted(trained)}
+    protocols = _protocols(study, the_plan, cells)
+    less, seeds = reduction(protocols), _seeds(cells, there, found)
+    left, failed = _left_out(study, the_plan, cells, errors), _failed(study, the_plan, cells, errors)
+    sentences = [study.caption, protocol([theirs for theirs, _ in protocols]),
+                 *_of_the_scale(study, the_plan, less, trains=bool(cells)),
+                 *_of_the_answers(study, the_plan, seeds, trains=bool(cells)),
+                 *_of_the_missing(left, cells, errors), *_of_the_failed(study, failed, cells, runs)]
     return {
         "paper": study.paper, "id": study.id, "title": study.title, "source": study.source,
-        "caption": " ".join(p for p in parts if p), "scale": scale.name, "reduction": less, "seeds": seeds,
-        "machine": machines(paths[c] for c in cells.values() if c in paths), **provenance(),
-        "runs": runs,
+        "caption": " ".join(filter(None, sentences)), "scale": the_plan.scale.name, "reduction": less, "seeds": seeds,
+        "machine": machines(trained.values()), **provenance(),
+        "runs": {trained[core].name: said for core, said in runs.items()},
         "failed": failed,
         "left_out": left, "measured": gather.measured(found, study, the_plan, there)}
+
+
+# ---- what was done
+
+
+def _protocols(study: Study, the_plan: Plan, cells: Cells) -> list[tuple[Config, Config]]:
+    """The paper's config and the scale's, of every trial: once, whatever its seeds."""
+    scale = the_plan.scale
+    first = scale.seed_list(study.seeds)[0]
+    trained = [(study.trials[n].protocol(), the_plan.tasks[core].config) for (n, seed), core in cells.items() if seed == first]
+    untrained = [(trial.protocol(), scale.config(trial, 0, the_plan.store)) for n, trial in enumerate(study.trials)
+                 if not trial.train and (study.name, n) not in the_plan.left_out]
+    return trained + untrained
+
+
+def _seeds(cells: Cells, there: Collection[str], found: pd.DataFrame) -> list[int]:
+    """The seeds of the runs that have answered; of a study that trains nothing, those in its table."""
+    if cells:
+        return sorted({seed for (_, seed), core in cells.items() if core in there})
+    return sorted({int(s) for s in found.loc[found["origin"] == "measured", "seed"].dropna()}) or [0]
+
+
+def _left_out(study: Study, the_plan: Plan, cells: Cells, errors: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The trials that the scale does not have, then those whose runs are not finished, each with the reason."""
+    refused = [(n, why) for (name, n), why in the_plan.left_out.items() if name == study.name]
+    waiting = [(n, NOT_YET) for (n, _), core in cells.items() if errors.get(core) == NOT_YET]
+    return [{**study.trials[n].key(), "label": study.trials[n].name, "why": why} for n, why in refused + waiting]
+
+
+def _failed(study: Study, the_plan: Plan, cells: Cells, errors: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The runs that failed, then the trials that could not be planned, each with the reason."""
+    runs = [(n, seed, errors[core]) for (n, seed), core in cells.items() if errors.get(core, NOT_YET) != NOT_YET]
+    unplanned = [(n, 0, why) for (name, n), why in the_plan.failed.items() if name == study.name]
+    return [{**study.trials[n].key(), "seed": seed, "why": public(why, the_plan.store)} for n, seed, why in runs + unplanned]
+
+
+# ---- sentences of the caption
+
+
+def _of_the_scale(study: Study, the_plan: Plan, less: str, trains: bool) -> Iterator[str]:
+    scale = the_plan.scale
+    if less:
+        named = "Heads and axes name the paper's settings. " if any(t.setting for t in study.trials) else ""
+        yield f"{named}Scale {scale.name}: {less}."
+    if scale.test_images and trains:
+        worst = 50 / scale.test_images ** 0.5  # of a share of one half
+        yield f"{scale.test_images:,} test images: an accuracy's standard error is up to {worst:.1f} points."
+
+
+def _of_the_answers(study: Study, the_plan: Plan, seeds: Sequence[int], trains: bool) -> Iterator[str]:
+    ours = [trial for n, trial in enumerate(study.trials) if (study.name, n) not in the_plan.left_out]
+    asked = questions(the_plan.scale, [ask for trial in ours for ask in (*study.ask, *trial.ask)] + list(study.alone), len(seeds))
+    if asked:
+        yield f"Asked with {asked}."
+    if len(seeds) > 1 or (trains and seeds):
+        yield f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}."
+
+
+def _of_the_missing(left: Sequence[Mapping[str, Any]], cells: Cells, errors: Mapping[str, str]) -> Iterator[str]:
+    reasons = sorted({hit["why"] for hit in left} - {NOT_YET})
+    runs = set(cells.values())
+    if waiting := {core for core in runs if errors.get(core) == NOT_YET}:
+        reasons.append(f"{len(waiting)} of {len(runs)} runs, {NOT_YET}")
+    if reasons:
+        yield f"Left out: {'; '.join(reasons)}."
+
+
+def _of_the_failed(study: Study, failed: Sequence[Mapping[str, Any]], cells: Cells,
+                   runs: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    if failed:
+        yield f"Failed: {'; '.join(sorted({str(hit['why']) for hit in failed}))}."
+    lost = {core for core, said in runs.items() if said["status"] == "diverged"}
+    if diverged := [(study.trials[n], seed) for (n, seed), core in cells.items() if core in lost]:
+        named = [trial.name + (f" ({trial.setting})" if trial.setting else "") + f", seed {seed}" for trial, seed in diverged]
+        yield f"Diverged: {'; '.join(dict.fromkeys(named))}."
 
 
 def protocol(configs: Sequence[Config]) -> str:
@@ -104,7 +156,7 @@ def public(text: str, store: Path) -> str:
     return " ".join(re.sub(r"(?<![:/\w])(?:/[^\s/:;,'\"]+)+/([^\s/:;,'\"]+)", r"\1", text).split())
 
 
-def machines(paths: Any) -> str:
+def machines(paths: Iterable[Path]) -> str:
     """Where the runs were trained."""
     found = set()
     for path in paths:

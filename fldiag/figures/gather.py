@@ -11,10 +11,10 @@ import pandas as pd
 from fldiag.config import Config
 from fldiag.errors import FldiagError
 from fldiag.figures import questions as asks
-from fldiag.figures import reported
-from fldiag.figures import workers as work
+from fldiag.figures import reported, workers
 from fldiag.figures.plan import Plan, answer_path, ask_key
 from fldiag.figures.study import Ask, Study, Trial
+from fldiag.results.select import only
 from fldiag.results.table import table
 
 KEYS = ["setting", "method", "model", "data"]
@@ -79,7 +79,7 @@ def _of(study: Study, plan: Plan, paths: Mapping[str, Path], number: int, trial:
         if core is None:
             found = _counted(plan, study, number, config, ask, download)
         else:
-            found = work.answers(paths[core], ask_key(plan.scale, ask, plan.tasks[core].rounds)) if core in paths else None
+            found = workers.answers(paths[core], ask_key(plan.scale, ask, plan.tasks[core].rounds)) if core in paths else None
         if found is not None:
             about: dict[str, Any] = {**trial.key(), "origin": "measured", "label": trial.name, "run": trial.name, "seed": seed,
                                      "ask": ask.name, "trained_on": config.data.name, "trained_model": config.model.name}
@@ -96,7 +96,7 @@ def _counted(plan: Plan, study: Study, number: int, config: Config, ask: Ask, do
         except FldiagError as error:
             plan.failed[study.name, number] = error.what
             return None
-        work.keep(file, answer)
+        workers.keep(file, answer)
     return pd.read_parquet(file)
 
 
@@ -104,13 +104,7 @@ def picked(found: pd.DataFrame, study: Study) -> pd.DataFrame:
     """The rows of ``pick``, each under its name, and those that ``derive`` adds."""
     pieces = []
     for name, where in study.pick.items():
-        rows = found
-        for column, value in where.items():
-            if column not in rows.columns:
-                rows = rows.iloc[:0]
-                break
-            rows = rows[(rows[column] == value).fillna(False).astype(bool)]
-        pieces.append(rows.assign(metric=name))
+        pieces.append(only(found, **where).assign(metric=name))
     made = pd.concat(pieces, ignore_index=True)
     if study.derive is not None:
         made = pd.concat([made, study.derive(found)], ignore_index=True)

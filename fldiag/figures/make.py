@@ -12,11 +12,9 @@ from typing import Any
 import pandas as pd
 
 from fldiag import data
-from fldiag.checkpoint import schema
 from fldiag.config import Config
 from fldiag.errors import FldiagError
-from fldiag.figures import gather, plan, reported
-from fldiag.figures import workers as work
+from fldiag.figures import gather, plan, reported, workers
 from fldiag.figures.caption import NOT_YET, about, unfinished
 from fldiag.figures.plan import Plan, Task
 from fldiag.figures.scales import SCALES, Scale, packed
@@ -24,6 +22,7 @@ from fldiag.figures.study import Study
 from fldiag.figures.tables import markdown
 from fldiag.plotting import style
 from fldiag.registry import Progress
+from fldiag.results import files
 
 STORE = Path("checkpoints/figures")
 OUT = Path("figures")
@@ -84,7 +83,7 @@ def prepare(the_plan: Plan, download: bool) -> dict[str, str]:
             continue
         try:
             whole = data.load(name.rpartition("-")[0], download=download)
-            schema.write_atomic(file, lambda f, w=whole: reduce(w, scale, f))  # type: ignore[misc]
+            files.write_atomic(file, lambda f, w=whole: reduce(w, scale, f))  # type: ignore[misc]
         except FldiagError as error:
             failures[name] = error.what
     return failures
@@ -115,21 +114,7 @@ def _run(the_plan: Plan, names: set[str], jobs: int, device: str, download: bool
          only: Callable[[Config], bool]) -> None:
     """The chosen runs trained and asked. ``ready`` is told of each study that waits for no further run, and of the runs so far:
     hash -> folder, hash -> what is wrong."""
-    paths: dict[str, Path] = {}
-    errors: dict[str, str] = {}
-    missing: list[Task] = []
-    for core, task in the_plan.tasks.items():
-        path = task.where(the_plan.store)
-        if task.done(path):
-            paths[core] = path
-        elif not only(task.config):
-            errors[core] = NOT_YET
-            paths |= {core: path} if plan.finished(path) else {}
-        elif task.config.data.name in failures:
-            errors[core] = failures[task.config.data.name]
-            paths |= {core: path} if plan.finished(path) else {}
-        else:
-            missing.append(task)
+    paths, errors, missing = _sorted(the_plan, failures, only)
     total, at, count = sum(t.config.rounds for t in missing), dict.fromkeys((t.core for t in missing), 0), 0
     awaited: dict[str, set[str]] = {name: set() for name in sorted(names)}
     for task in missing:
@@ -143,7 +128,7 @@ def _run(the_plan: Plan, names: set[str], jobs: int, device: str, download: bool
         if progress:
             progress(sum(at.values()), total, what)
 
-    def finished(outcome: work.Outcome) -> None:
+    def finished(outcome: workers.Outcome) -> None:
         nonlocal count
         task = the_plan.tasks[outcome.core]
         count += 1
@@ -161,8 +146,28 @@ def _run(the_plan: Plan, names: set[str], jobs: int, device: str, download: bool
             if not awaited[name]:
                 ready(name, paths, errors)
 
-    bench = work.Bench(the_plan.scale, the_plan.store, device, download, strict)
-    work.perform_all(missing, bench, jobs, tell, finished)
+    bench = workers.Bench(the_plan.scale, the_plan.store, device, download, strict)
+    workers.perform_all(missing, bench, jobs, tell, finished)
+
+
+def _sorted(the_plan: Plan, failures: Mapping[str, str],
+            only: Callable[[Config], bool]) -> tuple[dict[str, Path], dict[str, str], list[Task]]:
+    """Folders of runs by hash, why runs are not complete by hash, and the runs to be trained or asked."""
+    paths: dict[str, Path] = {}
+    errors: dict[str, str] = {}
+    missing: list[Task] = []
+    for core, task in the_plan.tasks.items():
+        path = task.where(the_plan.store)
+        if task.done(path):
+            paths[core] = path
+            continue
+        if only(task.config) and task.config.data.name not in failures:
+            missing.append(task)
+            continue
+        errors[core] = failures[task.config.data.name] if only(task.config) else NOT_YET
+        if plan.finished(path):
+            paths[core] = path
+    return paths, errors, missing
 
 
 # ---- writing
@@ -227,5 +232,5 @@ def read(text: str) -> pd.DataFrame:
 
 def _put(path: Path, suffix: str, text: str) -> Path:
     file = path.with_name(path.name + suffix)
-    schema.write_atomic(file, lambda f: f.write(text.encode()))
+    files.write_atomic(file, lambda f: f.write(text.encode()))
     return file

@@ -16,6 +16,7 @@ from fldiag.errors import FldiagError
 from fldiag.figures.reported import FEDERATION, MARKS
 from fldiag.plotting import style
 from fldiag.plotting.tables import need
+from fldiag.results.select import only
 
 PICTURE = "picture of measured beside reported numbers"
 MEASURED, REPORTED = style.look(2), style.look(0)
@@ -40,23 +41,39 @@ def parse(setting: Any) -> dict[str, str]:
 
 
 def columns(table: pd.DataFrame) -> pd.Series:
-    """What a number's column in a table is called: data (and what stood in for them), partition and what else of the
-    federation differs."""
+    """Head of each number's column: metric, data, model, partition and other settings of the federation, as far as they
+    differ within the table; then the data that stood in for the paper's."""
     instead = {metric: stand_ins(part) for metric, part in table.groupby("metric")}  # what is counted is not what is trained
-    parsed = [{k: v for k, v in parse(s).items() if k in FEDERATION} for s in table["setting"]]
-    varies = {k for k in {k for p in parsed for k in p} if len({p.get(k) for p in parsed}) > 1}
-    many = {c for c in ("data", "metric") if table[c].nunique() > 1}
-    many |= {"model"} if table.groupby("data")["model"].nunique().max() > 1 else set()
+    settings = [{k: v for k, v in parse(s).items() if k in FEDERATION} for s in table["setting"]]
+    differs, several = _differing(settings), _several(table)
     names = []
-    for (_, row), p in zip(table.iterrows(), parsed, strict=True):
-        kind = p.get("partition", "")
-        split = _SHORT.get(kind, kind).format(**p) if varies & {"partition", "alpha", "shards", "classes"} else ""
-        rest = [f"{k} {p[k]}" for k in FEDERATION[4:] if k in p and k in varies and k != "ratio"]
-        rest += [f"ratio {p['ratio']}"] if "ratio" in varies and "ratio" in p else []
-        parts = [words(row[c]) if c == "metric" else str(row[c]) for c in ("metric", "data", "model") if c in many and row[c]]
-        named = [v for v in [*parts, split, *rest] if v] or [words(row["metric"])]
-        names.append(", ".join([*named, *([f"here {here}"] if (here := instead[row["metric"]].get(row["data"])) else [])]))
+    for (_, row), setting in zip(table.iterrows(), settings, strict=True):
+        parts = [words(row[c]) if c == "metric" else str(row[c]) for c in several if row[c]]
+        parts += _of_the_federation(setting, differs)
+        here = instead[row["metric"]].get(row["data"])
+        names.append(", ".join([*(parts or [words(row["metric"])]), *([f"here {here}"] if here else [])]))
     return pd.Series(names, index=table.index)
+
+
+def _differing(settings: Sequence[Mapping[str, str]]) -> set[str]:
+    """The keys whose values differ, or that are not in all."""
+    return {k for k in {k for s in settings for k in s} if len({s.get(k) for s in settings}) > 1}
+
+
+def _several(table: pd.DataFrame) -> list[str]:
+    """Those of metric, data and model that a head must name: of the model, where data have more than one."""
+    models = table.groupby("data")["model"].nunique().max()
+    return [c for c in ("metric", "data", "model") if (models if c == "model" else table[c].nunique()) > 1]
+
+
+def _of_the_federation(setting: Mapping[str, str], differs: set[str]) -> list[str]:
+    """The partition, and what else of the federation differs: the ratio last."""
+    split = []
+    if differs & {"partition", "alpha", "shards", "classes"}:
+        kind = setting.get("partition", "")
+        split = [_SHORT.get(kind, kind).format(**setting)]
+    rest = sorted(FEDERATION[4:], key=lambda k: k == "ratio")
+    return [text for text in split if text] + [f"{k} {setting[k]}" for k in rest if k in setting and k in differs]
 
 
 def stand_ins(table: pd.DataFrame) -> dict[str, str]:
@@ -192,7 +209,7 @@ def lines(table: pd.DataFrame, x: str, metrics: Mapping[str, str], *, by: str = 
     with style.paper():
         fig = style.figure(min(width, 0.4 + 3.25 * len(metrics)), 2.5, layout="constrained")
         for ax, (metric, text) in zip(fig.subplots(1, len(metrics), squeeze=False)[0], metrics.items(), strict=True):
-            rows = table[(table["metric"] == metric).fillna(False).astype(bool)]
+            rows = only(table, metric=metric)
             if rows.empty:
                 raise FldiagError(f"the picture over {x} has no rows of metric {metric!r}", "ask the runs for it")
             for name, part in rows.groupby(by, sort=False):

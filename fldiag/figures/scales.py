@@ -73,6 +73,12 @@ class Scale:
         return made if name == made.data.name else made.replace(data__name=name, data__variant=None)
 
     def _reduce(self, made: Config, paper: str, store: Path | None) -> Config:
+        federation = self._federation(made, self.shares.get(paper, Share()))
+        new = {**self._data(made, paper, store), **self._model(made), **federation, **self._minibatches(made),
+               **self._method(made, federation["rounds"])}
+        return made.replace(**{k.replace(".", "__"): v for k, v in new.items()})
+
+    def _data(self, made: Config, paper: str, store: Path | None) -> dict[str, Any]:
         new: dict[str, Any] = {}
         data = self._stand_in(made, paper, self.data)
         kept = f"{data}-{self.images}" if self.images else data
@@ -80,33 +86,41 @@ class Scale:
             new |= {"data.name": kept, "data.variant": None, "data.root": str(packed(store)) if self.images and store else None}
         if made.data.public:
             new |= {"data.public": f"holdout:{self.public}", "data.public_size": None}
+        return new
+
+    def _model(self, made: Config) -> dict[str, Any]:
         model = self.models.get(made.model.name, self.models.get("*", made.model.name))
         if not model:
             raise LeftOut(f"{made.model.name} is too large for the scale {self.name}, and has no smaller relative",
                           "use --scale paper")
-        if model != made.model.name:
-            new["model.name"] = model
-        share = self.shares.get(paper, Share())
+        return {"model.name": model} if model != made.model.name else {}
+
+    def _federation(self, made: Config, share: Share) -> dict[str, Any]:
         total = max(min(share.fewest, made.clients.total), round(made.clients.total * share.clients))
-        new |= {"clients.total": total, "clients.per_round": min(total, max(1, round(made.clients.per_round * share.sampled)))}
-        new["train.epochs"] = max(1, round(made.train.epochs * share.epochs))
-        new["rounds"] = min(made.rounds, next(to for upto, to in self.rounds if made.rounds <= upto))
-        if self.batch:
-            halved = made.method.name == "perfedavg"  # its minibatches are two
-            new["train.batch_size"] = min(self.batch * (2 if halved else 1), made.train.batch_size)
+        new = {"clients.total": total, "clients.per_round": min(total, max(1, round(made.clients.per_round * share.sampled))),
+               "train.epochs": max(1, round(made.train.epochs * share.epochs)),
+               "rounds": min(made.rounds, next(to for upto, to in self.rounds if made.rounds <= upto))}
         if made.partition.kind == "lda":
             new["partition.min_size"] = min(made.partition.min_size or 1, self.min_size or 1)
+        return new
+
+    def _minibatches(self, made: Config) -> dict[str, Any]:
+        new: dict[str, Any] = {}
+        if self.batch:
+            halved = made.method.name == "perfedavg"  # it halves every minibatch
+            new["train.batch_size"] = min(self.batch * (2 if halved else 1), made.train.batch_size)
         # Clients are so small that a short minibatch may be all they have.
         if made.train.drop_last:
             new["train.drop_last"] = False
         if made.train.aggregate == "batches":
             new["train.aggregate"] = "n"
-        for option, most in (("memory_size", self.public), ("memory_batch", 64), ("batch_size", 64),
-                             ("first_round", max(1, new["rounds"] // 10))):
-            value = made.method.options.get(option)
-            if isinstance(value, int) and most is not None and value > most:
-                new[f"method.{option}"] = most
-        return made.replace(**{k.replace(".", "__"): v for k, v in new.items()})
+        return new
+
+    def _method(self, made: Config, rounds: int) -> dict[str, Any]:
+        most = {"memory_size": self.public, "memory_batch": 64, "batch_size": 64, "first_round": max(1, rounds // 10)}
+        given = made.method.options
+        return {f"method.{option}": limit for option, limit in most.items()
+                if limit is not None and isinstance(given.get(option), int) and given[option] > limit}
 
     def options(self, ask: Ask) -> dict[str, Any]:
         """The options of an ask, those of the scale where the study gives none."""

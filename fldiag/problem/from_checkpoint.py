@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from fldiag import data, models
+from fldiag import data, losses, models
 from fldiag.checkpoint import foreign
 from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
@@ -23,11 +22,6 @@ from fldiag.problem.problem import Problem
 
 #: Options that choose weights, data and device rather than tune a diagnostic.
 OPTIONS = ("slice", "samples", "client", "round", "device", "dtype", "memory", "root", "download", "name")
-
-
-def half_squared_error(outputs: Tensor, y: Tensor) -> Tensor:
-    """The loss of regression data: half the squared residual, mean over examples."""
-    return 0.5 * (outputs - y).square().sum(-1).mean()
 
 
 def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | None = None, client: int | None = None,
@@ -53,11 +47,11 @@ def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | No
                               "leave them out, or give the data set", usage=True)
         examples = given
         y = given[1] if isinstance(given, (tuple, list)) else given.batch(0, 1)[1]
-        loss = half_squared_error if torch.as_tensor(y).is_floating_point() else F.cross_entropy
+        loss = losses.criterion(torch.as_tensor(y).is_floating_point())
     else:
         parts = _partition(checkpoint, dataset) if slice.startswith("client") else None
         examples = data.take(dataset, slice, parts, samples)
-        loss = half_squared_error if dataset.regression else F.cross_entropy
+        loss = losses.criterion(dataset.regression)
     labels: dict[str, Any] = {"moment": "aggregated" if client is None else "trained",
                               "scope": "global" if client is None else "client"}
     if client is not None:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import norm
 from torch import Tensor
-from torch.nn import functional as F
 
-from fldiag import data
+from fldiag import data, losses
 from fldiag.data import Dataset
 from fldiag.data.slices import Slice
 from fldiag.errors import FldiagError
@@ -108,13 +104,6 @@ class Pool:
                 yield slice(i, min(i + size, s.stop))
 
 
-def per_example(outputs: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy, or half the squared residual for float targets: [..., out] and [...] (or [..., out]) -> [...]."""
-    if y.is_floating_point():
-        return 0.5 * (outputs - y).square().sum(-1)
-    return F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
-
-
 def stacked(network: Network, dataset: Dataset, stack: str) -> bool:
     """Whether models are evaluated side by side: a fixed rule on the architecture, never timed."""
     if stack == "on" and not network.stackable:
@@ -154,8 +143,8 @@ def evaluate(network: Network, pool: Pool, models: Sequence[Weights], *, stack: 
             def score(group: list[int], model: Bound, where: slice = where, x: Tensor = x, y: Tensor = y) -> None:
                 with torch.no_grad():
                     outputs = model(x.expand(len(group), *x.shape))
-                    losses = per_example(outputs, y.expand(len(group), *y.shape))
-                    loss[group, where] = losses.double().cpu().numpy()
+                    found = losses.per_example(outputs, y.expand(len(group), *y.shape))
+                    loss[group, where] = found.double().cpu().numpy()
                     if right is not None:
                         right[group, where] = (outputs.argmax(-1) == y).cpu().numpy()
 
@@ -182,17 +171,3 @@ def workers(threads: int) -> Iterator[Callable[..., Iterable[Any]]]:
             yield pool.map
     finally:
         torch.set_num_threads(before)
-
-
-def wilson(right: float, n: float, confidence: float) -> tuple[float, float]:
-    """Wilson's interval (J. Am. Stat. Assoc. 1927) of the share right / n, n > 0."""
-    # scipy's binomtest gives the same, after a test of a hypothesis that takes a hundred times as long
-    z, p = _quantile(confidence), right / n
-    middle = (p + z * z / (2 * n)) / (1 + z * z / n)
-    reach = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return max(middle - reach, 0.0), min(middle + reach, 1.0)
-
-
-@lru_cache
-def _quantile(confidence: float) -> float:
-    return float(norm.ppf(0.5 + confidence / 2))

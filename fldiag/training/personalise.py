@@ -15,13 +15,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fldiag.checkpoint import schema
 from fldiag.checkpoint.run import Run
 from fldiag.data import partition, slices
 from fldiag.errors import FldiagError
 from fldiag.method import Neighbours, Personal
 from fldiag.registry import Progress
+from fldiag.results import files
 from fldiag.results import provenance as origin
+from fldiag.results.shares import share
 from fldiag.results.table import check, table
 from fldiag.seeding import numpy_rng
 from fldiag.training.evaluate import BATCH
@@ -94,9 +95,9 @@ def personalise(run: Run | str | Path, *, epochs: Sequence[int] | None = None, l
     if kept is not None:
         buffer = io.BytesIO()
         frame.to_parquet(buffer, index=False)
-        schema.write_atomic(kept, lambda f: f.write(buffer.getvalue()))
+        files.write_atomic(kept, lambda f: f.write(buffer.getvalue()))
         note = json.dumps({**about, "options": asked}, indent=1).encode()
-        schema.write_atomic(kept.with_suffix(".json"), lambda f: f.write(note))
+        files.write_atomic(kept.with_suffix(".json"), lambda f: f.write(note))
     return frame
 
 
@@ -152,12 +153,7 @@ def measure(setup: Setup, plan: Personal, w: Tensor, buffers: dict[str, Tensor],
 
 def _share(correct: int, n: int) -> dict[str, Any]:
     """Accuracy with its binomial standard error and Wilson's 95 % interval."""
-    if not n:
-        return {"n_examples": 0}
-    from scipy.stats import binomtest
-
-    p, interval = correct / n, binomtest(correct, n).proportion_ci(method="wilson")
-    return {"value": p, "stderr": math.sqrt(p * (1 - p) / n), "low": interval.low, "high": interval.high, "n_examples": n}
+    return {**share(correct, n), "n_examples": n} if n else {"n_examples": 0}
 
 
 def _summary(rows: list[dict[str, Any]], e: int, test: str) -> list[dict[str, Any]]:

@@ -9,10 +9,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from fldiag import losses
 from fldiag.config import Metrics
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
-from fldiag.step import KL, Notes, Published, Step, noise_floor
+from fldiag.step import Notes, Output, Published, Step
 
 
 class Recorder(Notes):
@@ -21,8 +22,7 @@ class Recorder(Notes):
 
     def __init__(self, metrics: Metrics):
         super().__init__()
-        self.wanted = metrics.proximal
-        self.kl = KL(metrics.tau)
+        self.wanted, self.tau = metrics.proximal, metrics.tau
         self.sizes: list[np.ndarray] = []  # examples in the minibatch of every client, step by step
 
     def step(self, step: Step, loss: Tensor, g_u: Tensor) -> None:
@@ -47,23 +47,28 @@ class Recorder(Notes):
 
     def proximal(self, step: Step) -> Published | None:
         """The loss asked for: as the method published it where it is the same, else computed here."""
-        kind = {"own": None, "kl": str(self.kl), "l2": "l2"}[self.wanted]
+        kind = None if self.wanted == "own" else losses.proximal_name(self.wanted, self.tau)
         there = step.published
         g_u = there.g_u if there else None
         if kind is None or (there is not None and there.kind == kind and there.start == 0):
             return there
         if kind == "l2":
             d = step.w - step.local.w_g
-            return Published(kind, d, 0.5 * length(d).square(), 0, g_u)
+            return Published(kind, d, losses.l2(d), 0, g_u)
+
+        def divergence(step: Step, out: Output) -> Tensor:
+            return step.divergence(out, self.tau)
+
         device = step.w.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            value, g = step.gradient(self.kl)  # not the first pass of the step: statistics of batch-norm stay
+            value, g = step.gradient(divergence)  # not the first pass of the step: statistics of batch-norm stay
         return Published(kind, g, value, 0, g_u)
 
     def cosine(self, g_u: Tensor, g_p: Tensor, layer: str | None, kind: str) -> None:
         a, b = length(g_u), length(g_p)
         value = (g_u * g_p).sum(-1, dtype=torch.float64) / (a * b)
-        self.add("cos_gu_gp", value.clamp(-1, 1), layer=layer, proximal=kind, where=(a > 0) & (b >= noise_floor(g_p.dtype)))
+        directed = (a > 0) & (b >= losses.noise_floor(g_p.dtype))
+        self.add("cos_gu_gp", value.clamp(-1, 1), layer=layer, proximal=kind, where=directed)
 
     def rows(self, ids: list[int]) -> pd.DataFrame:
         """client, index, metric, layer, proximal, value, scaled, n_examples; by client (in the order of ``ids``) and step."""

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2] / "fldiag"
-GROUND = {"errors", "config", "identity", "seeding", "params", "registry"}
+GROUND = {"errors", "config", "identity", "seeding", "params", "registry", "losses"}
 #: Package -> what it may import of fldiag besides itself. Absent: on top, may import everything.
 MAY = {
-    "errors": set(), "seeding": set(), "params": {"errors"}, "registry": {"errors"}, "identity": set(),
-    "config": {"errors", "identity", "registry"},
+    "errors": set(), "seeding": set(), "params": {"errors"}, "losses": {"errors", "seeding", "params"},
+    "registry": {"errors"}, "identity": set(), "config": {"errors", "identity", "registry"},
     "data": GROUND, "models": GROUND, "results": GROUND,
     "checkpoint": GROUND | {"data", "models", "results"},
     "step": GROUND | {"models", "data"}, "method": GROUND | {"step", "data", "models"},

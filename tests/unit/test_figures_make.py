@@ -20,9 +20,8 @@ from matplotlib.figure import Figure
 from fldiag.checkpoint.run import Run
 from fldiag.data import load
 from fldiag.errors import FldiagError
-from fldiag.figures import gather, ledger, make, pictures, plan, reported
+from fldiag.figures import gather, ledger, make, pictures, plan, reported, workers
 from fldiag.figures import questions as asks
-from fldiag.figures import workers as work
 from fldiag.figures.caption import public
 from fldiag.figures.scales import scale
 from fldiag.figures.study import Trial
@@ -60,7 +59,7 @@ def test_every_study_has_its_files(world):
 def test_the_same_again_to_the_byte_without_training(world, monkeypatch):
     out, runs, made = world
     before = {f: f.read_bytes() for m in made for f in m.files}
-    monkeypatch.setattr(work.rounds, "train", lambda *a, **k: pytest.fail("trained again"))
+    monkeypatch.setattr(workers.rounds, "train", lambda *a, **k: pytest.fail("trained again"))
     again = make.make([m.study for m in made], SMOKE, out=out, store=runs, strict=True)
     assert {f: f.read_bytes() for m in again for f in m.files} == before
 
@@ -150,7 +149,7 @@ def test_several_at_a_time_give_the_same(world, tmp_path):
 def test_workers_can_tell_while_the_main_thread_is_busy():
     """A pipe has room for some thousand events; a worker that finds it full stands still."""
     queue, latest, over = multiprocessing.get_context("spawn").SimpleQueue(), {}, threading.Event()
-    listener = threading.Thread(target=work._listen, args=(queue, latest, over), daemon=True)
+    listener = threading.Thread(target=workers._listen, args=(queue, latest, over), daemon=True)
     worker = threading.Thread(target=lambda: [queue.put((f"task {n % 2}", n, 5000, "train")) for n in range(5000)], daemon=True)
     listener.start()
     worker.start()
@@ -164,8 +163,8 @@ def test_workers_can_tell_while_the_main_thread_is_busy():
 
 
 def test_a_run_that_fails_does_not_stop_the_others(world, tmp_path, monkeypatch):
-    train = work.rounds.train
-    monkeypatch.setattr(work.rounds, "train", lambda config, **k: train(config, **k) if config.method.name == "fedavg" else 1 / 0)
+    train = workers.rounds.train
+    monkeypatch.setattr(workers.rounds, "train", lambda config, **k: train(config, **k) if config.method.name == "fedavg" else 1 / 0)
     study = next(m.study for m in world[2] if m.study.id == "fig6")
     told = []
     (made,) = make.make([study], SMOKE, out=tmp_path, store=tmp_path / "runs", on_done=lambda *a: told.append(a[0]))
@@ -216,7 +215,7 @@ def test_what_a_scale_has_not_is_said_beside_what_it_has(world, tmp_path):
 
 
 def test_as_is_nothing_is_trained_and_what_is_there_is_drawn(world, tmp_path, monkeypatch):
-    monkeypatch.setattr(work.rounds, "train", lambda *a, **k: pytest.fail("trained"))
+    monkeypatch.setattr(workers.rounds, "train", lambda *a, **k: pytest.fail("trained"))
     study = next(m.study for m in world[2] if m.study.id == "fig6")
     (path,) = (p for p in world[1].glob("digits-500-fedsol-*") if "lda" in Run.open(p).config.partition.kind)
     shutil.copytree(world[1] / "data", tmp_path / "runs" / "data")
@@ -319,9 +318,9 @@ def test_workers_end_with_the_process_that_started_them():
     script = """if __name__ == "__main__":
         import multiprocessing, os, time
         from concurrent.futures import ProcessPoolExecutor
-        from fldiag.figures import work
+        from fldiag.figures import workers
         context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(1, mp_context=context, initializer=work._start, initargs=(context.Event(), context.SimpleQueue()))
+        pool = ProcessPoolExecutor(1, mp_context=context, initializer=workers._start, initargs=(context.Event(), context.SimpleQueue()))
         print(pool.submit(os.getpid).result(), flush=True)
         time.sleep(60)"""
     main = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)

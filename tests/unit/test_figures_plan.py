@@ -5,8 +5,7 @@ import pytest
 
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
-from fldiag.figures import make, plan
-from fldiag.figures import workers as work
+from fldiag.figures import make, plan, workers
 from fldiag.figures.scales import scale
 from fldiag.figures.study import Study, Trial, curve, drift, final, matching, personal, spectrum
 
@@ -70,8 +69,8 @@ def trained(tmp_path_factory):
     """A finished run of which the client weights of all rounds are wanted, and its bench."""
     store = tmp_path_factory.mktemp("store")
     (task,) = made([study("a", Trial(PRESET, "scaffold"), ask=(final(), drift(rho=(), propositions=False)))], store=store).tasks.values()
-    outcome = work.perform(task, work.Bench(SMOKE, store, strict=True), lambda *event: None)
-    return task, outcome, work.Bench(SMOKE, store, strict=True)
+    outcome = workers.perform(task, workers.Bench(SMOKE, store, strict=True), lambda *event: None)
+    return task, outcome, workers.Bench(SMOKE, store, strict=True)
 
 
 def test_a_run_is_trained_asked_and_thinned(trained):
@@ -81,15 +80,15 @@ def test_a_run_is_trained_asked_and_thinned(trained):
     assert run.rounds == [1, 2, 3, 4]
     assert not list((outcome.path / "state").glob("client-*")), "control variates of a finished run serve nobody"
     assert [f for f in run.index["files"] if not (outcome.path / f).is_file()] == []
-    value = work.answers(outcome.path, next(k for k in task.asks if k.startswith("final")))["value"].iloc[0]
+    value = workers.answers(outcome.path, next(k for k in task.asks if k.startswith("final")))["value"].iloc[0]
     assert value == pytest.approx(100 * run.metrics.query("metric == 'accuracy'")["value"].iloc[-1])
 
 
 def test_what_is_done_is_not_done_again(trained, monkeypatch):
     task, outcome, bench = trained
     stamps = {f: f.stat().st_mtime_ns for f in outcome.path.rglob("*") if f.is_file()}
-    monkeypatch.setattr(work.asks, "answer", lambda *a: pytest.fail("asked again"))
-    assert work.perform(task, bench, lambda *event: None).path == outcome.path
+    monkeypatch.setattr(workers.asks, "answer", lambda *a: pytest.fail("asked again"))
+    assert workers.perform(task, bench, lambda *event: None).path == outcome.path
     assert {f: f.stat().st_mtime_ns for f in outcome.path.rglob("*") if f.is_file()} == stamps
 
 
@@ -103,7 +102,7 @@ def test_a_new_question_is_asked_of_the_old_run_where_it_has_the_weights(trained
 
 def test_a_poorer_run_does_not_serve(tmp_path):
     (poor,) = made([study("a", Trial(PRESET, "fedavg"))], store=tmp_path).tasks.values()
-    path = work.perform(poor, work.Bench(SMOKE, tmp_path, strict=True), lambda *event: None).path
+    path = workers.perform(poor, workers.Bench(SMOKE, tmp_path, strict=True), lambda *event: None).path
     assert Run.open(path).rounds == [4]
     for ask in (drift(), matching()):  # of several rounds, of the last
         (rich,) = made([study("a", Trial(PRESET, "fedavg"), ask=(ask,))], store=tmp_path).tasks.values()
@@ -112,6 +111,6 @@ def test_a_poorer_run_does_not_serve(tmp_path):
 
 def test_a_failure_is_an_outcome(tmp_path):
     (task,) = made([study("a", Trial(PRESET, "fedavg"), ask=(spectrum(k=2, params="nothing.*"), final()))], store=tmp_path).tasks.values()
-    outcome = work.perform(task, work.Bench(SMOKE, tmp_path), lambda *event: None)
+    outcome = workers.perform(task, workers.Bench(SMOKE, tmp_path), lambda *event: None)
     assert outcome.error.startswith("spectrum: ") and not task.done(outcome.path)
-    assert isinstance(work.answers(outcome.path, next(k for k in task.asks if k.startswith("final"))), pd.DataFrame)
+    assert isinstance(workers.answers(outcome.path, next(k for k in task.asks if k.startswith("final"))), pd.DataFrame)

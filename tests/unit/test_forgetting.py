@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from histories import always, history, identity, linear, one, separable, stored
-from scipy.stats import binomtest
+from scipy.stats import binom, binomtest
 from sklearn.metrics import accuracy_score, log_loss, recall_score
 from torch import nn
 
@@ -16,8 +16,8 @@ import fldiag
 from fldiag.diagnostics.forgetting import forgetting
 from fldiag.errors import FldiagError
 from fldiag.params import Layout, flatten
+from fldiag.results.shares import share, wilson
 from fldiag.rounds.history import History
-from fldiag.rounds.pool import wilson
 
 PARTS = [np.arange(0, 60), np.arange(60, 120)]  # classes 0, 1 and classes 2, 3
 
@@ -108,6 +108,10 @@ def test_every_accuracy_and_loss_equals_scikit_learn(images, stack):
 def test_intervals_are_wilsons(right, n, confidence):
     expected = binomtest(right, n).proportion_ci(confidence, "wilson")
     assert wilson(right, n, confidence) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    low, high = wilson(right, n, confidence)
+    assert (low == 0) == (right == 0) and (high == 1) == (right == n)
+    assert share(right, n, confidence) == {"value": right / n, "low": low, "high": high,
+                                           "stderr": pytest.approx(binom.std(n, right / n) / n, abs=1e-15)}
 
 
 def test_paired_standard_error_of_the_drop():
