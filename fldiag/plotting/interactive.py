@@ -17,6 +17,7 @@ from matplotlib.colors import to_hex
 
 from fldiag.plotting import style
 from fldiag.plotting.surfaces import Scale, Surface, scale, surfaces
+from fldiag.results.files import write_text
 
 
 def interactive(table: pd.DataFrame, path: str | Path, *, title: str = "Loss landscape",
@@ -44,7 +45,7 @@ def interactive(table: pd.DataFrame, path: str | Path, *, title: str = "Loss lan
         plotly=plotly, script=script, data=_inert(data),
         stops=", ".join(to_hex(c) for c in matplotlib.colormaps[style.COLORMAP](np.linspace(0, 1, 17))),
         ticks=[(100 * (t - shared.low) / (shared.high - shared.low), shared.label(t)) for t in shared.ticks(5)])
-    return style.write(path, text.encode("utf-8"))
+    return write_text(path, text)
 
 
 def _scene(grid: Surface, shared: Scale) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,14 +81,10 @@ def diagnose(console: Console, asked: Asked, name: str, **options: Any) -> tuple
         frame = api.diagnose(asked.history, name, cache=asked.folder / "cache", progress=progress, **options)
     plain = {k: v for k, v in asked.where.items() if v is None or isinstance(v, (str, int, float, bool, list))}
     path = asked.folder / f"{name}-{digest(asked.history.digest(), repr(sorted(options.items())), repr(plain))[:8]}"
-    text = io.StringIO()
-    frame.to_csv(text, index=False, float_format="%.9g")
-    files.write_atomic(output.beside(path, ".csv"), lambda f: f.write(text.getvalue().encode()))
     about = provenance(dtype=asked.history.dtype, device=asked.history.device, seed=options.get("seed"), diagnostic=name,
                        run=asked.run.path.name, config=asked.run.index["hash"], history=asked.history.digest(),
                        checkpoints=asked.history.files, options={**plain, **options})
-    files.write_atomic(output.beside(path, ".json"), lambda f: f.write(json.dumps(about, indent=1, default=str).encode()))
-    return frame, path, [output.beside(path, ".json"), output.beside(path, ".csv")]
+    return frame, path, files.write_table(frame, path, about)
 
 
 def remarks(console: Console, frame: pd.DataFrame, most: int = 8) -> None:

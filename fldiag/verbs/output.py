@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import sys
 from collections import Counter
@@ -27,6 +25,7 @@ from fldiag.results import files
 from fldiag.results.provenance import digest
 
 FALLBACK = Path("fldiag-out")
+beside = files.beside
 
 
 def checkpoints(paths: list[Path], model: str | None, data: str | None) -> list[Checkpoint]:
@@ -88,24 +87,15 @@ def stem(verb: str, found: list[Checkpoint], *options: Any) -> str:
     return f"{verb}-{safe}-{digest([c.sha256 for c in found], [repr(o) for o in options])[:8]}"
 
 
-def beside(path: Path, suffix: str) -> Path:
-    """The same name with an ending; dots in the name stay."""
-    return path.with_name(path.name + suffix)
-
-
 def write_table(frame: pd.DataFrame, path: Path, problems: list[Problem], found: list[Checkpoint], **options: Any) -> list[Path]:
     """The plotted numbers as CSV and their provenance as JSON beside it."""
     from fldiag.results.provenance import provenance
 
-    text = io.StringIO()
-    frame.to_csv(text, index=False, float_format="%.9g")
-    files.write_atomic(beside(path, ".csv"), lambda f: f.write(text.getvalue().encode()))
     about = provenance(dtype=problems[0].dtype, device=problems[0].device, seed=options.get("seed"),
                        checkpoints={p.name: {"file": c.path.name, "sha256": c.sha256, "run": c.manifest.get("run"),
                                              "slice": p.slice_name, "n": p.n} for p, c in zip(problems, found, strict=True)},
                        options={k: v for k, v in options.items() if isinstance(v, (str, int, float, bool, type(None)))})
-    files.write_atomic(beside(path, ".json"), lambda f: f.write(json.dumps(about, indent=1).encode()))
-    return [beside(path, ".json"), beside(path, ".csv")]
+    return files.write_table(frame, path, about)
 
 
 def frozen(console: Console, problems: list[Problem]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +30,17 @@ def personalise(console: Console, path: Path, out: Path | None, *, epochs: str |
     folder = output.prepare(out or output.folder([run.checkpoint()], None))
     with console.progress(run.path.name) as progress, output.user_code():
         frame = library.personalise(run, neighbours=Neighbours() if knn else None, cache=folder / "cache", progress=progress,
-                                    **options)
+                                    on_damage=console.note, **options)
     checkpoint = run.checkpoint()
     asked = {**{k: options[k] for k in ("epochs", "lr", "clients", "test", "seed")}, "knn": knn}
     name = folder / f"personalise-{checkpoint.path.stem}-{digest(checkpoint.sha256, asked)[:8]}"
-    text = io.StringIO()
-    frame.to_csv(text, index=False, float_format="%.9g")
-    files.write_atomic(output.beside(name, ".csv"), lambda f: f.write(text.getvalue().encode()))
     about = provenance(device=options["device"], seed=run.config.seed if options["seed"] is None else options["seed"],
                        run=run.path.name, config=run.index["hash"], options=asked,
                        checkpoint={"file": checkpoint.path.name, "sha256": checkpoint.sha256})
-    files.write_atomic(output.beside(name, ".json"), lambda f: f.write(json.dumps(about, indent=1).encode()))
+    written = files.write_table(frame, name, about)
     pictures = style.save(picture.draw(frame), name, ("pdf", "png"))
     console.table(summary(frame), SUMMARY)
-    console.done(output.beside(name, ".json"), output.beside(name, ".csv"), *pictures)
+    console.done(*written, *pictures)
 
 
 def summary(frame: pd.DataFrame) -> list[dict[str, Any]]:
