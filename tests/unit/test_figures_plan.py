@@ -6,6 +6,7 @@ import pytest
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
 from fldiag.figures import make, plan, workers
+from fldiag.figures.caption import run_about
 from fldiag.figures.scales import scale
 from fldiag.figures.study import Study, Trial, curve, drift, final, matching, personal, spectrum
 
@@ -80,7 +81,7 @@ def test_a_run_is_trained_asked_and_thinned(trained):
     assert run.rounds == [1, 2, 3, 4]
     assert not list((outcome.path / "state").glob("client-*")), "control variates of a finished run serve nobody"
     assert [f for f in run.index["files"] if not (outcome.path / f).is_file()] == []
-    value = workers.answers(outcome.path, next(k for k in task.asks if k.startswith("final")))["value"].iloc[0]
+    value = plan.answers(outcome.path).get(next(k for k in task.asks if k.startswith("final")))["value"].iloc[0]
     assert value == pytest.approx(100 * run.metrics.query("metric == 'accuracy'")["value"].iloc[-1])
 
 
@@ -90,6 +91,36 @@ def test_what_is_done_is_not_done_again(trained, monkeypatch):
     monkeypatch.setattr(workers.asks, "answer", lambda *a: pytest.fail("asked again"))
     assert workers.perform(task, bench, lambda *event: None).path == outcome.path
     assert {f: f.stat().st_mtime_ns for f in outcome.path.rglob("*") if f.is_file()} == stamps
+
+
+def test_an_answer_of_an_earlier_version_is_used_and_named(trained):
+    """It has no json; the run may no longer have the weights to answer again."""
+    task, outcome, bench = trained
+    key = next(k for k in task.asks if k.startswith("drift"))
+    note = outcome.path / "answers" / f"{key}.json"
+    kept, there = note.read_bytes(), plan.answers(outcome.path)
+    assert there.has(key) and not there.unverified(key)
+    try:
+        note.unlink()
+        assert there.has(key) and there.unverified(key) and task.done(outcome.path) and there.get(key) is not None
+        the_plan = plan.Plan(SMOKE, bench.store, {task.core: task})
+        assert run_about(the_plan, task.core, outcome.path)["unverified"] == [key]
+    finally:
+        note.write_bytes(kept)
+    assert "unverified" not in run_about(the_plan, task.core, outcome.path)
+
+
+def test_a_damaged_answer_is_asked_again_and_that_is_said(trained):
+    task, outcome, bench = trained
+    key = next(k for k in task.asks if k.startswith("final"))
+    file = outcome.path / "answers" / f"{key}.parquet"
+    good, value = file.read_bytes(), plan.answers(outcome.path).get(key)
+    file.write_bytes(good[:200] + bytes([good[200] ^ 1]) + good[201:])
+    assert plan.answers(outcome.path).get(key) is None and not task.done(outcome.path)
+    again = workers.perform(task, bench, lambda *event: None)
+    assert again.path == outcome.path and again.error == ""
+    assert again.notes == [f"cache entry {key} was damaged and is computed again"]
+    assert task.done(outcome.path) and plan.answers(outcome.path).get(key).equals(value)
 
 
 def test_a_new_question_is_asked_of_the_old_run_where_it_has_the_weights(trained):
@@ -113,4 +144,4 @@ def test_a_failure_is_an_outcome(tmp_path):
     (task,) = made([study("a", Trial(PRESET, "fedavg"), ask=(spectrum(k=2, params="nothing.*"), final()))], store=tmp_path).tasks.values()
     outcome = workers.perform(task, workers.Bench(SMOKE, tmp_path), lambda *event: None)
     assert outcome.error.startswith("spectrum: ") and not task.done(outcome.path)
-    assert isinstance(workers.answers(outcome.path, next(k for k in task.asks if k.startswith("final"))), pd.DataFrame)
+    assert isinstance(plan.answers(outcome.path).get(next(k for k in task.asks if k.startswith("final"))), pd.DataFrame)
