@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -231,24 +231,38 @@ def run(protocols: Sequence[Protocol] = (Protocol(),), methods: Sequence[str] = 
     the same. Raises FldiagError for unknown methods, seeds that are no seeds, and trainings that diverge.
     """
     seeds = list(seeds)
+    _check(protocols, methods, seeds)
+    shown = seeds[0] if shown is None and len(protocols) == 1 else shown
+    jobs = [Job(p, m, int(s), s == shown) for p in protocols for s in seeds for m in methods]
+    made: list[Row] = []
+    for job, rows in _trainings(jobs, keep, executor, progress):
+        common = {"run": job.protocol.name, "method": job.method, "seed": job.seed, "estimator": "exact",
+                  "slice": "test" if job.protocol.train_test else "all"}
+        made += [{**common, **row} for row in rows]
+    return table(made)
+
+
+def _check(protocols: Sequence[Protocol], methods: Sequence[str], seeds: Sequence[int]) -> None:
+    """Raises FldiagError for what cannot be trained, before anything is."""
     if not protocols or not methods or not seeds:
         raise FldiagError("nothing to train", "give at least one protocol, method and seed", usage=True)
     for name, values in (("seeds", seeds), ("methods", methods), ("protocols", protocols)):
         if len(set(values)) != len(values):
             raise FldiagError(f"{name} = {list(values)} has one twice", "give each once", usage=True)
     if not all(isinstance(s, (int, np.integer)) and not isinstance(s, bool) and s >= 0 for s in seeds):
-        raise FldiagError(f"seeds = {seeds} are not seeds", "give whole numbers of at least 0", usage=True)
-    shown = seeds[0] if shown is None and len(protocols) == 1 else shown
+        raise FldiagError(f"seeds = {list(seeds)} are not seeds", "give whole numbers of at least 0", usage=True)
     for method in methods:
-        config(protocols[0], method, seeds[0], 1)  # an unknown one is refused before anything is trained
-    jobs = [Job(p, m, int(s), s == shown) for p in protocols for s in seeds for m in methods]
+        config(protocols[0], method, seeds[0], 1)  # refuses an unknown method
+
+
+def _trainings(jobs: Sequence[Job], keep: Path | None, executor: str,
+               progress: Progress | None) -> Iterator[tuple[Job, list[Row]]]:
+    """Every job with its rows, in order: those found in ``keep``, and the others as soon as they are trained."""
     found = [_kept(keep, job) for job in jobs]
     missing = [job for job, rows in zip(jobs, found, strict=True) if rows is None]
     kind, workers = executors.parse(executor)
-    workers = min(workers, len(missing))
     pool: executors.Executor = (executors.Serial(Trainer().train) if kind == "serial" or not missing
-                                else executors.Processes(Trainer, {}, "train", workers))
-    made: list[Row] = []
+                                else executors.Processes(Trainer, {}, "train", min(workers, len(missing))))
     try:
         fresh = iter(pool.map(missing))
         for done, (job, rows) in enumerate(zip(jobs, found, strict=True)):
@@ -257,14 +271,11 @@ def run(protocols: Sequence[Protocol] = (Protocol(),), methods: Sequence[str] = 
             if rows is None:
                 rows = next(fresh)
                 _store(keep, job, rows)
-            common = {"run": job.protocol.name, "method": job.method, "seed": job.seed, "estimator": "exact",
-                      "slice": "test" if job.protocol.train_test else "all"}
-            made += [{**common, **row} for row in rows]
+            yield job, rows
         if progress:
             progress(len(jobs), len(jobs), "done")
     finally:
         pool.close()
-    return table(made)
 
 
 def _kept(keep: Path | None, job: Job) -> list[Row] | None:
