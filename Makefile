@@ -1,4 +1,5 @@
 # make demo: set up and show; make test: set up and check, but for the slow tests; make test-all: those too (CI runs these).
+# make test-processors: the numeric tests again as each lesser processor that this machine can play (AVX2, SSE4).
 # All reuse .venv; nothing is installed twice.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -6,7 +7,7 @@ STAMP  := $(VENV)/.installed
 # Where Chromium is, for the tests that open pages. Without one they are left out, which is said; BROWSER=on demands them.
 BROWSER ?= $(shell for b in "$$FLDIAG_BROWSER" chromium chromium-browser google-chrome google-chrome-stable; do command -v "$$b" && break; done)
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all test-processors lint bench clean
 
 demo: $(STAMP)
 	$(VENV)/bin/fldiag demo
@@ -16,6 +17,9 @@ test-all: LEFT_OUT = $(if $(BROWSER),,not browser)
 test test-all: $(STAMP)
 	@$(if $(BROWSER),true,echo 'No Chromium or Chrome found: tests of pages in a browser are left out (name one in FLDIAG_BROWSER).')
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 -m '$(LEFT_OUT)' $(PYTEST_ARGS)
+
+test-processors: $(STAMP)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/processors.py -n 2 $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check fldiag tests analyses

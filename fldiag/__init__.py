@@ -10,13 +10,12 @@ import importlib
 from typing import Any
 
 _WHERE = {
-    "train": "fldiag.api", "load": "fldiag.api", "diagnose": "fldiag.api", "datasets": "fldiag.api",
-    "Problem": "fldiag.problem.problem", "Config": "fldiag.config", "Method": "fldiag.method",
-    "Part": "fldiag.method", "Run": "fldiag.checkpoint.run", "Checkpoint": "fldiag.checkpoint.schema",
-    "FldiagError": "fldiag.errors",
+    "train": "fldiag.api", "load": "fldiag.api", "diagnose": "fldiag.api", "draw": "fldiag.api", "catalogue": "fldiag.api",
+    "Problem": "fldiag.problem.problem", "History": "fldiag.rounds.history", "Config": "fldiag.config",
+    "Method": "fldiag.method", "Part": "fldiag.method", "Run": "fldiag.checkpoint.run",
+    "Checkpoint": "fldiag.checkpoint.schema", "FldiagError": "fldiag.errors",
 }
-_LISTS = ("methods", "models", "diagnostics")  # packages that can be called: name -> description
-__all__ = sorted([*_WHERE, *_LISTS])
+__all__ = sorted(_WHERE)
 
 
 def __getattr__(name: str) -> Any:
@@ -24,8 +23,6 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_WHERE[name]), name)
         globals()[name] = value
         return value
-    if name in _LISTS:
-        return importlib.import_module(f"fldiag.{name}")
     raise AttributeError(f"module 'fldiag' has no attribute {name!r}")
 
 

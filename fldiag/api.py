@@ -1,126 +1,149 @@
-"""The public functions: train, load, diagnose, and what there is."""
+"""The public functions: train, load, diagnose, draw, and what there is."""
 
 from __future__ import annotations
 
-import dataclasses
-import io
-import json
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from fldiag import registry
-from fldiag.checkpoint import schema
+from fldiag import known
 from fldiag.checkpoint.run import Run
-from fldiag.checkpoint.schema import Checkpoint
 from fldiag.config import Config
+from fldiag.diagnosis.answer import tables
+from fldiag.diagnosis.question import diagnostic, question
+from fldiag.diagnosis.subjects import Target, load
 from fldiag.errors import FldiagError
-from fldiag.problem import from_checkpoint as targets
-from fldiag.problem.problem import Problem
-from fldiag.results import provenance
-from fldiag.results.table import check
-from fldiag.rounds import history as histories
-from fldiag.rounds.history import History
+from fldiag.registry import Progress
+
+__all__ = ["catalogue", "diagnose", "draw", "load", "train"]
 
 
-def train(config: Config, *, out: str | Path | None = None, executor: str = "serial",
-          on_event: Callable[[dict[str, Any]], None] | None = None, **options: Any) -> Run:
-    """Train a config; see ``fldiag.training.rounds.train`` for the options (resume, device, download, setup)."""
+def train(config: Config, *, out: str | Path | None = None, resume: bool = False, executor: str = "serial", device: str = "cpu",
+          download: bool = False, setup: Any = None, on_event: Callable[[dict[str, Any]], None] | None = None) -> Run:
+    """Train a config and return its run.
+
+    Args:
+        config: what to train; ``Config.load("digits")`` is a start.
+        out: the run's folder; by default ``checkpoints/NAME-METHOD-sSEED-HASH``.
+        resume: go on with a run that was stopped; on the same machine its weights are bit for bit those of one that was not.
+        executor: ``serial`` or ``processes[:N]``.
+        device: where to compute.
+        download: fetch a missing public data set.
+        setup: replaces what the config would build (own data, partition, module or schedule).
+        on_event: gets a dict at the start, after every round, and at the end.
+
+    Returns:
+        The run. One whose weights become NaN or infinite has status ``diverged``.
+
+    Raises:
+        FldiagError: a wrong config, a folder in use, or a full disk.
+
+    >>> import tempfile, fldiag
+    >>> config = fldiag.Config.load("digits", rounds=1, clients__per_round=2, train__epochs=1)
+    >>> run = fldiag.train(config, out=tempfile.mkdtemp() + "/run")
+    >>> run.status, run.done
+    ('finished', 1)
+    """
     from fldiag.training import rounds
 
-    return rounds.train(config, out=out, executor=executor, on_event=on_event, **options)
+    return rounds.train(config, out=out, executor=executor, on_event=on_event, resume=resume, device=device, download=download,
+                        setup=setup)
 
 
-def load(path: str | Path, *, model: Any = None, data: Any = None) -> Run | Checkpoint:
-    """A run folder as Run; a ``.pt`` or ``.safetensors`` file as Checkpoint.
+def diagnose(target: Target | str | Path | Sequence[Target | str | Path], name: str, *, cache: str | Path | None = None,
+             progress: Progress | None = None, tell: Callable[[str], None] | None = None, **options: Any) -> pd.DataFrame:
+    """Ask a diagnostic (``fldiag.catalogue("diagnostics")``) and return its tidy table.
 
-    ``model`` (a module, a registered name or ``pkg.mod:factory``) and ``data`` ((x, y) tensors, a slice, a data
-    set name, ``npz:PATH`` or ``pkg.mod:loader``) are needed for a plain state_dict, and override what a
-    checkpoint of fldiag says. Raises FldiagError for files that are damaged, foreign or unsafe.
+    Args:
+        target: a Run, a Checkpoint, a Problem, a History, a path, or several of these.
+        name: the diagnostic's.
+        cache: a folder in which the table is kept under a digest of all it depends on: asked again, it is read back and
+            verified; a long one that was interrupted goes on.
+        progress: is called with done, total and what is being done.
+        tell: is told remarks in words, such as how long it will take.
+        **options: the diagnostic's own (``fldiag explain NAME``), and those that all share: ``slice``, ``samples``, ``client``,
+            ``rounds``, ``device``, ``precision``, ``memory``, ``model``, ``data``, ``root``, ``download``.
+
+    Returns:
+        One row a number. ``attrs`` says which diagnostic it is of, for ``fldiag.draw``.
+
+    Raises:
+        FldiagError: unknown names and options, targets of the wrong kind, or what cannot be computed.
+
+    >>> import torch, fldiag
+    >>> net, x, y = torch.nn.Linear(2, 3), torch.eye(2), torch.tensor([0, 2])
+    >>> problem = fldiag.Problem(net, torch.nn.functional.cross_entropy, (x, y))
+    >>> fldiag.diagnose(problem, "spectrum", k=2)["metric"].tolist()
+    ['loss', 'eigenvalue', 'eigenvalue', 'eigenvalue_ratio']
     """
-    path = Path(path)
-    if path.is_dir() or path.name == "run.json":
-        if model is not None or data is not None:
-            raise FldiagError(f"{path} is a run, which knows its model and data", "give model and data with one of its "
-                              "checkpoints: rounds/NNNN.pt", usage=True)
-        return Run.open(path)
-    run = path.resolve().parent.parent
-    if path.parent.name == "rounds" and (run / "run.json").is_file():
-        Run.open(run).verified(f"rounds/{path.name}")  # a file of a run must be the one the run wrote
-    return dataclasses.replace(schema.read(path), model=model, data=data)
+    given: Sequence[Any] = target if isinstance(target, (list, tuple)) else [target]
+    targets = [load(t) if isinstance(t, (str, Path)) else t for t in given]
+    asked = question(name, targets, options)
+    found = list(tables(asked, bar=lambda title: _bar(progress), tell=tell or (lambda text: None),
+                        cache=None if cache is None else Path(cache)).values())
+    if len(found) == 1:
+        return found[0]
+    table = pd.concat([t.assign() for t in found], ignore_index=True)
+    table.attrs = dict(found[0].attrs)
+    return table
 
 
-def diagnose(target: Run | Checkpoint | Problem | History, name: str, *, cache: str | Path | None = None,
-             progress: Callable[[int, int, str], None] | None = None, **options: Any) -> pd.DataFrame:
-    """Run a diagnostic (``fldiag.diagnostics()``) and return its tidy table.
+@contextlib.contextmanager
+def _bar(progress: Progress | None) -> Iterator[Progress]:
+    yield progress or (lambda done, total, text: None)
 
-    ``options`` are the diagnostic's own and, for a run or checkpoint, those of
-    ``fldiag.problem.from_checkpoint.problem`` (slice, samples, client, round, device, dtype, memory, root, download). A
-    diagnostic of all rounds (forgetting, drift, account) takes a run or a History, and the options of ``History.of``
-    (rounds, samples, stack, device, dtype, root, download, model, data, name).
-    With ``cache`` (a folder) the table is kept under a hash of everything it depends on: asked again, it is read
-    back; a landscape that was interrupted goes on.
 
-    Raises FldiagError for unknown names and options.
+def draw(table: pd.DataFrame, ax: Axes | None = None, *, name: str = "") -> Figure | Axes:
+    """The picture of a diagnostic's table.
+
+    Args:
+        table: what ``diagnose`` returned; several of one diagnostic may stand one below the other.
+        ax: draw into these axes, where the picture is one pair of axes.
+        name: the diagnostic's, for a table that does not say (as one that was read from a csv).
+
+    Returns:
+        The figure, or ``ax``.
+
+    Raises:
+        FldiagError: a table of no known diagnostic, one without a picture, or axes for a picture of several.
     """
-    entry = registry.diagnostic.get(name)
-    of_run = entry.meta.get("on") == "run"
-    chosen = histories.OPTIONS if of_run else targets.OPTIONS
-    given = {k: v for k, v in options.items() if k in chosen and k not in entry.options.model_fields}
-    checked = entry.validate({k: v for k, v in options.items() if k not in given})
-    problem: Problem | History
-    if isinstance(target, (Problem, History)):
-        kind = type(target).__name__
-        if of_run != isinstance(target, History):
-            raise FldiagError(f"diagnostic {name!r} is not one of a {kind}",
-                              "give a run" if of_run else "give a checkpoint or a Problem", usage=True)
-        if given:
-            raise FldiagError(f"option {sorted(given)[0]!r} has no effect on a {kind}, which has its data already",
-                              f"leave it out, or give a {'run' if of_run else 'checkpoint'}", usage=True)
-        problem = target
-    elif not of_run:
-        problem = targets.problem(target, **given)
-    elif isinstance(target, Run):
-        problem = History.of(target, **given)
-    else:
-        raise FldiagError(f"diagnostic {name!r} needs a run, and {target.path} is one checkpoint", "give the run's folder",
-                          usage=True)
-    if cache is None:
-        return check(entry.build(problem, progress, **checked))
-    return _cached(entry, problem, progress, checked, Path(cache))
+    of = name or str(table.attrs.get("diagnostic", ""))
+    if not of:
+        raise FldiagError("the table does not say which diagnostic it is of", "give name=", usage=True)
+    entry = diagnostic(of)
+    if entry.draw is None:
+        raise FldiagError(f"the diagnostic {of!r} has no picture", "plot its table", usage=True)
+    if ax is None:
+        figure = entry.draw(table)
+        if figure is None:
+            raise FldiagError(f"this table of {of!r} has nothing to draw", "see its rows", usage=True)
+        return figure
+    if "ax" not in entry.draw.__code__.co_varnames:
+        raise FldiagError(f"the picture of {of!r} has several axes", "leave out ax", usage=True)
+    entry.draw(table, ax=ax)
+    return ax
 
 
-def _cached(entry: registry.Entry, problem: Problem | History, progress: Any, options: dict[str, Any],
-            folder: Path) -> pd.DataFrame:
-    about = provenance.provenance(dtype=problem.dtype, device=problem.device, seed=options.get("seed"))
-    plain = {k: v for k, v in options.items() if k != "store"}
-    key = provenance.digest(entry.name, problem.digest(), problem.common, plain, about)[:16]
-    file = folder / f"{entry.name}-{key}.parquet"
-    if file.is_file():
-        try:
-            return check(pd.read_parquet(file))
-        except (OSError, ValueError, FldiagError):  # a damaged cache is no cache
-            file.unlink(missing_ok=True)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FldiagError(f"cannot create {folder}: {error.strerror}", "choose another folder with --out") from None
-    partial = folder / f"{entry.name}-{key}.partial.npz"
-    if "store" in options and options["store"] is None:
-        options = {**options, "store": partial}
-    frame = check(entry.build(problem, progress, **options))
-    buffer = io.BytesIO()
-    frame.to_parquet(buffer, index=False)
-    schema.write_atomic(file, lambda f: f.write(buffer.getvalue()))
-    about = {**about, "diagnostic": entry.name, "problem": problem.digest(), "labels": problem.common,
-             "options": {k: v for k, v in plain.items() if isinstance(v, (str, int, float, bool, type(None)))}}
-    schema.write_atomic(file.with_suffix(".json"), lambda f: f.write(json.dumps(about, indent=1, default=str).encode()))
-    partial.unlink(missing_ok=True)
-    return frame
+def catalogue(kind: str) -> dict[str, str]:
+    """What there is, with one line on each.
 
+    Args:
+        kind: methods, models, datasets, diagnostics, presets or figures.
 
-def datasets() -> dict[str, str]:
-    """Name -> description."""
-    return registry.dataset.describe()
+    Returns:
+        Name -> description. Of what other packages bring, the package's name stands there.
+
+    Raises:
+        FldiagError: an unknown kind.
+
+    >>> import fldiag
+    >>> "fedsol" in fldiag.catalogue("methods")
+    True
+    """
+    return known.names(kind)
+

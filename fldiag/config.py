@@ -5,8 +5,6 @@ The resolved config (every default filled in) is written into the run; its hash 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -18,7 +16,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fldiag import registry
+from fldiag import identity, registry
 from fldiag.errors import FldiagError, unknown
 
 Positive = Annotated[float, Field(gt=0)]
@@ -115,13 +113,17 @@ class Train(Section):
     optimizer: Literal["sgd", "adam"] = "sgd"
     lr: Positive = 0.01
     lr_decay: Positive = Field(0.99, description="lr in round t is lr * lr_decay ** t")
+    local_decay: Positive = Field(1.0, description="factor of the lr in a client's later local epochs, in every round anew")
+    local_decay_after: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.5, description="share of the local epochs, in whole epochs, after which local_decay applies")
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     nesterov: bool = False
     weight_decay: NonNegative = 1e-5
     clip: Positive | None = Field(None, description="largest norm of the (corrected) gradient")
     clip_before_quadratic: bool = Field(False, description="the gradient of a quadratic penalty joins after clipping")
     drop_last: bool = Field(False, description="leave out an epoch's last minibatch when it is short")
-    keep_momentum: bool = Field(False, description="a client's momentum survives from round to round")
+    keep_momentum: bool = Field(False, description="a client's own momentum survives from round to round (released code of "
+                                "FedAlign hands one buffer from client to client of a worker instead)")
     aggregate: Literal["n", "uniform", "batches"] = Field(
         "n", description="clients' weights: by examples, equal, or by the number of full minibatches")
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
@@ -133,6 +135,21 @@ class Train(Section):
             if getattr(self, key) and not (self.momentum and self.optimizer == "sgd"):
                 raise ValueError(f"{key} needs momentum; set train.momentum > 0 with train.optimizer = 'sgd'")
         return self
+
+    @model_validator(mode="after")
+    def _local_decay(self) -> Train:
+        if self.local_decay == 1:
+            if self.local_decay_after != Train.model_fields["local_decay_after"].default:
+                raise ValueError("local_decay_after says when local_decay applies, and that is 1; set train.local_decay too")
+        elif not self.epochs_before_decay:
+            raise ValueError(f"no whole epoch lies before local_decay_after = {self.local_decay_after:g} of epochs = "
+                             f"{self.epochs}; raise one of them, or set train.local_decay = 1")
+        return self
+
+    @property
+    def epochs_before_decay(self) -> int:
+        """Whole local epochs before ``local_decay`` applies; half of them (the default) is epochs // 2."""
+        return int(self.epochs * self.local_decay_after + 1e-9)  # 0.29 * 100 is a little below 29
 
 
 class Checkpoint(Section):
@@ -212,12 +229,35 @@ class Config(Section):
 
     @property
     def hash(self) -> str:
-        """16 hex digits over everything that decides the bits of the run and its tables (not where the data lies)."""
+        """16 hex digits over everything that decides the bits of the run and its tables: not its name, where the data lies,
+        or what its checkpoints hold."""
+        return self.fingerprint()
+
+    @property
+    def method_version(self) -> int:
+        """Of the method's formulas, as this fldiag has them."""
+        return int(registry.method.get(self.method.name).meta.get("version", 1))
+
+    def fingerprint(self, *, version: int | None = None, checkpoint: bool = False) -> str:
+        """``hash``, for another version of the method's formulas, or including what the checkpoints hold (as fldiag 0.1.0
+        wrote it into run.json)."""
         tree = self.model_dump(mode="json", exclude={"name": True, "data": {"root"}})
         if not self.metrics.steps:  # runs that record nothing keep the hash they had before anything could be recorded
             del tree["metrics"]
-        text = json.dumps(tree, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return identity.fingerprint(tree, version=self.method_version if version is None else version, checkpoint=checkpoint)
+
+    @classmethod
+    def stored(cls, tree: Mapping[str, Any]) -> Config:
+        """A config as a run stored it, which may be older than some keys. Raises pydantic.ValidationError."""
+        return cls.model_validate(identity.as_stored(tree))
+
+    @classmethod
+    def load(cls, source: str | Path, **overrides: Any) -> Config:
+        """A config from a preset's name or a TOML file, with keys replaced as by ``replace``.
+
+        Raises FldiagError for an unknown preset, an unreadable file or anything invalid in it.
+        """
+        return load(source).replace(**overrides)
 
     def replace(self, **overrides: Any) -> Config:
         """A validated copy with keys replaced; ``method__rho=2.0`` stands for ``method.rho``. Raises FldiagError."""

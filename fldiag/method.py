@@ -34,12 +34,12 @@ from torch import Tensor
 
 from fldiag import registry
 from fldiag.errors import FldiagError
+from fldiag.step import Local, Output, Perturbation, Step
 
 if TYPE_CHECKING:
     from fldiag.config import Config, Train
     from fldiag.data import Dataset
     from fldiag.models.network import Network
-    from fldiag.step import Local, Output, Step
 
 
 @dataclass(frozen=True)
@@ -70,45 +70,6 @@ class Neighbours:
     capacity: int = 500
     scale: float = 1.0
     logits: bool = False  # mix with the model's raw logits, as the released code does
-
-
-@dataclass(frozen=True)
-class Perturbation:
-    """e [k, n] on the entries ``start:stop`` of the weights (n = stop - start), zero elsewhere."""
-
-    value: Tensor
-    start: int
-    stop: int
-
-
-Key = tuple[str, str | None, str | None]  # metric, layer, which proximal loss
-
-
-class Notes:
-    """Numbers of local steps: what parts know of a step (``Step.note``, ``Step.publish``) and what the loop adds."""
-
-    def __init__(self) -> None:
-        self.steps: list[dict[Key, tuple[Tensor, Tensor | None]]] = [{}]  # the last is the step at work
-        self.scales: dict[Key, float] = {}
-
-    def add(self, metric: str, value: Tensor, *, layer: str | None = None, proximal: str | None = None,
-            where: Tensor | None = None, scale: float | None = None) -> None:
-        """``value`` [k] of the clients (``where`` [k]: only of these). ``scale``: column ``scaled`` is value * scale."""
-        key = metric, layer, proximal
-        self.steps[-1][key] = value.detach(), where
-        if scale is not None:
-            self.scales[key] = scale
-
-
-@dataclass(frozen=True)
-class Published:
-    """A proximal loss L_p at w on the step's minibatch, as a part of the method computed it."""
-
-    kind: str
-    g: Tensor  # [k, P - start] its gradient
-    value: Tensor | None  # [k]
-    start: int
-    g_u: Tensor | None  # [k, P] what to compare it with, when that is not the gradient of the local loss
 
 
 class Part:
@@ -169,7 +130,7 @@ class Part:
     def personalise(self) -> Personal | None: ...
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Round:
     """What the server holds after local training: m sampled clients as rows in the order of their ids."""
 
@@ -255,11 +216,13 @@ class Method:
 
 
 def method(name: str, *, source: str, neutral: dict[str, Any] | None = None, equals: str | None = None,
-           model: tuple[str, ...] = ()) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
+           model: tuple[str, ...] = (), version: int = 1) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
     """Register a method: the decorated function's signature is its hyper-parameter schema.
 
     ``neutral`` are hyper-parameters at which the method equals the simpler method ``equals``; the
     conformance tests hold every registered method to it. ``source`` is the paper and equation. ``model`` names
-    hyper-parameters that are options of the model: they are set there too.
+    hyper-parameters that are options of the model: they are set there too. ``version`` counts the formulas: raise it
+    when the same hyper-parameters come to mean another training, and say in the description what changed; runs of
+    different versions have different hashes, and a run is not resumed by another version.
     """
-    return registry.method(name, source=source, neutral=neutral or {}, equals=equals, model=model)
+    return registry.method(name, source=source, neutral=neutral or {}, equals=equals, model=model, version=version)

@@ -96,16 +96,17 @@ class Layout:
         except FldiagError:
             return False
 
-    def mask(self, part: str, like: Tensor) -> Tensor:
-        """1 on ``part`` (full, body or head), 0 elsewhere; [P]."""
-        mask = torch.ones(self.size, dtype=like.dtype, device=like.device)
-        if part == "body":
-            mask[-self.head_size:] = 0
-        elif part == "head":
-            mask[: -self.head_size] = 0
-        elif part != "full":
+    def span(self, part: str) -> tuple[int, int]:
+        """Where ``part`` (full, body or head) begins and ends in the vector.
+
+        Raises FldiagError for another part, or when the model has no head.
+        """
+        if part not in ("full", "body", "head"):
             raise FldiagError(f"part = {part!r} is not one of full, body, head", "choose one of them", usage=True)
-        return mask
+        if part == "full":
+            return 0, self.size
+        cut = self.size - self.head_size
+        return (0, cut) if part == "body" else (cut, self.size)
 
 
 def flatten(module: nn.Module) -> Tensor:

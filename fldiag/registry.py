@@ -11,14 +11,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-import sys
-import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.metadata import entry_points
-from typing import Any
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal
 
 import pydantic
 
@@ -28,7 +26,7 @@ from fldiag.errors import FldiagError, nearest, unknown
 Progress = Callable[[int, int, str], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Entry:
     """One registered thing. ``given`` are the leading parameters the caller supplies (not options)."""
 
@@ -43,7 +41,7 @@ class Entry:
         return inspect.getdoc(self.build) or ""
 
     @property
-    def summary(self) -> str:
+    def headline(self) -> str:
         return self.doc.split("\n", 1)[0]
 
     @cached_property
@@ -86,13 +84,83 @@ def explain(error: pydantic.ValidationError, where: str, schema: type[pydantic.B
     if first["type"] == "value_error":  # raised by a validator of ours: "what; remedy"
         what, _, remedy = str(first["ctx"]["error"]).partition("; ")
         return FldiagError(f"{where}: {key + ': ' if key else ''}{what}", remedy, usage=True)
+    if first["type"] == "literal_error":
+        allowed = str(first["ctx"]["expected"]).replace(" or ", ", ").replace("'", "")
+        return FldiagError(f"{where}: {key} = {first.get('input')!r} is not one of {allowed}",
+                           nearest(str(first.get("input")), allowed.split(", ")), usage=True)
     message = first["msg"][0].lower() + first["msg"][1:]
     return FldiagError(f"{where}: {key} = {first.get('input')!r} is not valid", message, usage=True)
 
 
+@dataclass(frozen=True)
+class Also:
+    """A flag of a diagnostic that asks another one of the same target.
+
+    ``options``: those of the other that the flag's owner does not have itself and shows as its own. ``sets``: options of the
+    owner that the flag changes."""
+
+    name: str
+    help: str
+    options: tuple[str, ...] = ()
+    sets: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Choice:
+    """Which of the targets a diagnostic is asked of, and how, where it takes them together (a plane through three).
+
+    ``asked``: targets, each with options of its own. ``named``: the checkpoints that the answer depends on, where these are
+    more. ``instead``: another diagnostic that answers, with ``options``. ``stem``: how the files' names begin.
+    ``notes``: remarks."""
+
+    asked: Sequence[tuple[Any, dict[str, Any]]]
+    named: Sequence[Any] = ()
+    instead: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    stem: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+On = Literal["problem", "run", "runs", "checkpoints"]
+
+
+@dataclass(frozen=True, eq=False)
+class Diagnostic(Entry):
+    """A diagnostic, whole: what it measures (``build``), and everything that is made of its table.
+
+    - ``on``: what it sees. ``problem``: the loss around one set of weights (asked of several checkpoints, one after another);
+      ``run``: a History, all stored rounds of a federation; ``runs``: a list of Run; ``checkpoints``: a list of Problem.
+    - ``needs``: ``clients`` where it takes the clients' weights.
+    - ``draw``: table -> Figure, or None where there is nothing to draw. ``more``: ending of the file's name -> table ->
+      further Figure, or the text of a file (``.html``).
+    - ``summary``: (table, options) -> what a person reads first: ``fldiag.results.summary``.
+    - ``section``: the tables of several runs -> a section of the report (``fldiag.results.section``); ``order``: its place.
+    - ``cost``: (subject, options) -> gradients of the whole slice that it takes, for the forecast.
+    - ``check``: (subject, options) -> nothing; raises FldiagError before anything is computed.
+    - ``choose``: (targets, options, options of the subject) -> ``Choice``: which are asked, and how.
+    - ``also``: flags that ask further diagnostics of the same target.
+    - ``example``: what is typed after ``fldiag NAME`` in the help.
+    """
+
+    on: On = "problem"
+    needs: str = ""
+    draw: Callable[..., Any] | None = None
+    more: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    summary: Callable[..., Any] | None = None
+    section: Callable[..., Any] | None = None
+    order: int = 100
+    cost: Callable[..., float] | None = None
+    check: Callable[..., None] | None = None
+    choose: Callable[..., Any] | None = None
+    also: dict[str, Also] = field(default_factory=dict)
+    example: str = ""
+
+
 class Registry:
-    def __init__(self, kind: str, package: str, *, given: tuple[str, ...] = ()):
-        self.kind, self.package, self.given = kind, package, given
+    def __init__(self, kind: str, packages: str | tuple[str, ...], *, given: tuple[str, ...] = (),
+                 entry: Callable[..., Entry] | None = None):
+        self.kind, self.packages, self.given = kind, (packages,) if isinstance(packages, str) else packages, given
+        self._entry = entry
         self._entries: dict[str, Entry] = {}
         self._discovered = False
 
@@ -102,7 +170,8 @@ class Registry:
         def register(build: Callable[..., Any]) -> Callable[..., Any]:
             if name in self._entries and self._entries[name].build.__module__ != build.__module__:
                 raise FldiagError(f"{self.kind} {name!r} is registered twice", "choose another name")
-            self._entries[name] = Entry(self.kind, name, build, self.given, meta)
+            self._entries[name] = (self._entry(self.kind, name, build, self.given, **meta) if self._entry else
+                                   Entry(self.kind, name, build, self.given, meta))
             return build
 
         return register
@@ -111,12 +180,16 @@ class Registry:
         if self._discovered:
             return
         self._discovered = True
-        package = importlib.import_module(self.package)
-        for module in pkgutil.iter_modules(package.__path__):
-            if not module.ispkg:
-                importlib.import_module(f"{self.package}.{module.name}")
-        for point in entry_points(group=f"fldiag.{self.kind.replace(' ', '')}s"):
+        for name in self.packages:
+            package = importlib.import_module(name)
+            for module in pkgutil.iter_modules(package.__path__):
+                importlib.import_module(f"{name}.{module.name}")
+        for point in self.plugins():
             point.load()
+
+    def plugins(self) -> list[EntryPoint]:
+        """What other packages bring, by their entry points' names; nothing is imported."""
+        return sorted(entry_points(group=f"fldiag.{self.kind.replace(' ', '')}s"), key=lambda point: point.name)
 
     def names(self) -> list[str]:
         self._discover()
@@ -131,25 +204,15 @@ class Registry:
 
     def describe(self) -> dict[str, str]:
         """Name -> first line of the description."""
-        return {name: self.get(name).summary for name in self.names()}
+        return {name: self.get(name).headline for name in self.names()}
 
     def __contains__(self, name: str) -> bool:
         self._discover()
         return name in self._entries
 
 
-def listing(package: str, registry: Registry) -> None:
-    """Make a package callable: ``fldiag.models()`` lists what ``fldiag.models`` holds."""
-
-    class Listing(types.ModuleType):
-        def __call__(self) -> dict[str, str]:
-            return registry.describe()
-
-    sys.modules[package].__class__ = Listing
-
-
 method = Registry("method", "fldiag.methods")
 model = Registry("model", "fldiag.models", given=("shape", "classes"))
 dataset = Registry("dataset", "fldiag.data", given=("root", "download", "progress"))
-#: Of a Problem, or with ``on="run"`` of a History: all stored rounds of a federation.
-diagnostic = Registry("diagnostic", "fldiag.diagnostics", given=("problem", "history", "progress"))
+diagnostic = Registry("diagnostic", ("fldiag.diagnostics", "fldiag.training.diagnostics"),
+                      given=("problem", "history", "runs", "problems", "progress"), entry=Diagnostic)

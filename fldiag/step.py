@@ -1,4 +1,4 @@
-"""What the parts of a method see on the client: the cohort (``Local``) and one of its steps (``Step``)."""
+"""What the parts of a method see on the client: the cohort (``Local``), one of its steps (``Step``), and what they say of it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,55 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from fldiag import losses
 from fldiag.config import Train
-from fldiag.method import Notes, Perturbation, Published
 from fldiag.models.network import Bound, Network
 from fldiag.seeding import torch_rng
 
 REFERENCE_BATCH = 256  # examples per forward when a frozen model's outputs are computed for a whole client
 
 
-@dataclass
+@dataclass(frozen=True)
+class Perturbation:
+    """e [k, n] on the entries ``start:stop`` of the weights (n = stop - start), zero elsewhere."""
+
+    value: Tensor
+    start: int
+    stop: int
+
+
+Key = tuple[str, str | None, str | None]  # metric, layer, which proximal loss
+
+
+class Notes:
+    """Numbers of local steps: what parts know of a step (``Step.note``, ``Step.publish``) and what the loop adds."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[Key, tuple[Tensor, Tensor | None]]] = [{}]  # the last is the step at work
+        self.scales: dict[Key, float] = {}
+
+    def add(self, metric: str, value: Tensor, *, layer: str | None = None, proximal: str | None = None,
+            where: Tensor | None = None, scale: float | None = None) -> None:
+        """``value`` [k] of the clients (``where`` [k]: only of these). ``scale``: column ``scaled`` is value * scale."""
+        key = metric, layer, proximal
+        self.steps[-1][key] = value.detach(), where
+        if scale is not None:
+            self.scales[key] = scale
+
+
+@dataclass(frozen=True)
+class Published:
+    """A proximal loss L_p at w on the step's minibatch, as a part of the method computed it."""
+
+    kind: str
+    g: Tensor  # [k, P - start] its gradient
+    value: Tensor | None  # [k]
+    start: int
+    g_u: Tensor | None  # [k, P] what to compare it with, when that is not the gradient of the local loss
+
+
+@dataclass(kw_only=True)
 class Local:
     """K clients of one cohort in one round, sorted by falling number of steps; every vector is a row."""
 
@@ -51,13 +89,29 @@ class Local:
     def effective_steps(self) -> Tensor:
         """[K, 1] sum of the weights with which the gradients enter the displacement, divided by lr.
 
-        K_k for plain SGD; with momentum r, a = (K_k - r (1 - r^K_k) / (1 - r)) / (1 - r) (FedNova, Wang et al.
-        2020), with Nesterov's K_k + r a. Adam has no such sum; K_k stands in.
+        K_k for plain SGD; with momentum r, a(K_k) = (K_k - r (1 - r^K_k) / (1 - r)) / (1 - r) (FedNova, Wang et al.
+        2020), with Nesterov's K_k + r a. Adam has no such sum; K_k stands in. With ``train.local_decay`` f after L
+        steps: a(L) + f (a(K_k) - a(L)).
         """
-        k, r = self.steps.double(), self.train.momentum if self.train.optimizer == "sgd" else 0.0
-        a = (k - r * (1 - r**k) / (1 - r)) / (1 - r)
-        a = k + r * a if self.train.nesterov and self.train.optimizer == "sgd" else a
+        a, f = weighed_steps(self.steps.double(), self.train), self.train.local_decay
+        if f != 1:
+            before = weighed_steps(torch.tensor(self.steps_before_decay, device=a.device).double(), self.train)
+            a = before + f * (a - before)
         return a.to(self.w.dtype).unsqueeze(1)
+
+    @cached_property
+    def steps_before_decay(self) -> list[int]:
+        """[K] local steps of the epochs before ``train.local_decay`` applies."""
+        train = self.train
+        return [steps * train.epochs_before_decay // max(train.epochs, 1) for steps in self.steps.tolist()]
+
+    def lr_at(self, s: int, k: int) -> float | Tensor:
+        """Learning rate of step s (from 0) of the first k clients: one for all of them, or [k, 1]."""
+        if self.train.local_decay == 1:
+            return self.lr
+        late = [s >= before for before in self.steps_before_decay[:k]]
+        rates = [self.lr * self.train.local_decay if there else self.lr for there in late]
+        return rates[0] if len(set(rates)) == 1 else torch.tensor(rates, dtype=self.w.dtype, device=self.w.device).unsqueeze(1)
 
     @cached_property
     def received_buffers(self) -> dict[str, Tensor]:
@@ -78,6 +132,13 @@ class Local:
         with torch.no_grad():
             bound = self.network.bind(self.w_g.unsqueeze(0), self.received_buffers)
             return torch.cat([bound(b.unsqueeze(0))[0] for b in self.x.split(REFERENCE_BATCH)])
+
+
+def weighed_steps(k: Tensor, train: Train) -> Tensor:
+    """a(k) of the first k steps at one learning rate, see ``Local.effective_steps``."""
+    r = train.momentum if train.optimizer == "sgd" else 0.0
+    a = (k - r * (1 - r**k) / (1 - r)) / (1 - r)
+    return k + r * a if train.nesterov and train.optimizer == "sgd" else a
 
 
 @dataclass(frozen=True)
@@ -124,7 +185,7 @@ class Step:
         """Show the gradient g [k, P - start] (of the entries from ``start`` on) and the value [k] of a proximal loss at
         w; of several the first counts. ``l2`` is ||w - w_g||^2 / 2, whose value follows from its gradient."""
         if self.recording and self.published is None:
-            value = 0.5 * g.square().sum(-1, dtype=torch.float64) if kind == "l2" else value
+            value = losses.l2(g) if kind == "l2" else value
             self.published = Published(kind, g.clone(), value, start, None if g_u is None else g_u.clone())
 
     @property
@@ -142,10 +203,14 @@ class Step:
     def label_loss(self, logits: Tensor) -> Tensor:
         """The loss of each example against its targets, [k, B]."""
         (y, share), *others = self.targets
-        loss = share * per_example_loss(logits, y) if others else per_example_loss(logits, y)
+        loss = share * losses.per_example(logits, y) if others else losses.per_example(logits, y)
         for y, share in others:
-            loss = loss + share * per_example_loss(logits, y)
+            loss = loss + share * losses.per_example(logits, y)
         return loss
+
+    def divergence(self, out: Output, tau: float) -> Tensor:
+        """mean_x KL(softmax(f(x; w_g)/tau) || softmax(f(x; w)/tau)) over the minibatch, [k]: the proximal loss ``kl``."""
+        return self.mean(losses.kl(self.received_logits(), out.logits, tau))
 
     def on(self, x: Tensor, y: Tensor, weight: Tensor | None, index: Tensor) -> Step:
         """A step of the same clients on other inputs; it leaves batch-norm statistics alone."""
@@ -251,30 +316,3 @@ class Step:
         if self._gradient is None:
             self._gradient = self.gradient(self._losses)
         return self._gradient
-
-
-@dataclass(frozen=True)
-class KL:
-    """mean_x KL(softmax(f(x; w_g)/tau) || softmax(f(x; w)/tau)), [k]; no factor tau^2, the teacher is constant."""
-
-    tau: float
-
-    def __call__(self, step: Step, out: Output) -> Tensor:
-        teacher = F.log_softmax(step.received_logits() / self.tau, dim=-1)
-        student = F.log_softmax(out.logits / self.tau, dim=-1)
-        return step.mean((teacher.exp() * (teacher - student)).sum(-1))
-
-    def __str__(self) -> str:
-        return f"kl:{self.tau:g}"
-
-
-def noise_floor(dtype: torch.dtype) -> float:
-    """Norm below which a proximal gradient is rounding noise."""
-    return 1e-12 if dtype == torch.float64 else 1e-6
-
-
-def per_example_loss(logits: Tensor, y: Tensor) -> Tensor:
-    """Cross entropy for integer labels, half the squared residual for float targets: [k, B]."""
-    if y.is_floating_point():
-        return 0.5 * (logits - y).square().sum(-1)
-    return F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)

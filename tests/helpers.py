@@ -1,7 +1,8 @@
-"""Small federations for tests: data, configs, quadratics with a known Hessian, and a trace of every local step."""
+"""For tests: data, configs, quadratics with a known Hessian, a trace of every local step, and how far rounding may go."""
 
 from __future__ import annotations
 
+import math
 import typing
 from dataclasses import dataclass
 from functools import cache, partial
@@ -242,3 +243,26 @@ def variants():
 def label(case) -> str:
     name, options = case
     return "-".join([name, *(f"{k}={v}" for k, v in options.items())])
+
+
+def close(a, b, *, terms, dtype=None, size=None, factor=4.0):
+    """Asserts that two computations of the same numbers differ by no more than rounding.
+
+    Every number is taken for a sum of ``terms`` products in ``dtype`` (by default the coarser of the two given), added in
+    an order that is the processor's own: the errors of such a sum grow like a random walk, to about eps * sqrt(terms)
+    times the size of what is summed. That size is the largest number of ``b`` (so an entry that cancels to nearly nothing
+    may be off by the rounding of its neighbours), or ``size``, where all of ``b`` is a small difference of larger numbers.
+    """
+    a, b = (v.detach() if isinstance(v, Tensor) else torch.from_numpy(np.asarray(v)) for v in (a, b))
+    assert a.shape == b.shape, f"shapes {tuple(a.shape)} and {tuple(b.shape)}"
+    dtype = dtype or max((a.dtype, b.dtype), key=lambda d: torch.finfo(d).eps)
+    size = float(b.abs().max()) if size is None else float(size)
+    allowed = factor * torch.finfo(dtype).eps * math.sqrt(terms) * size
+    difference = float((a.double() - b.double()).abs().max())
+    assert difference <= allowed, (f"differ by {difference:.3g}; rounding of {terms} terms in {dtype} explains {allowed:.3g} "
+                                   f"of numbers up to {size:.3g}")
+
+
+def terms(module, examples=1):
+    """Of how many products an output of a module is the sum, layer upon layer, at most; a gradient sums over examples, too."""
+    return examples * sum(p[0].numel() for p in module.parameters() if p.ndim > 1)

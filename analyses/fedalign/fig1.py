@@ -1,7 +1,7 @@
 """FedAlign Figure 1: the loss around the global models."""
 
+from fldiag.diagnostics.landscape import picture as surfaces
 from fldiag.figures.study import Study, Trial, landscape, spectrum
-from fldiag.plotting import landscape as surfaces
 
 PRESET = "fedalign-cifar100-lda0.5"
 

@@ -2,9 +2,10 @@
 
 import numpy as np
 
+from fldiag.diagnostics.forgetting.picture import rounds
 from fldiag.figures.study import Study, Trial, forgetting
 from fldiag.plotting import style
-from fldiag.plotting.forgetting import only, rounds
+from fldiag.results.select import only
 
 PRESET = "fedsol-cifar10-shard2"
 

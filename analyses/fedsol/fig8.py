@@ -1,7 +1,7 @@
 """FedSOL Figure 8: the loss around the global models."""
 
+from fldiag.diagnostics.landscape import picture as surfaces
 from fldiag.figures.study import Study, Trial, landscape, spectrum
-from fldiag.plotting import landscape as surfaces
 
 PRESET = "fedsol-cifar10-lda0.1"
 

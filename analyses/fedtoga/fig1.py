@@ -1,7 +1,7 @@
 """FedTOGA Figure 1: the loss around the global model as clients differ more."""
 
+from fldiag.diagnostics.landscape import picture as surfaces
 from fldiag.figures.study import Study, Trial, landscape, spectrum
-from fldiag.plotting import landscape as surfaces
 
 SPLITS = {"dir0.6": "Dirichlet 0.6", "dir0.1": "Dirichlet 0.1", "path3": "3 classes a client"}
 

@@ -32,13 +32,13 @@ from torch.nn.functional import cross_entropy
 import fldiag
 from fldiag import models
 from fldiag.data import Dataset
-from fldiag.diagnostics import Problem
 from fldiag.params import flatten
 from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.eigenpairs import eigenpairs
+from fldiag.problem.problem import Problem
+from fldiag.results.machine import has_bf16
 from fldiag.rounds.history import History
 from fldiag.rounds.round_weights import Stored
-from fldiag.verbs.train import has_bf16
 
 JOBS = {"products": "10 Hessian-vector products", "top5": "top-5 to 1e-3", "top1": "top-1 to 1e-3",
         "density": "density, 30 steps", "trace": "trace", "diagonal": "diagonal",

@@ -19,9 +19,9 @@ from training import has_cifar
 
 import fldiag
 from fldiag import data, models
-from fldiag.diagnostics import Problem
 from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.from_checkpoint import problem
+from fldiag.problem.problem import Problem
 from fldiag.seeding import torch_rng
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from fldiag.diagnostics import Problem
+from fldiag.problem.problem import Problem
 from fldiag.seeding import torch_rng
 
 #: Kernels of PyTorch and oneDNN that do the multiply-adds.

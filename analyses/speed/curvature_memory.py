@@ -15,9 +15,9 @@ from curvature_cases import Case, double_backward
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fldiag.diagnostics import Problem
 from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.eigenpairs import eigenpairs
+from fldiag.problem.problem import Problem
 
 
 def resident(peak: bool = False) -> float:

@@ -14,11 +14,11 @@ from curvature_turns import Timed, compare, turns
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fldiag.diagnostics import Problem
 from fldiag.diagnostics.landscape import axis, landscape
 from fldiag.problem.eigenpairs import eigenpairs
+from fldiag.problem.problem import Problem
+from fldiag.results.machine import has_bf16
 from fldiag.surface.evaluator import Evaluator
-from fldiag.verbs.train import has_bf16
 
 POINTS = 41
 ROWS = 3  # of them are timed where every point is evaluated

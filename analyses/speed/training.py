@@ -25,9 +25,9 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from fldiag import config, data
 from fldiag.data import Dataset
+from fldiag.results.machine import has_bf16
 from fldiag.training.rounds import Federation
 from fldiag.training.setup import Setup
-from fldiag.verbs.train import has_bf16
 
 
 class Textbook:

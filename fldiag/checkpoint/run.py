@@ -31,6 +31,7 @@ from fldiag.checkpoint import schema
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.config import Config
 from fldiag.errors import FldiagError
+from fldiag.results import files
 
 #: What training itself writes into these folders (with the temporary names of a write that was cut off): nothing else is
 #: ever removed from them.
@@ -99,11 +100,16 @@ class Run:
                               "it can be diagnosed (fldiag forgetting, matching, drift, landscape, spectrum), not trained",
                               usage=True)
         try:
-            return Config.model_validate(self.index["config"])
+            return Config.stored(self.index["config"])
         except pydantic.ValidationError as error:
             why = registry.explain(error, "config", Config).what
             raise FldiagError(f"{self.path / 'run.json'}: its config is not valid ({why})",
                               "the file was edited; restore it or train again") from None
+
+    @property
+    def method_version(self) -> int:
+        """Of the formulas of the method with which the run was trained."""
+        return int(self.index["provenance"].get("method_version", 1))
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -151,20 +157,20 @@ class Run:
         path = self.path / name
         if not path.is_file():
             raise FldiagError(f"{path} is listed in run.json but is not there", "restore it, or train again")
-        if schema.sha256(path) != self.index["files"].get(name):
+        if files.sha256(path) != self.index["files"].get(name):
             raise FldiagError(f"{path} is not the file this run wrote (its sha256 differs from run.json)",
                               "restore the original file; to diagnose this one as it is, copy it out of the run folder")
         return path
 
     def put(self, name: str, writer: Any) -> None:
-        self.index["files"][name] = schema.write_atomic(self.path / name, writer)
+        self.index["files"][name] = files.write_atomic(self.path / name, writer)
 
     def put_tensors(self, name: str, content: dict[str, Any]) -> None:
         self.put(name, lambda f: torch.save(content, f))
 
     def commit(self) -> None:
         text = json.dumps(self.index, indent=1, sort_keys=True)
-        schema.write_atomic(self.path / "run.json", lambda f: f.write(text.encode()))
+        files.write_atomic(self.path / "run.json", lambda f: f.write(text.encode()))
 
     def put_metrics(self, frame: pd.DataFrame) -> None:
         buffer = io.BytesIO()
@@ -234,6 +240,5 @@ class Run:
 
     def get_state(self) -> tuple[dict[str, Any], dict[int, dict[str, Tensor]]]:
         """(server, clients) as stored last."""
-        files = self.index["state"]
-        read = {key: schema.read_tensors(self.verified(name)) for key, name in files.items()}
+        read = {key: schema.read_tensors(self.verified(name)) for key, name in self.index["state"].items()}
         return read.pop("server"), {int(k): v for k, v in read.items()}

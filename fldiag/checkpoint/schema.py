@@ -9,24 +9,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
-import os
 import pickle
 import re
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fldiag.checkpoint import flat, foreign
 from fldiag.errors import FldiagError
+from fldiag.identity import as_stored
+from fldiag.results import files
 
 SCHEMA = 1
 
@@ -49,6 +47,11 @@ class Checkpoint:
         return self.manifest.get("round")
 
     @property
+    def config(self) -> dict[str, Any]:
+        """What the manifest says of the run's config, which may be older than some keys."""
+        return as_stored(self.manifest["config"]) if self.manifest else {}
+
+    @property
     def client_ids(self) -> list[int]:
         return list(self.manifest.get("clients", []))
 
@@ -61,7 +64,7 @@ class Checkpoint:
 
     @cached_property
     def sha256(self) -> str:
-        return sha256(self.path)
+        return files.sha256(self.path)
 
 
 def write(path: Path, manifest: dict[str, Any], state: dict[str, Tensor], **tensors: Any) -> str:
@@ -69,32 +72,7 @@ def write(path: Path, manifest: dict[str, Any], state: dict[str, Tensor], **tens
     content = {"manifest": json.dumps({"schema": SCHEMA, **manifest}, sort_keys=True),
                "model": {k: v.detach().cpu().contiguous() for k, v in state.items()},
                **{k: v for k, v in tensors.items() if v is not None}}
-    return write_atomic(path, lambda f: torch.save(content, f))
-
-
-def write_atomic(path: Path, writer: Callable[[IO[bytes]], Any]) -> str:
-    """Write to a temporary name, flush to disk, rename; returns the sha256 of what was written."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as f:
-            writer(f)
-            f.flush()
-            os.fsync(f.fileno())
-        digest = sha256(temporary)
-        os.replace(temporary, path)
-    except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
-        raise FldiagError(f"cannot write {path}: {error}", "free some disk space or choose another folder with --out; "
-                          "what was written before is intact") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-    return digest
-
-
-def sha256(path: Path) -> str:
-    with open(path, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
+    return files.write_atomic(path, lambda f: torch.save(content, f))
 
 
 def read_tensors(path: Path) -> Any:

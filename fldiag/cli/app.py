@@ -14,7 +14,7 @@ toy = typer.Typer(no_args_is_help=True, help="The two toys: pictures one can che
 @app.callback(invoke_without_command=True)
 def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     if version:
-        from fldiag.results.provenance import provenance
+        from fldiag import version as own
 
-        print(provenance()["fldiag"])
+        print(own.version())
         raise typer.Exit

@@ -1,27 +1,32 @@
-"""Verbs that say what there is."""
+"""Verbs that say what there is. They read the catalogue, so they answer at once."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from fldiag import known
 from fldiag.cli.app import app
 from fldiag.cli.options import Debug, Json
 from fldiag.console import Console, errors
+from fldiag.errors import unknown
 
 
 @app.command("list")
 def list_(what: Annotated[str, typer.Argument(help="methods, models, datasets, diagnostics, presets or figures.")],
           json: Json = False, debug: Debug = False) -> None:
-    """What there is.
+    """List methods, models, data sets, diagnostics, presets or figures.
 
     Example: fldiag list methods
     """
     with errors(debug):
-        from fldiag.verbs import inform as verb
-
-        verb.listing(Console(json), what)
+        console = Console(json)
+        if what not in known.built_in():
+            raise unknown("list", what, known.built_in())
+        console.table([{"name": n, "what": d} for n, d in known.names(what).items()], {"name": "name", "what": "what it is"})
+        if json:
+            console.done()
 
 
 @app.command()
@@ -31,6 +36,31 @@ def explain(name: str, json: Json = False, debug: Debug = False) -> None:
     Example: fldiag explain fedsol
     """
     with errors(debug):
-        from fldiag.verbs import inform as verb
+        console = Console(json)
+        found = next((item for kind in known.KINDS if (item := known.item(kind, name))), None)
+        if found is None:
+            raise unknown("name", name, [n for kind in known.KINDS for n in known.names(kind)])
+        _explain(console, name, found)
+        if json:
+            console.done()
 
-        verb.explain(Console(json), name)
+
+def _explain(console: Console, name: str, item: known.Item) -> None:
+    meta = item["meta"]
+    console.say(f"{item['kind']} {name}\n\n{item['doc']}\n")
+    if meta.get("source"):
+        console.say(f"Source:      {meta['source']}")
+    if meta.get("neutral"):
+        setting = ", ".join(f"{k} = {v}" for k, v in meta["neutral"].items())
+        console.say(f"With {setting} it equals {meta['equals']}.")
+    for flag, also in item.get("also", {}).items():
+        console.say(f"With {flag} also {also['name']} is asked.")
+    console.result |= {"kind": item["kind"], "name": name, "doc": item["doc"], **meta}
+    rows = [{"option": o["name"], "default": "(required)" if o["required"] else _show(o["default"]), "values": o["values"],
+             "help": o["help"]} for o in item["options"]]
+    told = {"help": "what it is"} if any(row["help"] for row in rows) else {}
+    console.table(rows, {"option": "option", "default": "default", "values": "values", **told})
+
+
+def _show(value: Any) -> str:
+    return "none" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -3,7 +3,7 @@
 With the Hessian of an example's loss in its outputs written as S S^T, the matrix is the sum over examples n
 and columns c of G_nc G_nc^T, where G_nc is the gradient of s_nc^T z_n (Dangel, Kunstner and Hennig 2020, DiagGGN).
 Per column one cotangent pass to the layers' outputs is needed, and no pass to the weights. For networks that
-are piecewise linear in each layer's weights (``structure.obstacle``) this is the diagonal of the Hessian.
+are piecewise linear in each layer's weights (``piecewise_linear.obstacle``) this is the diagonal of the Hessian.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from fldiag.curvature import per_example_squares as squares
+from fldiag.models.layers import rules
 
 #: More outputs than these make the Hessian of the loss in the outputs too large to be factored.
 OUTPUTS = 1024
@@ -88,12 +87,10 @@ class _Seen:
     def hook(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
         def record(m: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
             a = inputs[0].detach()
-            if isinstance(m, (nn.BatchNorm1d, nn.BatchNorm2d)):
-                a = F.batch_norm(a, m.running_mean, m.running_var, None, None, False, 0.0, m.eps)
             out = out if out.requires_grad else out.detach().requires_grad_()
             self.layers.append((name, m, a, out))
             self.versions.append(a._version)
-            return out.clone()  # an operation in place after the layer shall not change what was recorded
+            return out.clone()  # an operation in place after the layer must not change what was recorded
 
         return record
 
@@ -105,7 +102,7 @@ class _Seen:
 def _watched(module: nn.Module) -> Iterator[_Seen]:
     seen = _Seen()
     handles = [m.register_forward_hook(seen.hook(name)) for name, m in module.named_modules()
-               if type(m) in squares.RULES and any(True for _ in m.parameters())]
+               if rules(m).squares is not None and any(True for _ in m.parameters())]
     try:
         yield seen
     finally:
@@ -139,7 +136,7 @@ def batch(module: nn.Module, call: Callable[[Tensor], Tensor], criterion: Callab
             if rows[0] is None:
                 continue
             g = torch.stack(rows, 1)
-            for tensor, value in squares.layer(m, a, g, total).items():
+            for tensor, value in rules(m).squares(m, a, g, total).items():  # type: ignore[misc]  # watched for having one
                 key = f"{name}.{tensor}" if name else tensor
                 found[key] = found.get(key, 0.0) + sign * value.double()
     return found

@@ -15,10 +15,9 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-#: Layers whose weights have a rule for the squares of per-example gradients.
-WEIGHTED = (nn.Linear, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d)
-_LINEAR_LAYERS = (nn.ReLU, nn.LeakyReLU, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d,
-                  nn.Flatten, nn.Identity, nn.Unflatten, nn.ZeroPad2d, nn.ReLU6, nn.Hardtanh, nn.Upsample)
+from fldiag.models.layers import LAYERS, rules
+from fldiag.models.layers.sequence import hooked
+
 #: Of any number of arguments that depend on weights.
 _SUMS = {operator.add, operator.iadd, operator.sub, operator.isub, operator.neg, torch.add, torch.sub, torch.cat,
          torch.stack, torch.maximum, torch.minimum, "add", "add_", "sub", "sub_", "neg", "maximum", "minimum"}
@@ -50,12 +49,7 @@ class _Tracer(fx.Tracer):
         return _Value(node, self)
 
     def is_leaf_module(self, m: nn.Module, name: str) -> bool:
-        return type(m).__module__.startswith("torch.nn") and not isinstance(m, nn.Sequential)
-
-
-def _hooked(m: nn.Module) -> bool:
-    return bool(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
-                or "forward" in vars(m))
+        return type(m) in LAYERS or (type(m).__module__.startswith("torch.nn") and not isinstance(m, nn.Sequential))
 
 
 def obstacle(module: nn.Module) -> str | None:
@@ -64,7 +58,7 @@ def obstacle(module: nn.Module) -> str | None:
     Unknown operations count as obstacles, so None is a proof and anything else is not a disproof.
     """
     for name, m in module.named_modules():
-        if _hooked(m):
+        if hooked(m):
             return f"{name or 'the model'} has hooks"
         if m.training:
             return f"{name or 'the model'} is in training mode"
@@ -73,14 +67,14 @@ def obstacle(module: nn.Module) -> str | None:
         if owners.setdefault(id(p), name) != name:
             return f"{owners[id(p)]} and {name} are tied"
     for name, m in module.named_modules():
-        if any(True for _ in m.parameters(recurse=False)) and type(m) not in WEIGHTED:
+        if any(True for _ in m.parameters(recurse=False)) and rules(m).squares is None:
             return f"{name or 'the model'} ({type(m).__name__}) holds weights outside affine layers"
+    if type(module) in LAYERS:
+        return _layer("the model", module)
     try:
-        graph = fx.Graph() if type(module) in WEIGHTED else _Tracer().trace(module)
+        graph = _Tracer().trace(module)
     except Exception as error:  # whatever a forward does that cannot be traced
         return f"its forward cannot be traced: {error}"
-    if type(module) in WEIGHTED:
-        return _layer("the model", module)
     return _walk(graph, dict(module.named_modules()))
 
 
@@ -147,13 +141,5 @@ def _count(node: fx.Node, which: fx.Node) -> int:
 
 
 def _layer(name: str, m: nn.Module) -> str | None:
-    kind = type(m)
-    if kind in (nn.BatchNorm1d, nn.BatchNorm2d):
-        return f"{name} ({kind.__name__}) uses the statistics of the batch" if m.running_mean is None else None
-    if kind is nn.Conv2d and m.padding_mode != "zeros":
-        return f"{name} pads in mode {m.padding_mode!r}"
-    if kind is nn.Upsample and m.mode not in ("nearest", "bilinear"):
-        return f"{name} (Upsample {m.mode})"
-    if kind in WEIGHTED or kind in _LINEAR_LAYERS or isinstance(m, nn.modules.dropout._DropoutNd):
-        return None
-    return f"{name} ({kind.__name__})"
+    why = rules(m).obstacle(m)
+    return why and f"{name} {why}"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fldiag.curvature.operator import Matrix, Operator
-from fldiag.curvature.sequential import Link, Weighted
+from fldiag.models.layers.links import Link, Weighted
 from fldiag.params import Layout
 
 

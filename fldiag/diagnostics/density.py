@@ -5,24 +5,31 @@ Ubaru, Chen and Saad (2017); for networks Ghorbani, Krishnan and Xiao (ICML 2019
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from pydantic import Field
 from torch import Tensor
 
 from fldiag.curvature.lanczos import EigenPairs, Iteration
 from fldiag.curvature.operator import Matrix
 from fldiag.errors import FldiagError
+from fldiag.plotting import style
+from fldiag.plotting.tables import floats, names, need, select
 from fldiag.problem.eigenpairs import NOISE, default_products, finite_loss, strict_pairs
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.table import Row, table
 from fldiag.seeding import torch_rng
 
+PICTURE = "spectral density"
+#: Decades shown below the highest density: further down lie only the flanks of the smoothing.
+DECADES = 7
 #: Lanczos steps from each random vector.
 STEPS = 30
 #: Bytes of vectors that are there however little memory is allowed.
@@ -59,12 +66,73 @@ def affordable(problem: Problem, steps: int = STEPS) -> None:
                           + (f", or take steps = {fit}" if fit > 1 else ""), usage=True)
 
 
-@diagnostic("density")
-def density(problem: Problem, progress: Progress | None = None, *, k: Annotated[int, Field(ge=0)] = 5,
-            steps: Annotated[int, Field(ge=2)] = STEPS, probes: Annotated[int, Field(ge=1)] = 4,
-            points: Annotated[int, Field(ge=3)] = 501, width: Annotated[float, Field(gt=0)] | None = None,
-            tol: Annotated[float, Field(gt=0, lt=1)] = 1e-3, max_products: Annotated[int, Field(ge=1)] | None = None,
-            matrix: Matrix = "hessian", seed: int = 0) -> pd.DataFrame:
+def draw(table: pd.DataFrame, *, width: float = style.ONE_COLUMN) -> Figure:
+    """Density of eigenvalues over their size, one line a run, with a band of ± one standard error and ticks at the
+    eigenvalues that are known.
+
+    ``table``: what the diagnostic ``density`` returns (rows ``density`` with ``x``, ``value``, ``stderr``; rows
+    ``eigenvalue``); several concatenated. Raises FldiagError for an unfit table.
+    """
+    need(table, ("metric", "run", "x", "value"), PICTURE)
+    rows = select(table, "density", PICTURE)
+    table, rows = table.assign(run=names(table["run"])), rows.assign(run=names(rows["run"]))
+    runs = list(dict.fromkeys(rows["run"]))
+    looks, values = style.looks(runs), floats(rows["value"])
+    high = float(np.nanmax(values)) if np.isfinite(values).any() else 0.0
+    if not high > 0:
+        raise FldiagError("the spectral density has no positive value", "compute it again")
+    texts = [style.wrap(r, width - 0.6)[0] for r in runs]
+    known = [run for run in runs if ((table["metric"] == "eigenvalue") & (table["run"] == run)).any()]
+    handles = [Line2D([], [], color=looks[r].color, linestyle=looks[r].dash) for r in runs]
+    if known:
+        handles.append(Line2D([], [], color="#555555", marker="|", linestyle="none"))
+        texts.append("computed eigenvalues")
+    with style.paper():
+        fig = style.figure(width, 2.2 + 0.15 * len(texts), layout="constrained")
+        ax = fig.subplots()
+        for place, run in enumerate(runs):
+            part, look = rows[rows["run"] == run].sort_values("x"), looks[run]
+            x, middle = floats(part["x"]), floats(part["value"])
+            if "stderr" in part.columns:
+                error = np.nan_to_num(floats(part["stderr"]))
+                ax.fill_between(x, np.maximum(middle - error, 1e-300), middle + error, color=look.color, alpha=0.2, linewidth=0)
+            ax.plot(x, middle, color=look.color, linestyle=look.dash)
+            if run in known:
+                tops = floats(table.loc[(table["metric"] == "eigenvalue") & (table["run"] == run), "value"])
+                # rows of ticks at the foot of the panel, one a run
+                ax.plot(tops, np.full(len(tops), 0.03 + 0.04 * place), linestyle="none", marker="|", markersize=5,
+                        color=look.color, transform=ax.get_xaxis_transform(), label="eigenvalues")
+        ax.set_yscale("log", nonpositive="clip")
+        ax.set_ylim(high * 10.0**-DECADES, high * 3)
+        ax.set(xlabel="eigenvalue of the Hessian", ylabel="density")
+        ax.margins(x=0.02)
+        ax.grid(True)
+        style.legend(fig, handles, texts, loc="outside lower center", borderpad=0.2, labelspacing=0.3)
+    return fig
+
+
+def cost(problem: Problem, options: Mapping[str, Any]) -> float:
+    """Two gradients a product: the eigenpairs' and the probes'."""
+    return 2.0 * (2 * options["k"] + 12 + options["probes"] * options["steps"])
+
+
+def check(problem: Problem, options: Mapping[str, Any]) -> None:
+    affordable(problem, options["steps"])
+
+
+@diagnostic("density", draw=draw, summary=lambda table, options: [], cost=cost, check=check,
+            example="checkpoints/example/fedsol-digits.pt")
+def density(problem: Problem, progress: Progress | None = None, *,
+            k: Annotated[int, Field(ge=0, description="How many eigenvalues are computed and stand apart.")] = 5,
+            steps: Annotated[int, Field(ge=2, description="Lanczos steps from each random vector.")] = STEPS,
+            probes: Annotated[int, Field(ge=1, description="Random vectors.")] = 4,
+            points: Annotated[int, Field(ge=3, description="Values of the density.")] = 501,
+            width: Annotated[float | None, Field(gt=0, description="Standard deviation of the smoothing (default: a hundredth of "
+                                                                   "the range).")] = None,
+            tol: Annotated[float, Field(gt=0, lt=1, description="Relative error allowed in each eigenvalue.")] = 1e-3,
+            max_products: Annotated[int | None, Field(ge=1, description="Hessian-vector products allowed for them.")] = None,
+            matrix: Annotated[Matrix, Field(description="hessian, or ggn (Gauss-Newton).")] = "hessian",
+            seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
     """Share of Hessian eigenvalues per unit, smoothed, over the whole range of the spectrum.
 
     The ``k`` largest eigenvalues are computed (or taken from a ``strict`` spectrum of the same problem), taken out

@@ -5,22 +5,33 @@ The cross-client measures of Mendieta et al. (CVPR 2022) and the trace of Yao et
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import pandas as pd
 import torch
 from pydantic import Field
 
+from fldiag.plotting import layers
 from fldiag.problem.diagonal import Estimate, Per, diagonal_of, norm, parts, trace_rows
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.table import Row, table
 
 
-@diagnostic("diagonal")
-def diagonal(problem: Problem, progress: Progress | None = None, *, per: Per = "layer", estimate: Estimate = "auto",
-             rtol: Annotated[float, Field(gt=0, lt=1)] = 0.02, max_products: Annotated[int, Field(ge=2)] = 200,
-             deflate: Annotated[int, Field(ge=0)] = 20, seed: int = 0) -> pd.DataFrame:
+def cost(problem: Problem, options: Mapping[str, Any]) -> float:
+    """As much as four to five products where it is exact."""
+    return 10.0
+
+
+@diagnostic("diagonal", draw=layers.draw_if_any, cost=cost, example="checkpoints/example/fedsol-digits.pt")
+def diagonal(problem: Problem, progress: Progress | None = None, *,
+             per: Annotated[Per, Field(description="Parts: layer or tensor.")] = "layer",
+             estimate: Annotated[Estimate, Field(description="auto, exact or hutchinson.")] = "auto",
+             rtol: Annotated[float, Field(gt=0, lt=1, description="Relative standard error allowed in an estimate.")] = 0.02,
+             max_products: Annotated[int, Field(ge=2, description="Hessian-vector products allowed for an estimate.")] = 200,
+             deflate: Annotated[int, Field(ge=0, description="Of these, products that span what is counted exactly.")] = 20,
+             seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
     """Summary of the Hessian's diagonal, exact where the network is piecewise linear in each layer's weights.
 
     Rows ``diagonal_norm`` (Euclidean norm; what H_N compares), ``diagonal_max``, ``diagonal_min`` and ``trace``, for

@@ -12,6 +12,7 @@ import pandas as pd
 
 from fldiag.errors import FldiagError
 from fldiag.figures import reported
+from fldiag.results.select import only
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,12 @@ def per_seed(table: pd.DataFrame, by: str = "label", **where: Any) -> pd.DataFra
     """Mean value of the rows chosen: a row for each seed, a column for each ``by``. None as a value: missing entries.
 
     Raises FldiagError when nothing is left."""
-    for column, wanted in {"origin": "measured", **where}.items():
-        if column not in table.columns:
-            if wanted is None:
-                continue
-            raise FldiagError(f"the table has no column {column!r}", "make the figure again")
-        hit = table[column].isna() if wanted is None else table[column].isin(wanted if isinstance(wanted, list) else [wanted])
-        table = table[hit]
-    numbers = table.assign(value=pd.to_numeric(table["value"]))
+    where = {"origin": "measured", **where}
+    absent = [column for column, wanted in where.items() if column not in table.columns and wanted is not None]
+    if absent:
+        raise FldiagError(f"the table has no column {absent[0]!r}", "make the figure again")
+    rows = only(table, **where)
+    numbers = rows.assign(value=pd.to_numeric(rows["value"]))
     found = numbers.pivot_table(index="seed", columns=by, values="value", aggfunc="mean")
     if found.empty:
         raise FldiagError("the table has no rows for this claim", "make the figure again")

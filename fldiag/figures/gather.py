@@ -14,6 +14,7 @@ from fldiag.figures import questions as asks
 from fldiag.figures import reported, workers
 from fldiag.figures.plan import Plan, answer_path, ask_key
 from fldiag.figures.study import Ask, Study, Trial
+from fldiag.results.select import only
 from fldiag.results.table import table
 
 KEYS = ["setting", "method", "model", "data"]
@@ -103,13 +104,7 @@ def picked(found: pd.DataFrame, study: Study) -> pd.DataFrame:
     """The rows of ``pick``, each under its name, and those that ``derive`` adds."""
     pieces = []
     for name, where in study.pick.items():
-        rows = found
-        for column, value in where.items():
-            if column not in rows.columns:
-                rows = rows.iloc[:0]
-                break
-            rows = rows[(rows[column] == value).fillna(False).astype(bool)]
-        pieces.append(rows.assign(metric=name))
+        pieces.append(only(found, **where).assign(metric=name))
     made = pd.concat(pieces, ignore_index=True)
     if study.derive is not None:
         made = pd.concat([made, study.derive(found)], ignore_index=True)

@@ -13,13 +13,13 @@ from typing import Any
 import pandas as pd
 
 from fldiag import registry
-from fldiag.checkpoint import schema
 from fldiag.errors import FldiagError
 from fldiag.figures import claims, reported
 from fldiag.figures.caption import unfinished
 from fldiag.figures.gather import KEYS
 from fldiag.figures.reported import Reported
 from fldiag.figures.scales import SCALES
+from fldiag.results import files
 from fldiag.results.table import Row
 
 #: Standard deviations from which on a number does not agree with another whose spread is not known.
@@ -192,5 +192,5 @@ def write(out: Path) -> list[Path]:
     there = made(out)
     pages = {"ledger.md": page(found, there, out), "gallery.md": gallery(there, out), "ledger.csv": text.getvalue()}
     for name, content in pages.items():
-        schema.write_atomic(out / name, lambda f, c=content: f.write(c.encode()))  # type: ignore[misc]
+        files.write_atomic(out / name, lambda f, c=content: f.write(c.encode()))  # type: ignore[misc]
     return [out / name for name in pages]

@@ -12,7 +12,6 @@ from typing import Any
 import pandas as pd
 
 from fldiag import data
-from fldiag.checkpoint import schema
 from fldiag.config import Config
 from fldiag.errors import FldiagError
 from fldiag.figures import gather, plan, reported, workers
@@ -23,6 +22,7 @@ from fldiag.figures.study import Study
 from fldiag.figures.tables import markdown
 from fldiag.plotting import style
 from fldiag.registry import Progress
+from fldiag.results import files
 
 STORE = Path("checkpoints/figures")
 OUT = Path("figures")
@@ -83,7 +83,7 @@ def prepare(the_plan: Plan, download: bool) -> dict[str, str]:
             continue
         try:
             whole = data.load(name.rpartition("-")[0], download=download)
-            schema.write_atomic(file, lambda f, w=whole: reduce(w, scale, f))  # type: ignore[misc]
+            files.write_atomic(file, lambda f, w=whole: reduce(w, scale, f))  # type: ignore[misc]
         except FldiagError as error:
             failures[name] = error.what
     return failures
@@ -232,5 +232,5 @@ def read(text: str) -> pd.DataFrame:
 
 def _put(path: Path, suffix: str, text: str) -> Path:
     file = path.with_name(path.name + suffix)
-    schema.write_atomic(file, lambda f: f.write(text.encode()))
+    files.write_atomic(file, lambda f: f.write(text.encode()))
     return file

@@ -16,6 +16,7 @@ from fldiag.errors import FldiagError
 from fldiag.figures.reported import FEDERATION, MARKS
 from fldiag.plotting import style
 from fldiag.plotting.tables import need
+from fldiag.results.select import only
 
 PICTURE = "picture of measured beside reported numbers"
 MEASURED, REPORTED = style.look(2), style.look(0)
@@ -208,7 +209,7 @@ def lines(table: pd.DataFrame, x: str, metrics: Mapping[str, str], *, by: str = 
     with style.paper():
         fig = style.figure(min(width, 0.4 + 3.25 * len(metrics)), 2.5, layout="constrained")
         for ax, (metric, text) in zip(fig.subplots(1, len(metrics), squeeze=False)[0], metrics.items(), strict=True):
-            rows = table[(table["metric"] == metric).fillna(False).astype(bool)]
+            rows = only(table, metric=metric)
             if rows.empty:
                 raise FldiagError(f"the picture over {x} has no rows of metric {metric!r}", "ask the runs for it")
             for name, part in rows.groupby(by, sort=False):

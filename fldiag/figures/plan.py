@@ -55,7 +55,7 @@ class Task:
         for path in sorted(store.glob(f"{self.stem}-*")):
             if self.fits(path):
                 return path
-        kept = digest([self.config.hash, list(self.rounds), self.state])
+        kept = digest([self.config.fingerprint(checkpoint=True), list(self.rounds), self.state])
         return store / f"{self.stem}-{kept[:6]}"
 
     def fits(self, path: Path) -> bool:
@@ -64,9 +64,17 @@ class Task:
         except FldiagError:
             return False
         if run.status not in ("finished", "diverged"):
-            return bool(run.index["hash"] == self.config.hash)
+            return self._goes_on(run)
         kept = run.index["config"]
         return all(answer_path(path, key).is_file() or self._has(run, kept, ask) for key, ask in self.asks.items())
+
+    def _goes_on(self, run: Run) -> bool:
+        """Whether training can take the run up and all of its rounds then hold what is wanted."""
+        try:
+            there = run.config.fingerprint(version=run.method_version, checkpoint=True)
+        except FldiagError:
+            return False
+        return there == self.config.fingerprint(checkpoint=True)
 
     def _has(self, run: Run, kept: dict, ask: Ask) -> bool:  # type: ignore[type-arg]
         if ask.needs == "rounds" and run.status == "finished" and not set(self.rounds) <= set(run.rounds):

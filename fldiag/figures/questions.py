@@ -17,8 +17,10 @@ from fldiag.checkpoint.run import Run
 from fldiag.config import Config
 from fldiag.data import partition as partitions
 from fldiag.data.public import deal
+from fldiag.diagnosis.question import diagnostic
 from fldiag.errors import FldiagError
 from fldiag.registry import Progress
+from fldiag.results.select import only
 from fldiag.results.table import table
 
 #: Beside run.json: seconds of every round (on the CPU of its one thread's work), and the machine.
@@ -51,14 +53,14 @@ def answer(subject: Subject, name: str, options: dict[str, Any]) -> pd.DataFrame
         return OWN[name](subject, **options)
     run = subject.trained
     where: dict[str, Any] = {"device": subject.device, "download": subject.download}
-    if api.registry.diagnostic.get(name).meta.get("on") == "run":
+    if diagnostic(name).on == "run":
         where["rounds"] = subject.rounds if name in ("drift", "forgetting") else run.rounds[-1:]
     return api.diagnose(run, name, cache=run.path / "diagnostics" / "cache", progress=subject.progress, **{**where, **options})
 
 
 def _global(run: Run, metrics: tuple[str, ...]) -> pd.DataFrame:
     found = run.metrics
-    found = found[found["metric"].isin(metrics) & (found["scope"] != "client")].copy()
+    found = only(found, metric=metrics, scope=["global", "pair"]).copy()
     share = (found["metric"] == "accuracy").to_numpy()
     found.loc[share, "value"] *= 100
     found.loc[share, "unit"] = "%"
@@ -109,7 +111,7 @@ def _personal(s: Subject, epochs: tuple[int, ...], **options: Any) -> pd.DataFra
     from fldiag.training.personalise import METRIC, personalise
 
     found = personalise(s.trained, epochs=epochs, device=s.device, download=s.download, progress=s.progress, **options)
-    found = found[(found["scope"] == "global") & found["metric"].isin([METRIC, f"{METRIC}_std"])].copy()
+    found = only(found, scope="global", metric=[METRIC, f"{METRIC}_std"]).copy()
     return found.assign(value=100 * found["value"], stderr=100 * found["stderr"], unit="%")
 
 

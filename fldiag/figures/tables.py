@@ -14,6 +14,7 @@ from fldiag import registry
 from fldiag.figures import pictures, reported
 from fldiag.figures.reported import FEDERATION, Reported
 from fldiag.figures.study import ACCURACY, Ask, Study, Trial, final
+from fldiag.results.select import only
 
 #: Kind of a partition -> how presets are called after it, and the option that follows.
 SPLITS = {"iid": ("iid", ""), "lda": ("lda", "alpha"), "sharding": ("shard", "shards"), "dirichlet": ("dir", "alpha"),
@@ -123,7 +124,7 @@ def first_rounds(table: pd.DataFrame, method: str) -> pd.DataFrame:
     ``rounds_to_best_of_<method>``, empty values for runs that never have it, no rows where that method was not run.
 
     ``table``: the answers, with ``curve`` of every run."""
-    curve = table[(table["ask"] == "curve") & (table["metric"] == "accuracy")]
+    curve = only(table, ask="curve", metric="accuracy")
     pieces = []
     for _, part in curve.groupby(["setting", "seed"], sort=False):
         level = part.loc[part["method"] == method, "value"].max()

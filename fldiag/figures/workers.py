@@ -20,12 +20,12 @@ from typing import Any
 import pandas as pd
 import torch
 
-from fldiag.checkpoint import schema
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
 from fldiag.figures import questions as asks
 from fldiag.figures.plan import Task, answer_path
 from fldiag.figures.scales import Scale
+from fldiag.results import files
 from fldiag.results.machine import machine
 from fldiag.training import rounds
 
@@ -90,7 +90,7 @@ def _train(task: Task, path: Path, bench: Bench, tell: Tell) -> Run:
             clock.append(now() - last)
             last = now()
             text = json.dumps({"machine": machine(), "seconds": clock})
-            schema.write_atomic(file, lambda f: f.write(text.encode()))
+            files.write_atomic(file, lambda f: f.write(text.encode()))
             tell(task.core, event["round"], event["rounds"], f"{task.text}: round {event['round']}")
 
     return rounds.train(task.config, out=path, resume=True, on_event=on_event, device=bench.device, download=bench.download)
@@ -120,7 +120,7 @@ def keep(file: Path, answer: pd.DataFrame) -> None:
     """Write an answer where it is found again."""
     buffer = io.BytesIO()
     asks.finite(answer).to_parquet(buffer, index=False)
-    schema.write_atomic(file, lambda f: f.write(buffer.getvalue()))
+    files.write_atomic(file, lambda f: f.write(buffer.getvalue()))
 
 
 def thin(run: Run, task: Task) -> None:

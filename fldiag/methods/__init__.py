@@ -1,5 +1,1 @@
-"""Published methods, one a file; ``fldiag.methods()`` lists them."""
-
-from fldiag import registry
-
-registry.listing(__name__, registry.method)
+"""Published methods, one a file; ``fldiag.catalogue("methods")`` lists them."""

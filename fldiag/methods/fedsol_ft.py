@@ -2,19 +2,19 @@
 
 from typing import Literal
 
-from fldiag.config import NonNegative, Positive
+from fldiag.config import Positive
 from fldiag.method import Method, method
-from fldiag.methods.fedsol import fedsol
+from fldiag.methods.fedsol import Rho, fedsol
 from fldiag.parts.personal import Epochs, FineTune
 
 
 @method("fedsol_ft", source="Lee et al., CVPR 2024, Algorithm 1 and Table 9", neutral={"rho": 0.0}, equals="fedavg_ft")
-def fedsol_ft(rho: NonNegative = 1.5, loss: Literal["kl", "l2"] = "kl", tau: Positive = 3.0,
+def fedsol_ft(loss: Literal["kl", "l2"] = "kl", rho: Rho = None, tau: Positive = 3.0,
               part: Literal["auto", "full", "body", "head"] = "auto", strength: Literal["adaptive", "fixed"] = "adaptive",
               tune_epochs: Epochs = (0, 1, 5), tune_lr: Literal["decayed", "initial"] = "decayed") -> Method:
     """FedSOL, after which every client fine-tunes the final model on its own data with plain cross entropy.
 
-    Local step:  as FedSOL (rho, loss, tau, part and strength are its own)
+    Local step:  as FedSOL (loss, rho, tau, part and strength are its own)
     Server:      as FedAvg.
     Personal:    no perturbation: w_k := w_g, then e epochs of w_k := w_k - lr g_l(w_k) for each e of tune_epochs, with
                  fresh momentum and tune_lr "decayed": lr * lr_decay ** rounds, or "initial": lr.

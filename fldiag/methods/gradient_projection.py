@@ -5,7 +5,7 @@ from typing import Literal
 from fldiag.config import Positive
 from fldiag.method import Method, method
 from fldiag.parts.projection import ProximalProjection
-from fldiag.parts.proximal import kl
+from fldiag.parts.proximal import KL, L2
 
 
 @method("gradient_projection", source="Lee et al., CVPR 2024, Eq. 3")
@@ -18,4 +18,4 @@ def gradient_projection(loss: Literal["l2", "kl"] = "kl", tau: Positive = 3.0) -
     Cost:        2.33 P a step (kl; 2 P where inputs are not augmented: the received model's logits are then taken once a
                  round), 1 P (l2); uplink 1x.
     """
-    return Method(ProximalProjection(kl(tau) if loss == "kl" else None))
+    return Method(ProximalProjection(KL(tau) if loss == "kl" else L2()))

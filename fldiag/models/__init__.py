@@ -50,6 +50,3 @@ def import_object(reference: str, kind: str) -> Any:
         raise FldiagError(f"{kind} {reference!r} cannot be imported: {error}",
                           "give pkg.module:function, importable from the current folder or the environment",
                           usage=True) from None
-
-
-registry.listing(__name__, registry.model)

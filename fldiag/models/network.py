@@ -8,88 +8,29 @@ at a time. Both forms are the same function (a test holds them together), so the
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fldiag.errors import FldiagError
+from fldiag.models.layers import LAYERS, kin, rules
+from fldiag.models.layers.normalisation import batch_dependent
+from fldiag.models.layers.sequence import leaves, pool_first
 from fldiag.params import Layout
 
 Views = dict[str, Tensor]
 
 
-def _linear(m: nn.Linear, name: str, views: Views, x: Tensor, rows: int) -> Tensor:
-    w, b = views[f"{name}.weight"], views.get(f"{name}.bias")
-    if rows == 1:
-        return F.linear(x[0], w[0], None if b is None else b[0]).unsqueeze(0)
-    if b is None:
-        return torch.bmm(x, w.transpose(1, 2))
-    return torch.baddbmm(b.unsqueeze(1), x, w.transpose(1, 2))
-
-
-def _conv2d(m: nn.Conv2d, name: str, views: Views, x: Tensor, rows: int) -> Tensor:
-    w, b = views[f"{name}.weight"], views.get(f"{name}.bias")
-    return F.conv2d(x, w.flatten(0, 1), None if b is None else b.flatten(), m.stride, m.padding, m.dilation,
-                    groups=rows * m.groups)
-
-
-def _flatten(m: nn.Flatten, name: str, views: Views, x: Tensor, rows: int) -> Tensor:
-    if x.dim() == 3:
-        return x
-    return x.reshape(x.shape[0], rows, -1).transpose(0, 1)
-
-
-def _module(m: nn.Module, name: str, views: Views, x: Tensor, rows: int) -> Tensor:
-    """Layers without parameters that treat examples and channels alike."""
-    return m(x)
-
-
-RULES: dict[type[nn.Module], Callable[[Any, str, Views, Tensor, int], Tensor]] = {
-    nn.Linear: _linear, nn.Conv2d: _conv2d, nn.Flatten: _flatten,
-    **dict.fromkeys((nn.ReLU, nn.Tanh, nn.GELU, nn.Sigmoid, nn.Identity, nn.MaxPool2d, nn.AvgPool2d,
-                     nn.AdaptiveAvgPool2d), _module),
-}
-
-
-def chain_of(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]] | None:
-    """The leaf layers of nested ``nn.Sequential``s in order, or None when the module is anything else."""
+def chain_of(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
+    """The layers of nested ``nn.Sequential``s in order, or None when the module is anything else or a layer has no
+    rule for several models side by side."""
     if type(module).forward is not nn.Sequential.forward:
         return None
-    leaves: list[tuple[str, nn.Module]] = []
-    for name, child in module._modules.items():  # named_children() would drop a second use of the same layer
-        if child is None:
-            return None
-        inner = chain_of(child, f"{prefix}{name}.")
-        if inner is not None:
-            leaves += inner
-        elif type(child) in RULES and not _has_hooks(child):
-            if isinstance(child, nn.Conv2d) and child.padding_mode != "zeros":
-                return None
-            if isinstance(child, nn.Flatten) and (child.start_dim, child.end_dim) != (1, -1):
-                return None
-            leaves.append((f"{prefix}{name}", child))
-        else:
-            return None
-    tied = len({id(p) for p in module.parameters()}) != sum(len(list(m.parameters())) for _, m in leaves)
-    return None if tied or _has_hooks(module) else leaves
-
-
-def pool_first(chain: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
-    """ReLU after max-pooling instead of before: the same values and gradients to the bit (the maximum commutes with
-    a monotone function), on a quarter of the entries. Saves 5-10 % of a step of the FedAvg CNNs."""
-    chain = list(chain)
-    for i in range(len(chain) - 1):
-        if type(chain[i][1]) is nn.ReLU and type(chain[i + 1][1]) is nn.MaxPool2d:
-            chain[i], chain[i + 1] = chain[i + 1], chain[i]
+    chain = leaves(module)
+    if chain is None or not all(rules(m).stacked is not None and rules(m).fits(m) for _, m in chain):
+        return None
     return chain
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
 class _Split(nn.Module):
@@ -124,12 +65,12 @@ class Network:
         self.buffers = {n: b.detach().clone() for n, b in module.named_buffers()}
         self.stackable = self.chain is not None and not self.buffers
         chain = self.chain or []
+        self.takes_rows = bool(chain) and rules(chain[0][1]).takes_rows
         self._cut = next((i for i, (n, _) in enumerate(chain) if head and f"{n}.".startswith(f"{head}.")), len(chain))
         self.has_split = self.layout.has_head and (self.stackable or callable(getattr(self.module, "features", None)))
         self.staged = all(callable(getattr(self.module, name, None)) for name in ("stages", "pooled"))
         self._call = _Split(self.module, head)
-        self.batch_dependent = any(
-            isinstance(m, nn.modules.batchnorm._BatchNorm) and not m.track_running_stats for m in module.modules())
+        self.batch_dependent = batch_dependent(module)
 
     @property
     def size(self) -> int:
@@ -185,9 +126,7 @@ class Bound:
         """What the head sees."""
         with self.net.autocast(x.device):
             if self.net.stackable:
-                if x.dim() == 5 and isinstance((self.net.chain or [("", self.net.module)])[0][1], nn.Flatten):
-                    x = x.flatten(2)
-                elif x.dim() == 5:  # rows side by side as channels: [K, B, C, H, W] -> [B, K*C, H, W]
+                if x.dim() == 5 and not self.net.takes_rows:  # as channels: [K, B, C, H, W] -> [B, K*C, H, W]
                     x = x.transpose(0, 1).flatten(1, 2).to(memory_format=torch.channels_last)
                 return self._run(slice(0, self.net._cut), x, self.views)
             return self._functional("features", x)
@@ -216,7 +155,7 @@ class Bound:
 
     def _run(self, part: slice, x: Tensor, views: Views) -> Tensor:
         for name, m in (self.net.chain or [])[part]:
-            x = RULES[type(m)](m, name, views, x, self.rows)
+            x = LAYERS[type(m)].stacked(m, name, views, x, self.rows)  # type: ignore[misc]  # chain_of took no others
         return x
 
     def _apply(self, what: str, x: Any, views: Views, **options: Any) -> Any:
@@ -239,10 +178,8 @@ def forward_macs(module: nn.Module, shape: tuple[int, ...]) -> int:
 
     def count(m: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
         nonlocal total
-        if isinstance(m, nn.Conv2d):
-            total += out[0].numel() * (m.in_channels // m.groups) * math.prod(m.kernel_size)
-        elif isinstance(m, nn.Linear):
-            total += out.numel() * m.in_features
+        macs = kin(m).macs
+        total += 0 if macs is None else macs(m, out)
 
     probe = copy.deepcopy(module).cpu().eval()
     for m in probe.modules():

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fldiag import losses
 from fldiag.errors import FldiagError
 from fldiag.method import Part
 from fldiag.seeding import numpy_rng
@@ -91,12 +92,11 @@ class SubNetworks(Part):
     def loss(self, step: Step, out: Output) -> Tensor | None:
         if not self.mu:
             return None
-        teacher = F.log_softmax(out.logits.detach(), dim=-1)
+        teacher = out.logits.detach()
         total = torch.zeros_like(out.leaf[:, 0])
         for width, side in step.local.memo["gradaug"]:
             logits = out.bound.call("sub", resized(step.x[0], side), width=width)
-            student = F.log_softmax(logits.to(teacher.dtype), dim=-1).unsqueeze(0)
-            total = total + step.mean((teacher.exp() * (teacher - student)).sum(-1))
+            total = total + step.mean(losses.kl(teacher, logits.to(teacher.dtype).unsqueeze(0), 1.0))
         return self.mu * total
 
 

@@ -31,7 +31,7 @@ class ControlVariates(Part):
         return g.sub_(step.state("c_k")).add_(step.local.sent["c"])
 
     def finish(self, local: Local) -> dict[str, Tensor]:
-        a = local.effective_steps().clamp(min=1)
+        a = local.effective_steps().clamp(min=1e-12)
         delta = (local.w_g - local.w) / (a * local.lr) - local.sent["c"]
         delta = torch.where(local.steps.unsqueeze(1) > 0, delta, 0.0)  # no step, no news
         local.state["c_k"] = local.state["c_k"] + delta

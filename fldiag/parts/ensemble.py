@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from fldiag import losses
 from fldiag.method import Round
 
 BATCH = 500  # inputs a forward; fixed, so the bits do not depend on the memory at hand
@@ -75,7 +75,4 @@ def confident_official(z: Tensor) -> Tensor:
 
 def divergence(teacher: Tensor, student: Tensor, tau: float, direction: str = "teacher_student") -> Tensor:
     """KL(softmax(teacher/tau) || softmax(student/tau)) of each example, or the other way round: [..., C] -> [...]."""
-    p, q = F.log_softmax(teacher / tau, dim=-1), F.log_softmax(student / tau, dim=-1)
-    if direction == "student_teacher":
-        p, q = q, p
-    return (p.exp() * (p - q)).sum(-1)
+    return losses.kl(student, teacher, tau) if direction == "student_teacher" else losses.kl(teacher, student, tau)

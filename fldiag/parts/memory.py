@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fldiag.method import Part, Perturbation, Round
+from fldiag.method import Part, Round
 from fldiag.params import norm
 from fldiag.parts.perturbation import ascent
-from fldiag.step import Local, Step
+from fldiag.step import Local, Perturbation, Step
 
 
 class ConsensusPerturbation(Part):

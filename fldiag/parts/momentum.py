@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fldiag.method import Part, Perturbation, Round
+from fldiag.method import Part, Round
 from fldiag.parts.perturbation import ascent
-from fldiag.step import Local, Step
+from fldiag.step import Local, Perturbation, Step
 
 
 class GlobalUpdate(Part):

@@ -11,8 +11,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fldiag.errors import FldiagError
-from fldiag.method import Method, Neighbours, Part, Personal, Perturbation, Round
-from fldiag.step import Local, Step
+from fldiag.method import Method, Neighbours, Part, Personal, Round
+from fldiag.step import Local, Perturbation, Step
 
 if TYPE_CHECKING:
     from fldiag.config import Config, Train

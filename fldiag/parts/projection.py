@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from fldiag.losses import noise_floor
 from fldiag.method import Part, Round
 from fldiag.params import dot, norm
 from fldiag.parts.distillation import refuse
 from fldiag.parts.ensemble import Ensemble, divergence
-from fldiag.parts.perturbation import needs_classes
+from fldiag.parts.proximal import ProximalLoss
 from fldiag.seeding import torch_rng
-from fldiag.step import Local, Output, Step, noise_floor
+from fldiag.step import Local, Output, Step
 
 if TYPE_CHECKING:
     from fldiag.config import Config
@@ -39,25 +40,20 @@ class ProximalProjection(Part):
     """g_u = g_l - (<g_l, g_p> / ||g_p||^2) g_p when <g_l, g_p> < 0, else g_l (FedSOL, Lee et al. 2024, Eq. 3).
 
     Unchanged where g_p is rounding noise (the first step of a round).
-    ``loss_p`` None: L_p = ||w - w_g||^2 / 2, whose gradient is w - w_g.
     """
 
-    def __init__(self, loss_p: Callable[[Step, Output], Tensor] | None):
+    def __init__(self, loss_p: ProximalLoss):
         self.loss_p = loss_p
 
     def check(self, network: Network, dataset: Dataset, config: Config) -> None:
-        if self.loss_p is not None:
-            needs_classes(dataset)
+        self.loss_p.check(network, dataset, config)
 
     def correct(self, step: Step, g: Tensor) -> Tensor:
-        if self.loss_p is None:
-            d = step.w - step.local.w_g
-            g_u = project(g, d)
-            step.publish("l2", d, g_u=g_u)
-            return g_u
-        value, g_p = step.gradient(self.loss_p)
-        g_u = torch.where(norm(g_p) >= noise_floor(g_p.dtype), project(g, g_p), g)
-        step.publish(str(self.loss_p), g_p, value, g_u=g_u)
+        value, g_p = self.loss_p.gradient(step)
+        g_u = project(g, g_p)
+        if not self.loss_p.exact:
+            g_u = torch.where(norm(g_p) >= noise_floor(g_p.dtype), g_u, g)
+        step.publish(self.loss_p.kind, g_p, value, g_u=g_u)
         return g_u
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from fldiag import losses
 from fldiag.errors import FldiagError
 from fldiag.method import Part
-from fldiag.params import dot
-from fldiag.step import KL, Output, Step
+from fldiag.step import Output, Step
 
 if TYPE_CHECKING:
     from fldiag.config import Config
@@ -20,15 +18,53 @@ if TYPE_CHECKING:
     from fldiag.models.network import Network
 
 
-def kl(tau: float) -> Callable[[Step, Output], Tensor]:
-    """KL(received || own model) of the outputs at temperature tau, [k]."""
-    return KL(tau)
+class ProximalLoss(Protocol):
+    """What a method needs of L_p: its gradient at a step's weights.
+
+    ``kind``: its name in tables. ``exact``: at w = w_g the computed gradient is zero, not rounding noise.
+    """
+
+    kind: str
+    exact: bool
+
+    def check(self, network: Network, dataset: Dataset, config: Config) -> None:
+        """Refuse (FldiagError) what the loss cannot be computed on."""
+
+    def gradient(self, step: Step) -> tuple[Tensor | None, Tensor]:
+        """Value [k] (None: it does not come with the gradient) and gradient [k, P] at w on the step's minibatch."""
+        ...
 
 
-def l2(step: Step, out: Output) -> Tensor:
-    """||w - w_g||^2 / 2, [k]."""
-    d = out.leaf - step.local.w_g
-    return 0.5 * dot(d, d).squeeze(-1)
+class KL:
+    """L_p = mean_x KL(softmax(f(x; w_g)/tau) || softmax(f(x; w)/tau)), the received model constant (FedSOL's default)."""
+
+    exact = False
+
+    def __init__(self, tau: float):
+        self.tau, self.kind = tau, losses.proximal_name("kl", tau)
+
+    def check(self, network: Network, dataset: Dataset, config: Config) -> None:
+        if dataset.regression:
+            raise FldiagError("the kl proximal loss needs class labels, the data set has real targets",
+                              "set method.loss = 'l2'", usage=True)
+
+    def term(self, step: Step, out: Output) -> Tensor:
+        return step.divergence(out, self.tau)
+
+    def gradient(self, step: Step) -> tuple[Tensor | None, Tensor]:
+        return step.gradient(self.term)
+
+
+class L2:
+    """L_p = ||w - w_g||^2 / 2, whose gradient is w - w_g."""
+
+    kind, exact = "l2", True
+
+    def check(self, network: Network, dataset: Dataset, config: Config) -> None:
+        """Any data will do."""
+
+    def gradient(self, step: Step) -> tuple[Tensor | None, Tensor]:
+        return None, step.w - step.local.w_g
 
 
 class Proximal(Part):
@@ -60,9 +96,7 @@ class NotTrueDistillation(Part):
             return None
         others = not_true(out.logits.shape[-1], step.y)
         teacher = step.received_logits().gather(-1, others)
-        log_t = F.log_softmax(teacher / self.tau, dim=-1)
-        log_s = F.log_softmax(out.logits.gather(-1, others) / self.tau, dim=-1)
-        return self.mu * self.tau**2 * step.mean((log_t.exp() * (log_t - log_s)).sum(-1))
+        return self.mu * self.tau**2 * step.mean(losses.kl(teacher, out.logits.gather(-1, others), self.tau))
 
 
 def not_true(classes: int, y: Tensor) -> Tensor:

@@ -2,76 +2,65 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from fldiag.method import Part, Personal, Round
-from fldiag.step import Local, Output, Step
+from fldiag.method import Part
+from fldiag.step import Output, Step
 
-if TYPE_CHECKING:
-    from fldiag.config import Config
-    from fldiag.data import Dataset
-    from fldiag.models.network import Network
+#: What a withheld part no longer does: its two terms are withheld, and the perturbation is along them.
+WITHHELD = frozenset({"loss", "correct", "perturb"})
+T = TypeVar("T", bound=Part)
 
 
+def _rest_of_part(cls: type[T]) -> type[T]:
+    """Class decorator: every public name of Part that is not withheld is that of ``self.part``, so that no slot is lost."""
+    for name, of in vars(Part).items():
+        if not name.startswith("_") and name not in WITHHELD:
+            setattr(cls, name, _slot(name, of) if callable(of) else _attribute(name))
+    return cls
+
+
+def _slot(name: str, of: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(of)
+    def delegate(self: Withheld, *args: Any) -> Any:
+        return getattr(self.part, name)(*args)
+
+    return delegate
+
+
+def _attribute(name: str) -> property:
+    return property(lambda self: getattr(self.part, name))
+
+
+@_rest_of_part
 class Withheld(Part):
-    """``part`` without its loss term and its correction: its states, uploads and server step stay.
+    """``part`` without its loss term and its correction; everything else (states, uploads, server step, ...) stays.
 
-    ``proximal_gradient`` is what those two would have added to the local gradient (FedSOL with another method's
-    proximal loss, Lee et al. 2024, Table 4).
+    As a proximal loss its gradient is what those two would have added to the local gradient (FedSOL with another
+    method's proximal loss, Lee et al. 2024, Table 4).
     """
+
+    kind, exact = "own", False
 
     def __init__(self, part: Part):
         self.part = part
-        self.sent, self.uploaded = part.sent, part.uploaded
-        self.maps, self.isolated, self.public = part.maps, part.isolated, part.public
 
-    def proximal_gradient(self, step: Step) -> Tensor:
-        """[k, P] at w: of the part's loss term and the part's correction of a zero gradient."""
+    def gradient(self, step: Step) -> tuple[Tensor | None, Tensor]:
+        """(None, gradient [k, P]) at w: of the part's loss term and the part's correction of a zero gradient."""
         decay = step.decay
         g = self.part.correct(step, torch.zeros_like(step.w))
         g = g + step.w * (step.decay - decay)  # what a penalty leaves to the weight decay belongs to it
         step.decay = decay
         if type(self.part).loss is Part.loss:
-            return g
+            return None, g
 
         def term(step: Step, out: Output) -> Tensor:
             value = self.part.loss(step, out)
             return out.leaf.sum(-1) * 0 if value is None else value
 
-        return g + step.gradient(term)[1]
-
-    def check(self, network: Network, dataset: Dataset, config: Config) -> None:
-        self.part.check(network, dataset, config)
-
-    def client_init(self, w0: Tensor) -> dict[str, Tensor]:
-        return self.part.client_init(w0)
-
-    def server_init(self, w0: Tensor) -> dict[str, Tensor]:
-        return self.part.server_init(w0)
-
-    def send(self, w_g: Tensor, state: dict[str, Tensor]) -> Tensor:
-        return self.part.send(w_g, state)
-
-    def begin(self, local: Local) -> None:
-        self.part.begin(local)
-
-    def batch(self, step: Step) -> None:
-        self.part.batch(step)
-
-    def finish(self, local: Local) -> dict[str, Tensor]:
-        return self.part.finish(local)
-
-    def weigh(self, round: Round, p: Tensor) -> Tensor:
-        return self.part.weigh(round, p)
-
-    def server(self, round: Round, w: Tensor) -> Tensor:
-        return self.part.server(round, w)
-
-    def refine(self, round: Round, w: Tensor) -> Tensor:
-        return self.part.refine(round, w)
-
-    def personalise(self) -> Personal | None:
-        return self.part.personalise()
+        return None, g + step.gradient(term)[1]

@@ -19,6 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.plotting.tables import floats, names, need, select
+from fldiag.results.select import only
 
 PICTURE = "Iris toy"
 TITLES = {"fedavg": "FedAvg", "feddf": "FedDF", "fedproj": "FedProj", "fedet": "FedET", "fedsol": "FedSOL"}
@@ -126,7 +127,7 @@ def _flowers(ax, flowers: pd.DataFrame, k: int | None) -> None:
 
 
 def _accuracy(table: pd.DataFrame, drawn: pd.DataFrame, method: str, k: int | None) -> float | None:
-    rows = table[(table["metric"] == "accuracy").fillna(False).astype(bool)]
+    rows = only(table, metric="accuracy")
     at = (floats(rows["round"]) == floats(drawn["round"])[0]) & (floats(rows["seed"]) == floats(drawn["seed"])[0])
     at &= (np.array(names(rows["method"])) == method) & (np.array(names(rows["run"])) == names(drawn["run"])[0])
     at &= np.array(names(rows["moment"])) == ("aggregated" if k is None else "trained")

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fldiag.errors import FldiagError
+from fldiag.results.select import only
 
 
 def need(table: pd.DataFrame, columns: Iterable[str], picture: str) -> pd.DataFrame:
@@ -27,7 +28,7 @@ def need(table: pd.DataFrame, columns: Iterable[str], picture: str) -> pd.DataFr
 
 def select(table: pd.DataFrame, metric: str, picture: str) -> pd.DataFrame:
     """The rows of one metric, or FldiagError naming the metrics that there are."""
-    rows = table[(table["metric"] == metric).fillna(False).astype(bool)]
+    rows = only(table, metric=metric)
     if rows.empty:
         there = ", ".join(sorted(map(str, table["metric"].dropna().unique()))) or "none"
         raise FldiagError(f"the table for the {picture} has no rows of metric {metric!r}",

@@ -18,6 +18,7 @@ from matplotlib.lines import Line2D
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.plotting.tables import floats, names, need
+from fldiag.results.select import only
 
 PICTURE = "plane toy"
 _TITLES = {"fedsol": "FedSOL", "fedprox": "FedProx"}
@@ -103,9 +104,9 @@ def _contours(ax, goal: np.ndarray, curvatures: list[float], low: np.ndarray, hi
 
 
 def _client(ax, part: pd.DataFrame, color: str, marker: str, size: float) -> None:
-    path = part[part["metric"] == "trajectory"].sort_values("index", kind="stable")
+    path = only(part, metric="trajectory").sort_values("index", kind="stable")
     ax.plot(path["x"], path["y"], color=color, linewidth=0.9, alpha=0.75, label="trajectory")
-    end, exact = part[part["metric"] == "end_point"], part[part["metric"] == "closed_form"]
+    end, exact = only(part, metric="end_point"), only(part, metric="closed_form")
     ax.plot(end["x"], end["y"], linestyle="none", marker=marker, markersize=size, markerfacecolor="none",
             markeredgecolor=color, markeredgewidth=1.1, zorder=4, label="end point")
     ax.plot(exact["x"], exact["y"], linestyle="none", marker="x", markersize=3.2, color="black",

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from fldiag import data, models
+from fldiag import data, losses, models
 from fldiag.checkpoint import foreign
 from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
@@ -23,11 +22,6 @@ from fldiag.problem.problem import Problem
 
 #: Options that choose weights, data and device rather than tune a diagnostic.
 OPTIONS = ("slice", "samples", "client", "round", "device", "dtype", "memory", "root", "download", "name")
-
-
-def half_squared_error(outputs: Tensor, y: Tensor) -> Tensor:
-    """The loss of regression data: half the squared residual, mean over examples."""
-    return 0.5 * (outputs - y).square().sum(-1).mean()
 
 
 def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | None = None, client: int | None = None,
@@ -53,11 +47,11 @@ def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | No
                               "leave them out, or give the data set", usage=True)
         examples = given
         y = given[1] if isinstance(given, (tuple, list)) else given.batch(0, 1)[1]
-        loss = half_squared_error if torch.as_tensor(y).is_floating_point() else F.cross_entropy
+        loss = losses.criterion(torch.as_tensor(y).is_floating_point())
     else:
         parts = _partition(checkpoint, dataset) if slice.startswith("client") else None
         examples = data.take(dataset, slice, parts, samples)
-        loss = half_squared_error if dataset.regression else F.cross_entropy
+        loss = losses.criterion(dataset.regression)
     labels: dict[str, Any] = {"moment": "aggregated" if client is None else "trained",
                               "scope": "global" if client is None else "client"}
     if client is not None:
@@ -78,7 +72,7 @@ def _dataset(c: Checkpoint, root: str | None, download: bool) -> Dataset:
         return c.data
     if c.data is not None:
         return data.load(str(c.data), root, download)
-    spec = c.manifest["config"].get("data", {}) if c.manifest else {}
+    spec = c.config.get("data", {})
     if "name" not in spec:
         raise FldiagError(f"{c.path} does not say which data it belongs to",
                           "give them: --data digits | npz:PATH | pkg.mod:loader", usage=True)
@@ -103,7 +97,7 @@ def _module(c: Checkpoint, dataset: Dataset | None) -> nn.Module:
     if c.model is not None:
         shape, classes = (dataset.shape, dataset.classes) if dataset is not None else _shapes(c)
         return models.build(str(c.model), shape, classes, code=True)
-    spec = dict(c.manifest["config"].get("model", {})) if c.manifest else {}
+    spec = dict(c.config.get("model", {}))
     if "name" not in spec:
         raise FldiagError(f"{c.path} holds weights but does not say which model they belong to",
                           "give it: --model NAME (fldiag list models) or --model pkg.mod:factory", usage=True)
@@ -147,7 +141,7 @@ def _partition(c: Checkpoint, dataset: Dataset) -> list[Any] | None:
         return None
     from fldiag.config import Partition
 
-    spec = Partition.model_validate(c.manifest["config"]["partition"])
-    return deal(dataset, spec, c.manifest["config"]["clients"]["total"], c.manifest["config"].get("data", {}).get("public"))
+    spec = Partition.model_validate(c.config["partition"])
+    return deal(dataset, spec, c.config["clients"]["total"], c.config.get("data", {}).get("public"))
 
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fldiag.errors import FldiagError
+from fldiag.models.layers.normalisation import batch_dependent
 from fldiag.seeding import torch_rng
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def _shape(thing: Any) -> str:
 
 
 def _batch_dependent(problem: Problem, x: Tensor, z: Any, tolerance: float) -> bool:
-    if any(isinstance(m, _BatchNorm) and m.running_mean is None for m in problem.module.modules()):
+    if batch_dependent(problem.module):
         return True
     half = len(x) // 2
     if half < 1 or not isinstance(z, Tensor) or z.ndim == 0 or len(z) != len(x):

@@ -16,8 +16,9 @@ from torch import Tensor
 from fldiag.curvature.batched_lanczos import lockstep
 from fldiag.curvature.lanczos import EigenPairs, search
 from fldiag.curvature.r_operator import ChainOperator
-from fldiag.curvature.sequential import Weighted, links
+from fldiag.curvature.sequential import links
 from fldiag.errors import FldiagError
+from fldiag.models.layers.links import Weighted
 from fldiag.models.network import Network
 from fldiag.problem.eigenpairs import NOISE, basis_limit
 from fldiag.problem.operators import AGREEMENT, COMPARED, build

@@ -11,9 +11,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from fldiag.diagnostics.forgetting.picture import DIVERGING
+from fldiag.diagnostics.landscape import interactive
 from fldiag.errors import FldiagError
-from fldiag.plotting import interactive, style
-from fldiag.plotting.forgetting import DIVERGING
+from fldiag.plotting import style
 from fldiag.registry import Progress
 from fldiag.report import clients, curves, pairs, steps, summary, surfaces
 from fldiag.report.collect import Collection, Source

@@ -20,10 +20,7 @@ from fldiag.report.page import (
     Section,
     Table,
     axes,
-    first,
-    last_round,
     lines,
-    only,
     percent,
     plus_minus,
     series,
@@ -31,6 +28,8 @@ from fldiag.report.page import (
     shorts,
 )
 from fldiag.report.summary import worlds
+from fldiag.results import select
+from fldiag.results.select import last_round, only
 
 NO_CLIENTS = "it kept no client weights; train it again with --set checkpoint.clients=sampled"
 MOMENTS = {"received": "as received", "trained": "after local training", "aggregated": "after averaging"}
@@ -117,7 +116,7 @@ def _lost(m: Member, frame: pd.DataFrame) -> list[list[str]]:
     rows = only(rows, round=last)
 
     def of(metric: str, moment: str = "trained") -> float | None:
-        return first(only(rows, metric=metric, moment=moment))
+        return select.number(rows, metric, moment=moment)
 
     return [[m.label, str(last), percent(of("accuracy", "received")),
              plus_minus(of("accuracy"), of("accuracy_std"), share=True), percent(of("accuracy", "aggregated")),
@@ -226,11 +225,11 @@ def _angles(members: Sequence[tuple[Member, pd.DataFrame]], title: str) -> Group
 
 
 def _moved(m: Member, frame: pd.DataFrame) -> list[list[str]]:
-    last = last_round(only(frame, metric="global_local_divergence"))
+    last = last_round(frame, "global_local_divergence")
     if last is None:
         return []
     cells = []
     for metric, moment, _, _ in PANELS:
         rows = only(frame, metric=metric, moment=moment, layer=None, round=last)
-        cells.append(plus_minus(first(rows), first(rows, "stderr")) if len(rows) else number(None))
+        cells.append(plus_minus(select.number(rows), select.number(rows, column="stderr")) if len(rows) else number(None))
     return [[m.label, str(last), *cells]]

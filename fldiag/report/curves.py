@@ -9,23 +9,10 @@ import pandas as pd
 
 from fldiag.plotting.style import number
 from fldiag.report.collect import Collection, Member, Source
-from fldiag.report.page import (
-    Figure,
-    Group,
-    Missing,
-    Section,
-    Table,
-    axes,
-    last_round,
-    lines,
-    literal,
-    only,
-    percent,
-    plus_minus,
-    series,
-    shorts,
-)
+from fldiag.report.page import Figure, Group, Missing, Section, Table, axes, lines, literal, percent, plus_minus, series, shorts
 from fldiag.report.summary import accuracy, interval, recipe, worlds
+from fldiag.results import select
+from fldiag.results.select import last_round, only
 
 PERSONAL = "personal_accuracy"
 
@@ -93,13 +80,12 @@ def _one_source(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _best(m: Member) -> list[list[str]]:
     rows = only(m.tables["metrics"].frame, moment="aggregated", scope="global", slice="test").dropna(subset=["value"])
-    right, lost = only(rows, metric="accuracy"), only(rows, metric="loss")
+    right = only(rows, metric="accuracy")
     last = last_round(rows)
     if last is None:
         return []
     best = right.loc[right["value"].astype(float).idxmax()] if len(right) else None
-    final = only(lost, round=last)["value"]
-    return [[m.label, str(last), interval(accuracy(m)), number(float(final.iloc[0])) if len(final) else "–",
+    return [[m.label, str(last), interval(accuracy(m)), number(select.number(rows, "loss", round=last)),
              "–" if best is None else percent(best["value"]), "–" if best is None else str(int(best["round"]))]]
 
 

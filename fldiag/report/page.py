@@ -154,27 +154,3 @@ def lines(found: Sequence[Mapping[str, Any]], y: str, *, x: str = "round", share
 def axes(y: str, *, x: str = "round", share: bool = False, zero: bool = False, log: bool = False,
          whole: bool = True) -> dict[str, Any]:
     return {"xtitle": literal(x), "ytitle": literal(y), "share": share, "zero": zero, "log": log, "whole": whole}
-
-
-def only(table: pd.DataFrame, **columns: Any) -> pd.DataFrame:
-    """The rows whose columns have these values (a list: one of them; None: a missing entry)."""
-    keep = np.ones(len(table), dtype=bool)
-    for column, value in columns.items():
-        if column not in table.columns:
-            keep &= value is None
-        elif value is None:
-            keep &= table[column].isna().to_numpy()
-        else:
-            keep &= table[column].isin(value if isinstance(value, (list, tuple, set)) else [value]).to_numpy(dtype=bool)
-    return table[keep]
-
-
-def first(rows: pd.DataFrame, column: str = "value") -> float | None:
-    """The first number of the column, None where there is none."""
-    found = rows[column].dropna() if column in rows.columns else rows["value"].iloc[:0]
-    return float(found.iloc[0]) if len(found) else None
-
-
-def last_round(rows: pd.DataFrame) -> int | None:
-    found = rows["round"].dropna()
-    return int(found.max()) if len(found) else None

@@ -13,22 +13,10 @@ from fldiag.plotting.style import number
 from fldiag.plotting.tables import floats
 from fldiag.report.clients import absent
 from fldiag.report.collect import Collection, Member
-from fldiag.report.page import (
-    Control,
-    Figure,
-    Group,
-    Section,
-    Table,
-    axes,
-    first,
-    last_round,
-    literal,
-    only,
-    plus_minus,
-    short,
-    shorts,
-)
+from fldiag.report.page import Control, Figure, Group, Section, Table, axes, literal, plus_minus, short, shorts
 from fldiag.report.summary import worlds
+from fldiag.results import select
+from fldiag.results.select import last_round, only
 
 MODES = {"diag": "diagonals", "tensor_trace": "tensor traces"}
 DATA = {"client": "own data", "global": "all clients' data"}
@@ -145,8 +133,7 @@ def _means(m: Member, frame: pd.DataFrame) -> list[list[str]]:
     rows, cells = only(rows, round=last), []
     for p in dict.fromkeys(zip(rows["diag_mode"], rows["data"], strict=True)):
         part = only(rows, diag_mode=p[0], data=p[1])
-        self_pairs = part["self_pairs"].astype(str) == "True" if "self_pairs" in part.columns else pd.Series(False, part.index)
-        values = [number(first(only(part[self_pairs == with_self], metric=metric))) for with_self in (False, True)
+        values = [number(select.number(part, metric, self_pairs=own)) for own in ((False, "False", None), (True, "True"))
                   for metric in METRICS]
         cells.append([m.label, str(last), MODES.get(p[0], str(p[0])), DATA.get(p[1], str(p[1])), *values])
     return cells
@@ -164,7 +151,7 @@ def account(found: Collection) -> Section:
     scales = {m.data: _reach([s.frame for other, s in tables if other.data == m.data]) for m, _ in tables}
     for m, source in tables:
         frame = source.frame
-        rounds = sorted({int(r) for r in only(frame, metric="change")["round"].dropna()})
+        rounds = select.rounds(frame, "change")
         if not rounds:
             continue
         id_ = f"account-round-{m.place}"
@@ -206,7 +193,7 @@ def _terms(rows: pd.DataFrame) -> dict[str, Any]:
 
     def values(metric: str) -> list[float | None]:
         part = only(exact, metric=metric)
-        return shorts([*(first(only(part, client=c)) for c in ids), first(part[part["client"].isna()])])
+        return shorts([select.number(part, client=c) for c in (*ids, None)])
 
     return {"labels": labels if len(exact) else [], "stacked": True, "marks": values("change"),
             "series": [{"name": text, "term": i, "x": labels, "y": values(k)} for i, (k, text) in enumerate(TERMS.items())]}
@@ -248,11 +235,11 @@ def _harm(rows: pd.DataFrame, near: float, reach: float) -> dict[str, Any]:
 
 def _all(m: Member, frame: pd.DataFrame) -> list[list[str]]:
     exact = only(frame, estimator="exact", metric=["change", *TERMS])
-    last = last_round(only(exact, metric="change"))
+    last = last_round(exact, "change")
     if last is None:
         return []
     exact, made = only(exact, round=last), []
-    for name, rows in (("aggregated", exact[exact["client"].isna()]), ("mean over clients", exact[exact["client"].notna()])):
-        values = [rows.loc[rows["metric"] == k, "value"].astype(float) for k in ("change", *TERMS)]
+    for name, rows in (("aggregated", only(exact, client=None)), ("mean over clients", exact[exact["client"].notna()])):
+        values = [only(rows, metric=k)["value"].astype(float) for k in ("change", *TERMS)]
         made.append([m.label, str(last), str(exact["slice"].iloc[0]), name, *(plus_minus(v.mean(), None) for v in values)])
     return made

@@ -14,7 +14,9 @@ from fldiag import registry
 from fldiag.errors import FldiagError
 from fldiag.plotting.style import number
 from fldiag.report.collect import Collection, Member
-from fldiag.report.page import Section, Table, first, last_round, only, percent, plus_minus
+from fldiag.report.page import Section, Table, percent, plus_minus
+from fldiag.results import select
+from fldiag.results.select import last_round, only
 from fldiag.results.shares import wilson
 
 SECTIONS = ("data", "partition", "clients", "model", "method", "train")
@@ -101,9 +103,9 @@ def interval(value: Value | None) -> str:
 def accuracy(m: Member) -> Value | None:
     """Of the global model on the test split, with Wilson's interval for so many examples."""
     rows = _last(m, "accuracy")
-    if rows is None or (value := first(rows)) is None:
+    if rows is None or (value := select.number(rows)) is None:
         return None
-    n = first(rows, "n_examples")
+    n = select.number(rows, column="n_examples")
     if not n or not 0 <= value <= 1:
         return Value(value)
     low, high = wilson(round(value * n), int(n))
@@ -112,7 +114,7 @@ def accuracy(m: Member) -> Value | None:
 
 def loss(m: Member) -> Value | None:
     rows = _last(m, "loss")
-    value = None if rows is None else first(rows)
+    value = None if rows is None else select.number(rows)
     return None if value is None else Value(value)
 
 
@@ -134,14 +136,14 @@ def sharpness(m: Member) -> Value | None:
         for claim in source.claims:
             r = m.round_of.get(claim.sha256)
             rows = only(source.frame, metric="eigenvalue", run=claim.label, index=1, layer=None)
-            if r is None or claim.client is not None or (top := first(rows)) is None:
+            if r is None or claim.client is not None or (top := select.number(rows)) is None:
                 continue
             order = r, claim.slice == "train", claim.n or 0, kind == "spectrum"
             if best is None or order > best:
                 unsure = rows["converged"].iloc[0] in (False, "False")
                 about = [f"round {r}"] * (r != m.run.done) + [claim.slice] * (claim.slice not in ("train", ""))
                 about += ["not converged"] * bool(unsure)
-                best, value = order, Value(top, first(rows, "residual"), about=", ".join(about))
+                best, value = order, Value(top, select.number(rows, column="residual"), about=", ".join(about))
     return value
 
 
@@ -163,7 +165,7 @@ def _mean(m: Member, kind: str, metric: str, spread: str | None, **where: Any) -
     if last is None:
         return None
     rows = only(rows, round=last)
-    error = first(rows, "stderr") if spread is None else first(only(frame, metric=spread, round=last))
+    error = select.number(rows, column="stderr") if spread is None else select.number(frame, spread, round=last)
     return Value(float(rows["value"].iloc[0]), error, about="" if last == m.run.done else f"round {last}")
 
 

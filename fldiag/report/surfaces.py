@@ -7,26 +7,16 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.plotting import interactive
+from fldiag.diagnostics.landscape import interactive
+from fldiag.diagnostics.landscape.surfaces import Surface, scale
+from fldiag.diagnostics.landscape.surfaces import surfaces as grids_of
 from fldiag.plotting.style import number
-from fldiag.plotting.surfaces import Surface, scale
-from fldiag.plotting.surfaces import surfaces as grids_of
 from fldiag.report.collect import Claim, Collection, Member, Source
 from fldiag.report.curves import command
-from fldiag.report.page import (
-    Figure,
-    Group,
-    Missing,
-    Section,
-    Table,
-    axes,
-    first,
-    literal,
-    only,
-    plus_minus,
-    shorts,
-)
+from fldiag.report.page import Figure, Group, Missing, Section, Table, axes, literal, plus_minus, shorts
 from fldiag.report.summary import worlds
+from fldiag.results import select
+from fldiag.results.select import only
 
 AXES = {"eigen": ("eigenvector 1", "eigenvector 2"), "random": ("random direction 1", "random direction 2"),
         "plane": ("towards checkpoint 2", "at right angles, to checkpoint 3"), "pca": ("principal axis 1", "principal axis 2")}
@@ -127,7 +117,7 @@ def _group(section: Section, members: list[Piece], directions: str, title: str) 
 def _axes(frame: pd.DataFrame, directions: str) -> tuple[str, str]:
     """What the axes are; principal axes with the share of the variance that they explain."""
     found = AXES.get(directions, ("direction 1", "direction 2"))
-    shares = [first(only(frame, metric="explained_variance", index=i)) for i in (1, 2)]
+    shares = [select.number(frame, "explained_variance", index=i) for i in (1, 2)]
     if directions != "pca" or None in shares:
         return found
     return tuple(f"{name} ({100 * float(share or 0):.0f} %)"  # type: ignore[return-value]
@@ -165,11 +155,11 @@ def spectrum(found: Collection) -> Section:
             drawn.append({"name": literal(piece.label), "run": piece.member.place, "look": piece.member.place,
                           "x": [int(i) for i in rows["index"]], "y": shorts(rows["value"]), "error": shorts(rows["residual"])})
             trace = only(piece.rows, metric="trace", layer=None)
-            top, ratio = only(rows, index=1), first(only(piece.rows, metric="eigenvalue_ratio"))
+            top, ratio = only(rows, index=1), select.number(piece.rows, "eigenvalue_ratio")
             done = all(v in (True, "True") for v in rows["converged"].dropna())
             cells.append([piece.label, slice_, "–" if piece.claim.n is None else f"{piece.claim.n:,}",
-                          plus_minus(first(top), first(top, "residual")), number(ratio),
-                          plus_minus(first(trace), first(trace, "stderr")), "yes" if done else "no", piece.source.name])
+                          _shown(top, "residual"), number(ratio), _shown(trace, "stderr"), "yes" if done else "no",
+                          piece.source.name])
         title = f"Eigenvalues on {slice_ or 'unnamed data'}" + (f", {names[data]}" if len(names) > 1 else "")
         section.groups.append(Group([Figure(title, {"kind": "lines", "controls": [], "frames": {"": {"series": drawn}},
                                                     **axes("eigenvalue", x="index")}, wide=True)]))
@@ -180,3 +170,7 @@ def spectrum(found: Collection) -> Section:
                                                   "All converged", "Table"), cells))
     section.sources = sorted({p.source.place for members in groups.values() for p in members.values()})
     return section
+
+
+def _shown(rows: pd.DataFrame, error: str) -> str:
+    return plus_minus(select.number(rows), select.number(rows, column=error))

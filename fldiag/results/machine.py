@@ -9,6 +9,7 @@ import subprocess
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -53,3 +54,9 @@ def _git(*words: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip() or None
+
+
+def has_bf16() -> bool:
+    """Whether the processor multiplies bf16 natively (unknown to older PyTorch: then assumed)."""
+    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return not known or bool(known.get("avx512_bf16") or known.get("amx_bf16") or known.get("architecture") != "x86_64")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 
 from fldiag.errors import FldiagError
 from fldiag.results.machine import capability, commit
+from fldiag.version import version
 
 
 def _feed(state: Any, thing: Any) -> None:
@@ -55,13 +55,6 @@ def digest(*things: Any) -> str:
     return state.hexdigest()
 
 
-def _own_version() -> str:
-    try:
-        return version("fldiag")
-    except PackageNotFoundError:  # run from a source tree that was never installed
-        return "0+source"
-
-
 def provenance(*, dtype: torch.dtype | None = None, device: str | torch.device | None = None,
                seed: int | None = None, **more: Any) -> dict[str, Any]:
     """What a reader needs to get the same number again, as a dict that JSON can hold.
@@ -70,7 +63,7 @@ def provenance(*, dtype: torch.dtype | None = None, device: str | torch.device |
     """
     place = torch.device(device) if device is not None else torch.device("cpu")
     named = torch.cuda.get_device_name(place) if place.type == "cuda" else place.type
-    return {"fldiag": _own_version(), "commit": commit(), "torch": torch.__version__, "capability": capability(),
+    return {"fldiag": version(), "commit": commit(), "torch": torch.__version__, "capability": capability(),
             "dtype": str(dtype).removeprefix("torch.") if dtype is not None else None,
             "device": str(place), "device_name": named, "threads": torch.get_num_threads(),
             "seed": seed, **more}

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from fldiag import losses
 from fldiag.checkpoint.run import Run
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
@@ -60,6 +60,7 @@ class History:
         self.files = dict(files or {})
         self.examples: dict[int, int] = {}  # where the partition is not known
         self.remedy = REMEDY
+        self.chosen = False  # whether these rounds were asked for
         self.notes: list[dict[str, Any]] = []
         self.read: list[int] = []
 
@@ -86,12 +87,14 @@ class History:
         dataset = targets._dataset(first, root, download)
         module = targets._module(first, dataset)
         parts = targets._partition(first, dataset)
-        config = first.manifest["config"]
+        config = first.config
         labels = {"method": str(first.manifest["method"].get("name")), "seed": first.manifest["seed"]}
         train = config.get("train", {})
         reader = Reader(run, module, device, dtype)
         every = config.get("checkpoint", {}).get("every", 1)
-        lost = sorted(set(range(every, run.done + 1, every)) - set(run.rounds)) if rounds is None else []
+        changed = any(s.get("checkpoint", {}).get("every", every) != every for s in run.index.get("segments", []))
+        known = rounds is None and not changed
+        lost = sorted(set(range(every, run.done + 1, every)) - set(run.rounds)) if known else []
         notes = [f"run.json lists no checkpoint of round {ranges(lost)}"] if lost else []
         if parts is None:
             parts = [np.empty(0, dtype=np.int64)] * int(run.index["config"]["clients"]["total"])
@@ -104,6 +107,7 @@ class History:
                               **{f: digest for f, digest in run.index["files"].items() if f.startswith("steps/")}},
                        steps=lambda r: run.steps(r) if r in run.recorded else None,
                        notes=[*notes, *run.origin.get("notes", [])])
+        made.chosen = rounds is not None
         if run.origin:
             made.examples, made.remedy = run.origin["examples"], RECEIVED
         return made
@@ -148,6 +152,18 @@ class History:
         if clients and not usable:
             raise FldiagError(f"{self.name} holds no round with client weights", self.remedy)
 
+    def asked(self, every: bool | None) -> Iterator[Stored]:
+        """The rounds of a diagnostic that usually takes the last one: all with ``every``; None: where they were chosen."""
+        return self.each() if (self.chosen if every is None else every) else iter([self.last()])
+
+    @property
+    def sampled(self) -> int:
+        """Clients whose weights the last round holds, for forecasts."""
+        try:
+            return len(self.last().ids)
+        except FldiagError:
+            return 0
+
     def last(self) -> Stored:
         """The last round that has received and trained weights; ``notes`` says what was passed over."""
         self.notes, self.read = [], []
@@ -187,8 +203,8 @@ class History:
         """The loss surface around weights on a stretch of the pool."""
         if where.stop <= where.start and not any(map(len, self.parts)):
             raise FldiagError(UNDEALT, DEAL)
-        loss: Callable[..., Tensor] = targets.half_squared_error if self.dataset.regression else F.cross_entropy
-        return Problem(self.network.module, loss, self.pool.take(where, name), *weights, name=self.name, dtype=self.dtype,
+        criterion = losses.criterion(self.dataset.regression)
+        return Problem(self.network.module, criterion, self.pool.take(where, name), *weights, name=self.name, dtype=self.dtype,
                        device=self.device, memory=self.memory, labels={**self.labels, **labels})
 
     def weights(self, ids: Sequence[int]) -> np.ndarray:

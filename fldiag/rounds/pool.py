@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from fldiag import data
+from fldiag import data, losses
 from fldiag.data import Dataset
 from fldiag.data.slices import Slice
 from fldiag.errors import FldiagError
@@ -105,13 +104,6 @@ class Pool:
                 yield slice(i, min(i + size, s.stop))
 
 
-def per_example(outputs: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy, or half the squared residual for float targets: [..., out] and [...] (or [..., out]) -> [...]."""
-    if y.is_floating_point():
-        return 0.5 * (outputs - y).square().sum(-1)
-    return F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
-
-
 def stacked(network: Network, dataset: Dataset, stack: str) -> bool:
     """Whether models are evaluated side by side: a fixed rule on the architecture, never timed."""
     if stack == "on" and not network.stackable:
@@ -151,8 +143,8 @@ def evaluate(network: Network, pool: Pool, models: Sequence[Weights], *, stack: 
             def score(group: list[int], model: Bound, where: slice = where, x: Tensor = x, y: Tensor = y) -> None:
                 with torch.no_grad():
                     outputs = model(x.expand(len(group), *x.shape))
-                    losses = per_example(outputs, y.expand(len(group), *y.shape))
-                    loss[group, where] = losses.double().cpu().numpy()
+                    found = losses.per_example(outputs, y.expand(len(group), *y.shape))
+                    loss[group, where] = found.double().cpu().numpy()
                     if right is not None:
                         right[group, where] = (outputs.argmax(-1) == y).cpu().numpy()
 

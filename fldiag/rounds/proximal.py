@@ -1,7 +1,7 @@
 """The proximal loss, its gradient and FedSOL's perturbed gradient at stored weights: what a step from there would see.
 
-Definitions of Lee et al., "FedSOL" (CVPR 2024), equations 5 to 9: g_p is the gradient of the proximal loss at the client's
-weights w, e = rho * Lambda * g_p / ||g_p|| the perturbation, g_u the gradient of the local loss at w + e.
+As in Lee et al., "FedSOL" (CVPR 2024), equations 5 to 9: g_p is the gradient of the proximal loss at the client's weights
+w, e = rho Lambda g_p / ||g_p|| the perturbation (the maths is ``fldiag.losses``), g_u the gradient of the local loss at w + e.
 """
 
 from __future__ import annotations
@@ -12,20 +12,18 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from fldiag import losses
 from fldiag.errors import FldiagError
+from fldiag.losses import Strength
 from fldiag.models.network import Network
-from fldiag.params import Layout, per_tensor_norm
-from fldiag.rounds.pool import Pool, Weights, per_example
+from fldiag.params import Layout, norm
+from fldiag.rounds.pool import Pool, Weights
 
-Kind = Literal["kl", "l2"]
-Strength = Literal["adaptive", "fixed"]
+Kind = losses.Proximal
 Per = Literal["layer", "tensor"]
 #: Examples in one pass of a gradient over many.
 CHUNK = 512
-#: Below this norm g_p is rounding noise and has no direction.
-FLOOR = {torch.float32: 1e-6, torch.float64: 1e-12}
 
 Function = Callable[[Tensor], Tensor]
 
@@ -75,23 +73,22 @@ class Losses:
             x, y = self.pool.read(piece.start, piece.stop)
 
             def term(w: Tensor, x: Tensor = x, y: Tensor = y) -> Tensor:
-                return per_example(self.outputs((w, self.buffers), x), y).mean()
+                return losses.per_example(self.outputs((w, self.buffers), x), y).mean()
 
             yield term, len(x) / self.batch.n
 
     def proximal(self) -> Iterator[tuple[Function, float]]:
         """The proximal loss, likewise."""
         if self.kind == "l2":
-            yield (lambda w: 0.5 * (w - self.start[0]).square().sum()), 1.0
+            yield (lambda w: losses.l2(w - self.start[0])), 1.0
             return
         for piece in self.batch.pieces:
             x, _ = self.pool.read(piece.start, piece.stop)
             with torch.no_grad():
-                teacher = F.log_softmax(self.outputs(self.start, x) / self.tau, dim=-1)
+                teacher = self.outputs(self.start, x)
 
             def term(w: Tensor, x: Tensor = x, teacher: Tensor = teacher) -> Tensor:
-                student = F.log_softmax(self.outputs((w, self.buffers), x) / self.tau, dim=-1)
-                return (teacher.exp() * (teacher - student)).sum(-1).mean()
+                return losses.kl(teacher, self.outputs((w, self.buffers), x), self.tau).mean()
 
             yield term, len(x) / self.batch.n
 
@@ -123,25 +120,19 @@ def product(terms: Iterator[tuple[Function, float]], w: Tensor, v: Tensor) -> Te
     return total
 
 
-def strengths(w: Tensor, start: Tensor, layout: Layout, per: Per = "layer") -> Tensor:
-    """FedSOL's adaptive Lambda [P]: |w - w_g| over the norm of w - w_g in the same layer (module) or parameter tensor, 0
-    where that is 0."""
-    sizes = dict(zip(layout.names, layout.sizes, strict=True))
-    groups = list(layout.layers.values()) if per == "layer" else [(n,) for n in layout.names]
-    moved = (w - start).abs()
-    size = per_tensor_norm(moved, [sum(sizes[n] for n in group) for group in groups])
-    return torch.where(size > 0, moved / torch.where(size > 0, size, 1), 0)
-
-
 def perturbation(w: Tensor, start: Tensor, g_p: Tensor, rho: float, layout: Layout, *, strength: Strength = "adaptive",
                  part: str = "full", per: Per = "layer") -> Tensor | None:
-    """e [P]: g_p outside ``part`` set to zero before its norm is taken. None when g_p is below the floor."""
-    g = g_p * layout.mask(part, g_p)
-    size = float(torch.linalg.vector_norm(g))
-    if size < FLOOR[g.dtype]:
+    """FedSOL's e [..., P] at weights w [..., P], zero outside ``part``. None where g_p is rounding noise on that part."""
+    where = slice(*layout.span(part))
+    g = g_p[..., where]
+    if bool((norm(g) < losses.noise_floor(g.dtype)).all()):
         return None
-    e = rho * g / size
-    return e * strengths(w, start, layout, per) if strength == "adaptive" else e
+    Lambda = None
+    if strength == "adaptive":
+        Lambda = losses.strengths((w - start)[..., where], layout.part(where.start, where.stop), per)
+    e = torch.zeros_like(g_p)
+    e[..., where] = losses.perturbation(g, rho, Lambda)
+    return e
 
 
 def cosine(a: Tensor, b: Tensor, floor: float = 0.0) -> float | None:

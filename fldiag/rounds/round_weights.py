@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fldiag.checkpoint import schema
 from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.errors import FldiagError
 from fldiag.params import Layout
 from fldiag.problem import inputs
+from fldiag.results import files
 from fldiag.rounds.pool import Weights
 
 Buffers = dict[str, Tensor]
@@ -113,7 +113,7 @@ def first_readable(run: Run, rounds: Sequence[int], model: Any, data: Any) -> Ch
 
 
 def sha256(path: Path) -> str | None:
-    return schema.sha256(path) if path.is_file() else None
+    return files.sha256(path) if path.is_file() else None
 
 
 def ranges(numbers: Sequence[int]) -> str:

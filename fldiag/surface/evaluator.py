@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fldiag.errors import FldiagError
-from fldiag.models.network import chain_of, pool_first
+from fldiag.models.layers import LAYERS
+from fldiag.models.layers.sequence import pool_first
+from fldiag.models.network import chain_of
 from fldiag.problem.probe import same
 from fldiag.problem.problem import Problem
 
@@ -50,7 +51,8 @@ class Evaluator:
         self._base: tuple[Any, list[Tensor]] = (None, [])
         self._first: list[list[Tensor]] | None = None
         chain = chain_of(problem.module) if fast and not problem.buffers else None
-        self.chain = pool_first(chain) if chain is not None else None
+        able = chain is not None and not any(_weighted(m) and LAYERS[type(m)].call is None for _, m in chain)
+        self.chain = pool_first(chain) if chain is not None and able else None
         if self.chain is not None:
             self._prepare(self.chain)
             if not self._agrees(reach):
@@ -60,7 +62,7 @@ class Evaluator:
 
     def _prepare(self, chain: list[tuple[str, nn.Module]]) -> None:
         """The first layer's outputs at w and along each direction, batch by batch, if half the memory takes them."""
-        self._start = next(i for i, (_, m) in enumerate(chain) if isinstance(m, (nn.Linear, nn.Conv2d)))
+        self._start = next(i for i, (_, m) in enumerate(chain) if _weighted(m))
         p = self.problem
         with torch.no_grad():
             one = _layer(*chain[self._start], self._views(p.w), self._lead(self._input(0)[:1]))
@@ -133,7 +135,8 @@ class Evaluator:
             first, *rest = chain[self._start:]
             h = _layer(*first, views, self._lead(self._input(i))) if sums is None else next(sums)
             for name, m in rest:  # h is new here: in place never writes into the data
-                h = h.relu_() if type(m) is nn.ReLU else _layer(name, m, views, h)
+                overwrite = LAYERS[type(m)].overwrite
+                h = _layer(name, m, views, h) if overwrite is None else overwrite(h)
             found.append(h)
         return found
 
@@ -180,11 +183,11 @@ class Evaluator:
         return math.fsum(parts), None
 
 
+def _weighted(m: nn.Module) -> bool:
+    return any(True for _ in m.parameters())
+
+
 def _layer(name: str, m: nn.Module, views: Views, x: Tensor) -> Tensor:
     """One layer with weights from ``views``; a layer without weights as it is."""
-    if isinstance(m, nn.Conv2d):
-        return F.conv2d(x, views[f"{name}.weight"], views.get(f"{name}.bias"), m.stride, m.padding, m.dilation,
-                        m.groups)
-    if isinstance(m, nn.Linear):
-        return F.linear(x, views[f"{name}.weight"], views.get(f"{name}.bias"))
-    return m(x)
+    call = LAYERS[type(m)].call
+    return m(x) if call is None else call(m, name, views, x)

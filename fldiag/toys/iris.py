@@ -27,11 +27,11 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from fldiag import registry
-from fldiag.checkpoint import schema
 from fldiag.config import Config, build
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError, unknown
 from fldiag.registry import Progress
+from fldiag.results import files
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import Row, table
 from fldiag.seeding import numpy_rng, seed_for
@@ -287,4 +287,4 @@ def _kept(keep: Path | None, job: Job) -> list[Row] | None:
 
 def _store(keep: Path | None, job: Job, rows: list[Row]) -> None:
     if keep is not None:
-        schema.write_atomic(keep / job.file, lambda f: f.write(json.dumps(rows).encode()))
+        files.write_atomic(keep / job.file, lambda f: f.write(json.dumps(rows).encode()))

@@ -9,6 +9,7 @@ import pandas as pd
 from scipy import stats
 
 from fldiag.errors import FldiagError
+from fldiag.results.select import only
 
 #: Accuracy of the global model after 20 rounds (Chunduru et al., FedProj, figure 1).
 REPORTED = {"fedavg": 0.64, "feddf": 0.64, "fedproj": 140 / 150}
@@ -66,7 +67,7 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
     """One row a run and method: mean and ``_std`` (n - 1; none for one seed) over ``seeds`` of what ``per_seed`` has, the
     mean accuracy's interval ``low``..``high``, the ``lowest`` and ``highest`` accuracy, and of the paper ``reported`` and
     its ``agreement`` (none without a reported number, and for one seed)."""
-    step = 1 / float(frame.loc[(frame["metric"] == "accuracy").fillna(False).astype(bool), "n_examples"].max())
+    step = 1 / float(only(frame, metric="accuracy")["n_examples"].max())
     rows = []
     for (run, method), part in per_seed(frame).groupby(["run", "method"], sort=False):
         row = {"run": run, "method": method, "seeds": len(part)}

@@ -21,7 +21,7 @@ from fldiag.training.schedule import Batches
 MOMENTUM = "optimizer.momentum"  # the clients' state of that name, with train.keep_momentum
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Trained:
     """What a cohort brings back; rows in the order of ``ids``."""
 
@@ -54,9 +54,9 @@ def train(local: Local, method: Method, feed: Feed, recorder: Recorder | None = 
         part.begin(local)
     trained = slice(*(local.trained or (None,)))
     kept = local.state[MOMENTUM][:, trained] if MOMENTUM in local.state else None
-    optimizer: SGD | Adam = OPTIMIZERS[local.train.optimizer](local.train, local.lr, local.w[:, trained], kept)
+    optimizer: SGD | Adam = OPTIMIZERS[local.train.optimizer](local.train, local.w[:, trained], kept)
     maps = any(part.maps for part in method)
-    for x, y, weight, index in feed.steps():
+    for s, (x, y, weight, index) in enumerate(feed.steps()):
         step = Step(local, losses, x, y, weight, index, maps)
         for part in method:
             part.batch(step)
@@ -69,13 +69,13 @@ def train(local: Local, method: Method, feed: Feed, recorder: Recorder | None = 
             g = part.correct(step, g)
         if recorder and before is not None:
             recorder.step(step, loss, before)
-        optimizer.step(step.w[:, trained], g[:, trained], step.decay)
+        optimizer.step(step.w[:, trained], g[:, trained], step.decay, lr=local.lr_at(s, step.k))
         if recorder:
             recorder.moved(step)
         seen[: step.k] += loss
-    result = Trained(local.ids, local.w, local.buffers, local.n, local.steps,
-                      local.effective_steps(), seen / local.steps.clamp(min=1), local.state)
-    result.notes = recorder.rows(local.ids) if recorder else None
+    result = Trained(
+        ids=local.ids, rows=local.w, buffers=local.buffers, n=local.n, steps=local.steps, effective=local.effective_steps(),
+        loss=seen / local.steps.clamp(min=1), state=local.state, notes=recorder.rows(local.ids) if recorder else None)
     for part in method:
         result.uploads.update(part.finish(local))
     return result

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fldiag import losses
 from fldiag.data import Dataset
 from fldiag.models.network import Network
-from fldiag.step import per_example_loss
 
 BATCH = 500  # fixed, so the bits do not depend on the memory at hand
 
@@ -22,7 +22,7 @@ def evaluate(network: Network, w: Tensor, buffers: dict[str, Tensor], dataset: D
             y = dataset.test_y[i: i + BATCH].to(w.device).unsqueeze(0)
             y = y.to(w.dtype) if y.is_floating_point() else y
             logits = bound(x)
-            loss += float(per_example_loss(logits, y).double().sum())
+            loss += float(losses.per_example(logits, y).double().sum())
             if not y.is_floating_point():
                 correct += int((logits.argmax(-1) == y).sum())
     scores = {"loss": loss / n, "n": n}

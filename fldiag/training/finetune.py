@@ -32,6 +32,7 @@ def tuned(setup: Setup, plan: Personal, w: Tensor, buffers: dict[str, Tensor], s
     """The clients' models, cohort by cohort, e by e: one training of max(epochs) epochs, looked at on the way."""
     config = setup.config.replace(seed=seed_for(seed, "fine-tuning"))
     config = config.replace(train__lr_decay=1.0) if plan.lr == "initial" else config
+    config = config.replace(train__local_decay=1.0, train__local_decay_after=0.5)  # a schedule of a round's epochs
     schedule = Epochs(config, max(plan.epochs), plan.steps)
     stops = {e: {i: schedule.count(e, len(setup.parts[i])) for i in ids} for e in sorted(set(plan.epochs))}
     method = plan.method or Method()

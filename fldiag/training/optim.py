@@ -12,14 +12,15 @@ from fldiag.params import norm
 class SGD:
     """v := r v + (g + wd w), v := g at first; w := w - lr v (nesterov: w - lr (g + r v)). Fresh every round."""
 
-    def __init__(self, train: Train, lr: float, w: Tensor, v: Tensor | None = None):
+    def __init__(self, train: Train, w: Tensor, v: Tensor | None = None):
         """``v`` [K, P]: momentum kept from an earlier round, updated in place (zero is a fresh start)."""
-        self.train, self.lr = train, lr
+        self.train = train
         self.v = v if v is not None else torch.empty_like(w) if train.momentum else None
         self.first = v is None
 
-    def step(self, w: Tensor, g: Tensor, decay: float | Tensor = 0.0) -> None:
-        """Update the rows w [k, P] in place; g [k, P] is overwritten. ``decay`` joins the weight decay."""
+    def step(self, w: Tensor, g: Tensor, decay: float | Tensor = 0.0, *, lr: float | Tensor) -> None:
+        """Update the rows w [k, P] in place; g [k, P] is overwritten. ``decay`` joins the weight decay. ``lr``: one for all
+        rows, or [k, 1]."""
         g = prepare(self.train, w, g, decay)
         if self.v is not None:
             v = self.v[: len(w)]
@@ -29,24 +30,31 @@ class SGD:
                 v.mul_(self.train.momentum).add_(g)
             g = g.add_(v, alpha=self.train.momentum) if self.train.nesterov else v
         self.first = False
-        w.sub_(g, alpha=self.lr)
+        if isinstance(lr, Tensor):
+            w.sub_(g * lr)
+        else:
+            w.sub_(g, alpha=lr)
 
 
 class Adam:
     """Adam with PyTorch's defaults (betas 0.9 and 0.999, eps 1e-8, weight decay added to the gradient)."""
 
-    def __init__(self, train: Train, lr: float, w: Tensor, v: Tensor | None = None):
-        self.train, self.lr, self.count = train, lr, 0
+    def __init__(self, train: Train, w: Tensor, v: Tensor | None = None):
+        self.train, self.count = train, 0
         self.m, self.s = torch.zeros_like(w), torch.zeros_like(w)
 
-    def step(self, w: Tensor, g: Tensor, decay: float | Tensor = 0.0) -> None:
+    def step(self, w: Tensor, g: Tensor, decay: float | Tensor = 0.0, *, lr: float | Tensor) -> None:
         g = prepare(self.train, w, g, decay)
         self.count += 1
         m, s = self.m[: len(w)], self.s[: len(w)]
         m.lerp_(g, 1 - 0.9)
         s.mul_(0.999).addcmul_(g, g, value=1 - 0.999)
         scale = s.sqrt().div_((1 - 0.999**self.count) ** 0.5).add_(1e-8)
-        w.addcdiv_(m, scale, value=-self.lr / (1 - 0.9**self.count))
+        corrected = 1 - 0.9**self.count
+        if isinstance(lr, Tensor):
+            w.sub_(m / scale * (lr / corrected))
+        else:
+            w.addcdiv_(m, scale, value=-lr / corrected)
 
 
 def prepare(train: Train, w: Tensor, g: Tensor, decay: float | Tensor = 0.0) -> Tensor:

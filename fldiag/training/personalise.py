@@ -15,12 +15,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fldiag.checkpoint import schema
 from fldiag.checkpoint.run import Run
 from fldiag.data import partition, slices
 from fldiag.errors import FldiagError
 from fldiag.method import Neighbours, Personal
 from fldiag.registry import Progress
+from fldiag.results import files
 from fldiag.results import provenance as origin
 from fldiag.results.shares import share
 from fldiag.results.table import check, table
@@ -95,9 +95,9 @@ def personalise(run: Run | str | Path, *, epochs: Sequence[int] | None = None, l
     if kept is not None:
         buffer = io.BytesIO()
         frame.to_parquet(buffer, index=False)
-        schema.write_atomic(kept, lambda f: f.write(buffer.getvalue()))
+        files.write_atomic(kept, lambda f: f.write(buffer.getvalue()))
         note = json.dumps({**about, "options": asked}, indent=1).encode()
-        schema.write_atomic(kept.with_suffix(".json"), lambda f: f.write(note))
+        files.write_atomic(kept.with_suffix(".json"), lambda f: f.write(note))
     return frame
 
 

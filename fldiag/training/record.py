@@ -1,25 +1,19 @@
-"""What is recorded of a round and, with ``metrics.steps``, of its local steps (``fldiag.config.Metrics`` says which)."""
+"""What is recorded of the local steps with ``metrics.steps`` (``fldiag.config.Metrics`` says which)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
+from fldiag import losses
 from fldiag.config import Metrics
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
-from fldiag.method import Notes, Published, Round
-from fldiag.results.table import Row, columns
-from fldiag.step import KL, Step, noise_floor
-
-if TYPE_CHECKING:
-    from fldiag.training.client import Trained
-    from fldiag.training.rounds import Federation
-
+from fldiag.step import Notes, Output, Published, Step
 
 
 class Recorder(Notes):
@@ -28,8 +22,7 @@ class Recorder(Notes):
 
     def __init__(self, metrics: Metrics):
         super().__init__()
-        self.wanted = metrics.proximal
-        self.kl = KL(metrics.tau)
+        self.wanted, self.tau = metrics.proximal, metrics.tau
         self.sizes: list[np.ndarray] = []  # examples in the minibatch of every client, step by step
 
     def step(self, step: Step, loss: Tensor, g_u: Tensor) -> None:
@@ -54,23 +47,28 @@ class Recorder(Notes):
 
     def proximal(self, step: Step) -> Published | None:
         """The loss asked for: as the method published it where it is the same, else computed here."""
-        kind = {"own": None, "kl": str(self.kl), "l2": "l2"}[self.wanted]
+        kind = None if self.wanted == "own" else losses.proximal_name(self.wanted, self.tau)
         there = step.published
         g_u = there.g_u if there else None
         if kind is None or (there is not None and there.kind == kind and there.start == 0):
             return there
         if kind == "l2":
             d = step.w - step.local.w_g
-            return Published(kind, d, 0.5 * length(d).square(), 0, g_u)
+            return Published(kind, d, losses.l2(d), 0, g_u)
+
+        def divergence(step: Step, out: Output) -> Tensor:
+            return step.divergence(out, self.tau)
+
         device = step.w.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            value, g = step.gradient(self.kl)  # not the first pass of the step: statistics of batch-norm stay
+            value, g = step.gradient(divergence)  # not the first pass of the step: statistics of batch-norm stay
         return Published(kind, g, value, 0, g_u)
 
     def cosine(self, g_u: Tensor, g_p: Tensor, layer: str | None, kind: str) -> None:
         a, b = length(g_u), length(g_p)
         value = (g_u * g_p).sum(-1, dtype=torch.float64) / (a * b)
-        self.add("cos_gu_gp", value.clamp(-1, 1), layer=layer, proximal=kind, where=(a > 0) & (b >= noise_floor(g_p.dtype)))
+        directed = (a > 0) & (b >= losses.noise_floor(g_p.dtype))
+        self.add("cos_gu_gp", value.clamp(-1, 1), layer=layer, proximal=kind, where=directed)
 
     def rows(self, ids: list[int]) -> pd.DataFrame:
         """client, index, metric, layer, proximal, value, scaled, n_examples; by client (in the order of ``ids``) and step."""
@@ -103,31 +101,3 @@ def check(metrics: Metrics, dataset: Dataset) -> None:
     if metrics.proximal == "kl" and dataset.regression:
         raise FldiagError("metrics.proximal = 'kl' compares class probabilities, the data set has real targets",
                           "set metrics.proximal = 'l2'", usage=True)
-
-
-def step_rows(t: int, trained: Trained, **common: Any) -> pd.DataFrame:
-    """The recorded steps of round t as a result table."""
-    notes = trained.notes
-    assert notes is not None
-    about = {"round": t, "moment": "trained", "scope": "client", "estimator": "minibatch"}
-    if notes.empty:
-        return columns({"round": np.empty(0)}, **common)
-    slices = ("client:" + notes["client"].astype(str) + "/train").to_numpy()
-    return columns({**{name: notes[name].to_numpy() for name in notes}, "slice": slices}, **about, **common)
-
-
-def round_rows(t: int, scores: dict[str, float], seen: Round, trained: Trained, federation: Federation) -> list[Row]:
-    """The round's numbers: test accuracy and loss, mean local loss, bytes a client sends and receives."""
-    n, item = int(scores["n"]), federation.w.element_size()
-    buffers = sum(b[0].numel() * b.element_size() for b in trained.buffers.values())
-    up = item * seen.w_g.numel() + buffers + sum(u[0].numel() * u.element_size() for u in seen.uploads.values())
-    down = item * seen.w_g.numel() + buffers + sum(s.numel() * s.element_size() for s in seen.sent.values())
-    if federation.setup.method.isolated:
-        up = down = 0
-    rows: list[Row] = [{"round": t, "moment": "aggregated", "scope": "global", "slice": "test", "metric": m, "value": scores[m],
-                        "n_examples": n, "estimator": "exact"} for m in ("accuracy", "loss") if m in scores]
-    rows.append({"round": t, "moment": "trained", "scope": "global", "slice": "train", "metric": "minibatch_loss",
-                 "value": float(trained.loss @ seen.p.to(trained.loss.device)), "n_examples": int(seen.n.sum())})
-    rows += [{"round": t, "moment": "trained", "scope": "client", "metric": metric, "value": float(value), "unit": "bytes"}
-             for metric, value in (("uplink", up), ("downlink", down))]
-    return rows

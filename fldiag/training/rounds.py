@@ -26,7 +26,7 @@ from fldiag.training import executor as executors
 from fldiag.training.client import MOMENTUM, Trained
 from fldiag.training.evaluate import evaluate
 from fldiag.training.personalise import METRIC, measure, planned
-from fldiag.training.record import round_rows, step_rows
+from fldiag.training.rows import round_rows, step_rows
 from fldiag.training.server import aggregate, mean_buffers
 from fldiag.training.setup import Setup, provenance
 
@@ -35,8 +35,11 @@ Event = Callable[[dict[str, Any]], None]
 
 
 def run_path(config: Config) -> Path:
-    """Where a run goes unless told otherwise: named by what it is."""
-    return RUNS / f"{config.name}-{config.method.name}-s{config.seed}-{config.hash[:8]}"
+    """Where a run goes unless told otherwise: named by what it is. A run that is there under the name that fldiag 0.1.0
+    gave it (what the checkpoints hold was part of it) stays there."""
+    stem = f"{config.name}-{config.method.name}-s{config.seed}"
+    path, before = (RUNS / f"{stem}-{digits[:8]}" for digits in (config.hash, config.fingerprint(checkpoint=True)))
+    return before if (before / "run.json").is_file() and not path.exists() else path
 
 
 class Federation:
@@ -72,14 +75,15 @@ class Federation:
     def round(self, execute: Callable[[list[Any]], Any]) -> tuple[Round, Trained]:
         """Train one round. Returns what the server saw and the merged clients' results."""
         setup, method = self.setup, self.setup.method
-        ids = sorted(setup.schedule.sampled(self.t))
-        trained = self.train(ids, execute, setup.config.metrics.of_round(self.t + 1, setup.config.rounds))
-        lr = setup.config.train.lr * setup.config.train.lr_decay**self.t
-        seen = Round(self.t, lr, self.w, ids, trained.rows, trained.n, trained.steps, setup.config.clients.total,
-                     sum(map(len, setup.parts)), trained.uploads, dict(self.state), trained.effective, setup.network,
-                     setup.config.seed, setup.public, trained.buffers,
-                     sent={name: self.state[name] for name in method.sent if name in self.state})
-        w = aggregate(seen, method, setup.config.train)
+        config, ids = setup.config, sorted(setup.schedule.sampled(self.t))
+        trained = self.train(ids, execute, config.metrics.of_round(self.t + 1, config.rounds))
+        seen = Round(
+            t=self.t, lr=config.train.lr * config.train.lr_decay**self.t, w_g=self.w, ids=ids, rows=trained.rows,
+            n=trained.n, steps=trained.steps, effective=trained.effective, uploads=trained.uploads, buffers=trained.buffers,
+            clients=config.clients.total, examples=sum(map(len, setup.parts)), state=dict(self.state),
+            sent={name: self.state[name] for name in method.sent if name in self.state},
+            network=setup.network, seed=config.seed, public=setup.public)
+        w = aggregate(seen, method, config.train)
         seen.mean_buffers = mean_buffers(trained.buffers, seen.p)
         with setup.seeded("server", self.t):
             for part in method:
@@ -115,9 +119,11 @@ def merge(cohorts: list[Trained], ids: list[int]) -> Trained:
     def joins(name: str) -> dict[str, Tensor]:
         return {k: join([getattr(c, name)[k] for c in cohorts]) for k in getattr(cohorts[0], name)}
 
-    return Trained(ids, join([c.rows for c in cohorts]), joins("buffers"), join([c.n for c in cohorts]),
-                   join([c.steps for c in cohorts]), join([c.effective for c in cohorts]), join([c.loss for c in cohorts]),
-                   joins("state"), joins("uploads"), join_notes([c.notes for c in cohorts]))
+    return Trained(
+        ids=ids, rows=join([c.rows for c in cohorts]), n=join([c.n for c in cohorts]), steps=join([c.steps for c in cohorts]),
+        effective=join([c.effective for c in cohorts]), loss=join([c.loss for c in cohorts]),
+        buffers=joins("buffers"), state=joins("state"), uploads=joins("uploads"),
+        notes=join_notes([c.notes for c in cohorts]))
 
 
 def join_notes(notes: list[pd.DataFrame | None]) -> pd.DataFrame | None:
@@ -150,11 +156,13 @@ def train(config: Config, *, out: str | Path | None = None, executor: str = "ser
     emit = on_event or (lambda event: None)
     if exists:
         run = Run.open(path)
-        if run.index["hash"] != config.hash:
-            raise FldiagError(f"{path} was trained with another config", difference(run.index["config"], config), usage=True)
+        same_run(run, config)
         if run.status in ("finished", "diverged"):
             return run
         same_data(run, setup)
+        keep = config.checkpoint.model_dump(mode="json")
+        if run.index["config"]["checkpoint"] != keep:  # from here on; ``segments`` tells what the rounds before kept
+            run.index["config"]["checkpoint"], run.index["hash"] = keep, config.hash
         if run.done:
             federation.restore(run)
         rows = _rows_until(run)
@@ -177,6 +185,22 @@ def train(config: Config, *, out: str | Path | None = None, executor: str = "ser
         pool.close()
     emit({"event": "end", "status": run.status, "round": run.done, "path": str(path)})
     return run
+
+
+def same_run(run: Run, config: Config) -> None:
+    """Raises FldiagError unless ``config`` is what the run was begun with, by the same version of the method. What the
+    checkpoints are to hold may differ."""
+    stored, version = run.config, run.method_version
+    if run.index["hash"] not in {stored.fingerprint(version=version, checkpoint=with_it) for with_it in (False, True)}:
+        raise FldiagError(f"{run.path / 'run.json'}: its hash is not that of its config",
+                          "the file was edited; restore it or train again")
+    if stored.fingerprint(version=1) != config.fingerprint(version=1):
+        raise FldiagError(f"{run.path} was trained with another config", difference(stored, config), usage=True)
+    if version != config.method_version:
+        raise FldiagError(f"{run.path} was trained by version {version} of the formulas of {config.method.name}, and this fldiag "
+                          f"has version {config.method_version}: half of each would be neither (fldiag explain "
+                          f"{config.method.name} says what changed)",
+                          "train anew with another --out; what is there can be diagnosed as it is", usage=True)
 
 
 def same_data(run: Run, setup: Setup) -> None:
@@ -202,7 +226,7 @@ def _loop(config: Config, run: Run, federation: Federation, rows: list[dict[str,
         recorded = federation.train(ids, pool.map) if stored and (ids := unsampled(federation)) else None
         seen, trained = federation.round(pool.map)
         if trained.notes is not None:
-            run.put_steps(t, step_rows(t, trained, **common))
+            run.put_steps(t, step_rows(t, trained.notes, **common))
         if not federation.finite:
             rows.append({"round": t, "moment": "aggregated", "scope": "global", "metric": "diverged", "value": 1.0})
             run.index["status"] = "diverged"
@@ -216,7 +240,7 @@ def _loop(config: Config, run: Run, federation: Federation, rows: list[dict[str,
             run.clean()
             return
         scores = evaluate(federation.setup.network, federation.w, federation.buffers, federation.setup.dataset)
-        rows += round_rows(t, scores, seen, trained, federation)
+        rows += round_rows(t, scores, seen, trained, isolated=federation.setup.method.isolated)
         if stored:
             run.index["done"] = t
             run.index["status"] = "finished" if t == config.rounds and plan is None else "running"
@@ -245,7 +269,7 @@ class Segment:
         self.wall, self.cpu = time.perf_counter(), time.process_time()
         self.about: dict[str, Any] = {
             "commit": commit(), "torch": torch.__version__, "machine": machine(), "capability": capability(),
-            "threads": torch.get_num_threads(), "first_round": run.done + 1}
+            "threads": torch.get_num_threads(), "checkpoint": run.index["config"]["checkpoint"], "first_round": run.done + 1}
         run.index.setdefault("segments", []).append(self.about)
 
     def note(self, done: int) -> None:
@@ -300,9 +324,9 @@ def _partition_bytes(parts: list[np.ndarray]) -> bytes:
     return buffer.getvalue()
 
 
-def difference(old: dict[str, Any], new: Config) -> str:
-    """One line naming the first keys that differ."""
-    before, after = _flat(old), _flat(new.model_dump(mode="json"))
+def difference(old: Config, new: Config) -> str:
+    """One line naming the first keys that differ, apart from what the checkpoints hold."""
+    before, after = (_flat(c.model_dump(mode="json", exclude={"checkpoint"})) for c in (old, new))
     found = [f"{key}: {before.get(key)!r} there, {after.get(key)!r} now" for key in sorted(before.keys() | after.keys())
              if before.get(key) != after.get(key)]
     return "; ".join(found[:3]) + "; use another --out, or the same config"

@@ -33,7 +33,7 @@ STACK = 16
 STACK_BELOW = 100_000_000
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Unit:
     """The work of one cohort in one round: all an executor has to send to a worker."""
 
@@ -157,8 +157,9 @@ class Setup:
         plan = {i: self.schedule.batches(t, i, len(self.parts[i])) for i in ids}
         order = sorted(ids, key=lambda i: (-len(plan[i]), i))
         size = STACK if self.stack else 1
-        return [Unit(t, train.lr * train.lr_decay**t, cohort, [plan[i] for i in cohort], w_g, buffers, sent,
-                     {name: torch.stack([state[i][name] for i in cohort]) for name in (state[cohort[0]] if state else ())})
+        return [Unit(t=t, lr=train.lr * train.lr_decay**t, ids=cohort, batches=[plan[i] for i in cohort],
+                     w_g=w_g, buffers=buffers, sent=sent,
+                     state={name: torch.stack([state[i][name] for i in cohort]) for name in (state[cohort[0]] if state else ())})
                 for cohort in (order[j: j + size] for j in range(0, len(order), size))]
 
     def train(self, unit: Unit) -> Trained:
@@ -169,17 +170,20 @@ class Setup:
         feed = Feed(self.dataset, parts, unit.batches, self.device, self.dtype, augment)
         w = unit.w_g.to(self.device)
         local = Local(
-            self.network, config.train, config.seed, unit.t, unit.lr, unit.ids, w, w.expand(k, -1).clone(),
-            torch.tensor([len(p) for p in parts], device=self.device),
-            torch.tensor([len(b) for b in unit.batches], device=self.device),
-            {n: s.to(self.device) for n, s in unit.state.items()}, {n: s.to(self.device) for n, s in unit.sent.items()},
-            {n: b.to(self.device).expand(k, *b.shape).clone() for n, b in unit.buffers.items()}, feed.x, feed.offset,
-            self.public, sum(map(len, self.parts)) / len(self.parts))
+            network=self.network, train=config.train, seed=config.seed, t=unit.t, lr=unit.lr, ids=unit.ids,
+            w_g=w, w=w.expand(k, -1).clone(),
+            n=torch.tensor([len(p) for p in parts], device=self.device),
+            steps=torch.tensor([len(b) for b in unit.batches], device=self.device),
+            state={name: s.to(self.device) for name, s in unit.state.items()},
+            sent={name: s.to(self.device) for name, s in unit.sent.items()},
+            buffers={name: b.to(self.device).expand(k, *b.shape).clone() for name, b in unit.buffers.items()},
+            x=feed.x, offset=feed.offset, public=self.public, mean_size=sum(map(len, self.parts)) / len(self.parts))
         with self.seeded("model", unit.t, unit.ids[0]):  # dropout; such models are not stacked
             return client.train(local, self.method, feed, Recorder(config.metrics) if unit.record else None)
 
 
 def provenance(setup: Setup) -> dict[str, Any]:
     """What decides the bits besides the config: versions, threads, device, data."""
-    return origin.provenance(dtype=setup.dtype, device=setup.device, seed=setup.config.seed, precision=setup.precision,
-                             data=setup.dataset.fingerprint(), stacked=setup.stack)
+    return origin.provenance(
+        dtype=setup.dtype, device=setup.device, seed=setup.config.seed, precision=setup.precision,
+        data=setup.dataset.fingerprint(), stacked=setup.stack, method_version=setup.config.method_version)

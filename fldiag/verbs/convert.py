@@ -17,13 +17,14 @@ from fldiag.checkpoint.foreign import State
 from fldiag.checkpoint.recording import Recording, mean
 from fldiag.console import Console
 from fldiag.data import Dataset
+from fldiag.diagnosis.subjects import user_code
 from fldiag.errors import FldiagError
 from fldiag.models.network import Network
 from fldiag.registry import model as registered
+from fldiag.results import files
 from fldiag.results.provenance import digest
 from fldiag.rounds.round_weights import ranges
 from fldiag.training.evaluate import evaluate
-from fldiag.verbs.output import user_code
 
 COLUMNS = {"round": "round", "clients": "clients", "received": "received", "global": "global model", "accuracy": "accuracy",
            "loss": "loss"}
@@ -63,13 +64,13 @@ def convert_file(source: Path, out: Path) -> list[str]:
     else:
         content, left = foreign.unwrap(source, content)
     if kinds[1] == ".pt":
-        schema.write_atomic(out, lambda f: torch.save(content, f))
+        files.write_atomic(out, lambda f: torch.save(content, f))
         return left
     from safetensors.torch import save
 
     tensors, metadata = flat.flatten(content)
     written = save(tensors, metadata)
-    schema.write_atomic(out, lambda f: f.write(written))
+    files.write_atomic(out, lambda f: f.write(written))
     return left
 
 

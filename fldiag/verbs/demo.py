@@ -8,8 +8,15 @@ from typing import Any
 from fldiag import config as configs
 from fldiag.checkpoint.run import Run
 from fldiag.console import Console
+from fldiag.diagnosis import subjects
+from fldiag.diagnosis.answer import pictures, tables
+from fldiag.diagnosis.measure import origin
+from fldiag.diagnosis.question import question
+from fldiag.diagnostics.landscape.summary import summary
+from fldiag.results import files
+from fldiag.results.summary import Small
 from fldiag.training import rounds
-from fldiag.verbs import landscape, output, report
+from fldiag.verbs import report
 
 METHODS = ("fedavg", "fedsol")
 COLUMNS = {"method": "method", "accuracy": "test accuracy", "test_loss": "test loss", "loss": "train loss", "lambda_1": "λ1",
@@ -18,24 +25,24 @@ COLUMNS = {"method": "method", "accuracy": "test accuracy", "test_loss": "test l
 
 def demo(console: Console, out: Path | None, device: str, seed: int) -> None:
     """Train both methods on the digits, draw both landscapes on shared axes, print a summary, write a report."""
-    folder = output.prepare(out or output.FALLBACK / "demo")
+    folder = subjects.prepare(out or subjects.FALLBACK / "demo")
     runs = [_trained(console, folder, name, seed, device) for name in METHODS]
-    found = [run.checkpoint() for run in runs]
-    problems = output.problems(found, {"device": device})
-    options = {"points": 21, "directions": "eigen", "seed": seed}
-    frame = landscape.surfaces(console, problems, folder / "cache", **options)
+    asked = question("landscape", [run.checkpoint() for run in runs], {"points": 21, "seed": seed, "device": device})
+    frame = tables(asked, bar=console.progress, tell=console.note, cache=folder / "cache")[asked.entry]
     path = folder / "landscape"
-    written = output.write_table(frame, path, problems, found, **options)
-    written += landscape.draw(frame, path)
+    about = {**origin(asked.asked[0][1], asked.asked[0][2]), "diagnostic": "landscape", "checkpoints": asked.about["checkpoints"],
+             "options": frame.attrs["options"]}
+    written = [*files.write_table(frame, path, about), *pictures(asked.entry, frame, path)]
+    first = next(item for item in summary(frame, frame.attrs["options"]) if isinstance(item, Small))
     rows = []
-    for run, row in zip(runs, landscape.summary(frame, problems, found), strict=True):
+    for run, row in zip(runs, first.rows, strict=True):
         scores = run.metrics[run.metrics["slice"] == "test"].set_index(["round", "metric"])["value"]
         rows.append({**row, "method": run.config.method.name, "accuracy": float(scores[run.done, "accuracy"]),
                      "test_loss": float(scores[run.done, "loss"])})
     console.say(f"digits, 20 clients (LDA 0.1), 10 sampled a round, {runs[0].done} rounds, seed {seed}:")
     console.table(rows, COLUMNS)
     page = report.demo(console, [run.path for run in runs], folder, device)
-    console.say(f"interactive: {output.beside(path, '.html')}")
+    console.say(f"interactive: {files.beside(path, '.html')}")
     console.say(f"everything on one page: {page}")
     console.done(page, *written)
 

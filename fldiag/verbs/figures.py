@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from fldiag.clock import duration
 from fldiag.config import Config
 from fldiag.console import Console
+from fldiag.diagnosis.measure import LONG as ANNOUNCE
 from fldiag.errors import FldiagError
 from fldiag.figures import forecast as forecasts
 from fldiag.figures import ledger, make, plan, reported
 from fldiag.figures import scales as sizes
-from fldiag.verbs.train import ANNOUNCE, duration
 
 #: The first of many runs carry the start of everything: a forecast waits for a tenth, at most so many, or seconds.
 FEW, LONG = 10, 300

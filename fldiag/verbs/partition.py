@@ -10,10 +10,11 @@ from fldiag.checkpoint.run import Run
 from fldiag.console import Console
 from fldiag.data import partition as partitions
 from fldiag.data.public import deal
+from fldiag.diagnosis import subjects
 from fldiag.errors import FldiagError
 from fldiag.plotting import partition as picture
 from fldiag.plotting import style
-from fldiag.verbs import output
+from fldiag.results import files
 
 
 def partition(console: Console, source: str, overrides: list[str], out: Path | None, download: bool) -> None:
@@ -26,19 +27,19 @@ def partition(console: Console, source: str, overrides: list[str], out: Path | N
         dataset = data.load(config.data.name, config.data.root, download, config.data.variant)
         parts = partitions.load_parts(run.verified("partition.npz"))
     else:
-        config, folder = configs.load(source, overrides), output.FALLBACK
+        config, folder = configs.load(source, overrides), subjects.FALLBACK
         spec = config.partition
         name = "-".join(["partition", config.data.name.replace(":", "-").replace("/", "-"), spec.kind,
                          *(f"{k}{v}" for k, v in spec.options.items() if k != "min_size")])
-        with output.user_code():
+        with subjects.user_code():
             dataset = data.load(config.data.name, config.data.root, download, config.data.variant)
         parts = deal(dataset, spec, config.clients.total, config.data.public)
-    path = output.prepare(out or folder) / name
+    path = subjects.prepare(out or folder) / name
     counts = partitions.summary(parts, dataset.train_y)
-    counts.to_csv(output.beside(path, ".csv"), index=False)
+    counts.to_csv(files.beside(path, ".csv"), index=False)
     pictures = style.save(picture.draw(counts), path, ("pdf", "png"))
     sizes = [len(p) for p in parts]
     held = counts[counts["count"] > 0].groupby("client").size()
     console.table([{"clients": len(parts), "smallest": min(sizes), "largest": max(sizes), "classes": float(held.mean())}],
                   {"clients": "clients", "smallest": "smallest", "largest": "largest", "classes": "classes a client (mean)"})
-    console.done(output.beside(path, ".csv"), *pictures)
+    console.done(files.beside(path, ".csv"), *pictures)

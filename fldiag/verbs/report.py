@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from fldiag.console import Console
+from fldiag.diagnosis.answer import answer
+from fldiag.diagnosis.subjects import FALLBACK, prepare
 from fldiag.errors import FldiagError
 from fldiag.report import build, summary
 from fldiag.report.collect import Collection, Member, collect
 from fldiag.results.provenance import digest
-from fldiag.verbs import output
 
 CHEAP = ("forgetting", "drift")
 COLUMNS = {"run": "run", "method": "method", "rounds": "rounds", "accuracy": "test accuracy", "loss": "test loss",
@@ -22,7 +23,7 @@ def report(console: Console, runs: list[Path], out: Path | None, *, title: str |
            where: dict[str, Any]) -> None:
     """See ``fldiag.report.collect`` for which tables it shows."""
     found = collect(runs, places)
-    folder = output.prepare(out or _folder(found))
+    folder = prepare(out or _folder(found))
     if compute and _compute(console, found, where):
         found = collect(runs, places)
     labels = "-".join("".join(c if c.isalnum() or c in "._" else "-" for c in m.label) for m in found.members)
@@ -48,7 +49,7 @@ def demo(console: Console, runs: list[Path], folder: Path, device: str) -> Path:
 def _folder(found: Collection) -> Path:
     """The run's own folder for its report, ``fldiag-out`` here for one of several runs."""
     if len(found.members) > 1 or not os.access(found.members[0].run.path, os.W_OK):
-        return output.FALLBACK
+        return FALLBACK
     return found.members[0].run.path / "diagnostics"
 
 
@@ -61,34 +62,13 @@ def _row(m: Member) -> dict[str, Any]:
             **{k: None if v is None else v.value for k, v in values.items()}, "missing": ", ".join(missing)}
 
 
-class _Quiet(Console):
-    """Progress and remarks only: the tables of the diagnostics are in the report."""
-
-    def table(self, rows: list[dict[str, Any]], columns: dict[str, str]) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-    def done(self, *paths: Path) -> None: ...
-
-
 def _compute(console: Console, found: Collection, where: dict[str, Any], kinds: tuple[str, ...] = CHEAP) -> bool:
-    """Make the cheap tables that are missing, forgetting and drift; what cannot be made is noted."""
-    from fldiag.diagnostics.drift import drift as defaults
-    from fldiag.verbs.drift import drift
-    from fldiag.verbs.forgetting import forgetting
-
-    quiet, made = _Quiet(), False
-    options = {k: v for k, v in (defaults.__kwdefaults__ or {}).items() if k != "per"}  # as the command line has them
+    """Make the cheap tables that are missing; what cannot be made is noted."""
+    made = False
     for m in found.members:
-        for kind in kinds:
-            if kind in m.tables:
-                continue
+        for kind in [k for k in kinds if k not in m.tables]:
             try:
-                if kind == "forgetting":
-                    forgetting(quiet, m.run.path, None, rounds=None, options={"min_count": 5, "confidence": 0.95}, why=False,
-                               slice_="train", k=5, seed=0, where=dict(where))
-                else:
-                    drift(quiet, m.run.path, None, rounds=None, options=options, where=dict(where))
+                answer(kind, [m.run], {k: v for k, v in where.items() if v}, bar=console.progress, tell=console.note)
                 made = True
             except FldiagError as error:
                 console.note(f"{m.label}: no {kind}: {error.what}")

@@ -13,46 +13,48 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.checkpoint import schema
+from fldiag.clock import duration
 from fldiag.console import Console
+from fldiag.diagnosis import subjects
+from fldiag.diagnosis.measure import LONG as ANNOUNCE
 from fldiag.errors import FldiagError
 from fldiag.plotting import iris as flowers
 from fldiag.plotting import style
 from fldiag.plotting import toy as picture
+from fldiag.results import files
 from fldiag.results.provenance import digest, provenance
+from fldiag.results.select import number
 from fldiag.toys import iris as iris_toy
 from fldiag.toys import iris_reported
 from fldiag.toys import plane as toy
-from fldiag.verbs import output
-from fldiag.verbs.train import ANNOUNCE, duration
 
 
 def plane(console: Console, rho: float, beta: float, a: tuple[float, ...] | None, out: Path | None) -> None:
     options: dict[str, Any] = {"rho": rho, "beta": beta, **({"a": a} if a else {})}
     geometry = toy.geometry(**options)
     frame = toy.run(**options)
-    path = output.prepare(out or output.FALLBACK) / f"toy-plane-rho{rho:g}-beta{beta:g}"
+    path = subjects.prepare(out or subjects.FALLBACK) / f"toy-plane-rho{rho:g}-beta{beta:g}"
     text = io.StringIO()
     frame.to_csv(text, index=False, float_format="%.12g")
-    schema.write_atomic(output.beside(path, ".csv"), lambda f: f.write(text.getvalue().encode()))
+    files.write_atomic(files.beside(path, ".csv"), lambda f: f.write(text.getvalue().encode()))
     about = json.dumps({**provenance(), "geometry": geometry}, indent=1)
-    schema.write_atomic(output.beside(path, ".json"), lambda f: f.write(about.encode()))
+    files.write_atomic(files.beside(path, ".json"), lambda f: f.write(about.encode()))
     pictures = style.save(picture.draw(frame, geometry), path, ("pdf", "png"))
     rows = []
     for (method, client), part in frame[frame["client"].notna()].groupby(["method", "client"], sort=True):
-        value = {m: part[part["metric"] == m] for m in ("end_point", "closed_form", "distance", "angle")}
         row = {"method": method, "client": int(client), "a": float(part["a"].iloc[0])}
         for metric in ("end_point", "closed_form"):
-            if len(value[metric]):
-                row[metric] = f"({value[metric]['x'].iloc[0]:.6f}, {value[metric]['y'].iloc[0]:.6f})"
-        row |= {m: float(value[m]["value"].iloc[0]) for m in ("distance", "angle") if len(value[m])}
+            at = [number(part, metric, column=axis) for axis in ("x", "y")]
+            if None not in at:
+                row[metric] = f"({at[0]:.6f}, {at[1]:.6f})"
+        row |= {m: found for m in ("distance", "angle") if (found := number(part, m)) is not None}
         rows.append(row)
     console.table(rows, {"method": "method", "a": "a", "end_point": "end point", "closed_form": "closed form",
                          "distance": "distance", "angle": "angle to w_g–w_l* (°)"})
     if geometry["equilibrium"] is None:
         console.note(f"rho = {rho:g} is not below |w_l* - w_g| = {geometry['distance']:.4g}: FedSOL has no equilibrium "
                      "and hovers around w_g")
-    console.done(output.beside(path, ".json"), output.beside(path, ".csv"), *pictures)
+    console.done(files.beside(path, ".json"), files.beside(path, ".csv"), *pictures)
 
 
 def iris(console: Console, protocol: iris_toy.Protocol | None, methods: Sequence[str], seeds: int, first: int, rounds: int,
@@ -64,7 +66,7 @@ def iris(console: Console, protocol: iris_toy.Protocol | None, methods: Sequence
     chosen = range(first, first + seeds)
     what = "variants" if protocol is None else protocol.name
     about = {"protocols": [asdict(p) | {"name": p.name} for p in protocols], "methods": list(methods), "seeds": list(chosen)}
-    path = output.prepare(out or output.FALLBACK) / f"toy-iris-{what}-{digest(about)[:8]}"
+    path = subjects.prepare(out or subjects.FALLBACK) / f"toy-iris-{what}-{digest(about)[:8]}"
     keep = path.with_name(f".{path.name}.parts")
     with console.progress("iris") as bar:
         frame = iris_toy.run(protocols, methods, chosen, keep=keep, executor=executor, progress=_forecast(console, bar))
@@ -72,7 +74,7 @@ def iris(console: Console, protocol: iris_toy.Protocol | None, methods: Sequence
     said = iris_reported.statements(frame)
     about = {**provenance(seed=first), **about, "reported": iris_reported.REPORTED, "statements": said}
     for suffix, content in ((".csv", _csv(frame)), ("-summary.csv", _csv(found)), (".json", json.dumps(about, indent=1))):
-        style.write(output.beside(path, suffix), content.encode())
+        style.write(files.beside(path, suffix), content.encode())
     seed_rows = iris_reported.per_seed(frame)
     if protocol is None:
         pictures = style.save(flowers.protocols(seed_rows, iris_reported.REPORTED), path, ("pdf", "png"))
@@ -88,7 +90,7 @@ def iris(console: Console, protocol: iris_toy.Protocol | None, methods: Sequence
     if protocol is not None and protocol.lr != iris_reported.REPORTED_LR:
         console.note(f"the paper's learning rate is {iris_reported.REPORTED_LR:g}: --lr {iris_reported.REPORTED_LR:g}, or "
                      "--variants for other protocols beside this one")
-    console.done(output.beside(path, ".json"), output.beside(path, "-summary.csv"), output.beside(path, ".csv"), *pictures)
+    console.done(files.beside(path, ".json"), files.beside(path, "-summary.csv"), files.beside(path, ".csv"), *pictures)
 
 
 def _shown(console: Console, found: pd.DataFrame, *, several: bool) -> None:

@@ -11,15 +11,17 @@ from typing import Any
 import torch
 
 from fldiag import config as configs
+from fldiag.clock import duration
 from fldiag.config import Config
 from fldiag.console import Console
+from fldiag.diagnosis.measure import LONG as ANNOUNCE
+from fldiag.diagnosis.subjects import user_code
 from fldiag.errors import FldiagError
+from fldiag.results.machine import has_bf16
+from fldiag.results.summary import Small
 from fldiag.training import rounds
+from fldiag.training.diagnostics import personalise as personal
 from fldiag.training.setup import Setup
-from fldiag.verbs import personalise as personal
-from fldiag.verbs.output import user_code
-
-ANNOUNCE = 60.0  # seconds from which a forecast is given before training
 
 
 def train(console: Console, source: str, overrides: list[str], out: Path | None, resume: bool, dry_run: bool, executor: str,
@@ -62,7 +64,9 @@ def report(console: Console, run: Any) -> None:
     row = {"run": run.path.name, "method": run.config.method.name, "rounds": int(frame["round"].max()), "status": run.status,
            **{m: float(v) for m, v in zip(last["metric"], last["value"], strict=True)}}
     console.table([row], {key: key for key in ("run", "method", "rounds", "status", "accuracy", "loss")})
-    console.table(personal.summary(frame), personal.SUMMARY)
+    for item in personal.summary(frame, {}):
+        if isinstance(item, Small):
+            console.table(list(item.rows), dict(item.columns))
     if run.status == "diverged":
         console.note(f"diverged: the global weights are no longer finite after round {int(frame['round'].max())}; "
                      "a smaller train.lr usually helps")
@@ -104,15 +108,3 @@ def forecast(console: Console, config: Config, path: Path, download: bool, devic
     if disk > free:
         console.note("that does not fit on the disk: raise checkpoint.every or set checkpoint.clients = 'none'")
     console.done(path)
-
-
-def has_bf16() -> bool:
-    """Whether the processor multiplies bf16 natively (unknown to older PyTorch: then assumed)."""
-    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return not known or bool(known.get("avx512_bf16") or known.get("amx_bf16") or known.get("architecture") != "x86_64")
-
-
-def duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -9,9 +9,9 @@ import torch
 from commands import last, run, table
 
 import fldiag
-from fldiag.checkpoint import schema
+from fldiag.diagnosis.options import rounds
 from fldiag.errors import FldiagError
-from fldiag.verbs.history import rounds
+from fldiag.results import files
 
 SMALL = ("--set", "rounds=4", "--set", "model.name=mlp", "--set", "train.epochs=2")
 
@@ -42,7 +42,7 @@ def test_forgetting_writes_table_provenance_and_pictures(trained):
     assert png.with_name(png.stem + "-classes.png").is_file() and png.with_suffix(".pdf").is_file()
     frame, about = table(png), json.loads(png.with_suffix(".json").read_text())
     assert set(frame["round"].dropna()) == {1, 2, 3, 4} and about["diagnostic"] == "forgetting"
-    assert about["checkpoints"]["3"] == schema.sha256(trained / "rounds" / "0003.pt")
+    assert about["checkpoints"]["3"] == files.sha256(trained / "rounds" / "0003.pt")
     own = fldiag.load(trained).metrics
     for r in (1, 4):  # the very numbers that training reported
         theirs = own[(own["round"] == r) & (own["metric"] == "accuracy")].value.iloc[0]
@@ -105,7 +105,7 @@ def rewrite(folder, r, change):
     change(content)
     torch.save(content, file)
     index = json.loads((folder / "run.json").read_text())
-    index["files"][f"rounds/{r:04d}.pt"] = schema.sha256(file)
+    index["files"][f"rounds/{r:04d}.pt"] = files.sha256(file)
     (folder / "run.json").write_text(json.dumps(index))
 
 

@@ -81,11 +81,11 @@ def test_the_axes_of_a_trajectory(trained):
 
 
 def test_a_long_run_is_thinned_evenly_with_both_ends(trained, monkeypatch):
-    from fldiag.verbs import landscape
+    from fldiag.diagnostics.landscape import choice
 
-    monkeypatch.setattr(landscape, "LONGEST", 3)
+    monkeypatch.setattr(choice, "LONGEST", 3)
     rounds = Run.open(trained).rounds
-    found = [c.round for c in landscape.trajectory([trained], None, None)]
+    found = [c.round for c in choice.trajectory([Run.open(trained)])]
     assert len(found) == 3 and found[0] == rounds[0] and found[-1] == rounds[-1]
 
 

@@ -10,11 +10,11 @@ import torch
 from commands import last, run, table
 
 import fldiag
-from fldiag.checkpoint import schema
-from fldiag.cli.options import room_of
-from fldiag.diagnostics import Problem
+from fldiag.diagnosis.options import size
 from fldiag.errors import FldiagError
-from fldiag.plotting.forgetting import only
+from fldiag.problem.problem import Problem
+from fldiag.results import files
+from fldiag.results.select import only
 
 SMALL = ("--set", "rounds=2", "--set", "model.name=mlp", "--set", "model.hidden=[12]", "--set", "train.epochs=1",
          "--set", "clients.per_round=3")
@@ -39,7 +39,7 @@ def rewrite(folder, r, change):
     change(content)
     torch.save(content, file)
     index = json.loads((folder / "run.json").read_text())
-    index["files"][f"rounds/{r:04d}.pt"] = schema.sha256(file)
+    index["files"][f"rounds/{r:04d}.pt"] = files.sha256(file)
     (folder / "run.json").write_text(json.dumps(index))
 
 
@@ -58,7 +58,7 @@ def test_matching_of_the_last_round(trained):
     frame, about = table(png), json.loads(png.with_suffix(".json").read_text())
     ids = fldiag.load(trained).checkpoint(2).client_ids
     assert set(frame["round"]) == {2} and set(only(frame, metric="trace", moment="trained").client) == set(ids)
-    assert about["diagnostic"] == "matching" and about["checkpoints"]["2"] == schema.sha256(trained / "rounds" / "0002.pt")
+    assert about["diagnostic"] == "matching" and about["checkpoints"]["2"] == files.sha256(trained / "rounds" / "0002.pt")
     assert all(name in result.stdout for name in ("paper", "released code", "tensor_trace", "global model", "mean squared cosine"))
     assert run("matching", trained, "--samples", 120, "--k", 2).stdout == result.stdout
 
@@ -127,7 +127,7 @@ def test_a_diverged_client_is_left_out_and_all_diverged_is_an_error(copy):
     assert "not finite" in run("matching", copy, "--samples", 60, "--k", 1, code=1).stderr
 
 
-@pytest.mark.parametrize(("arguments", "text"), [(("--on", "test"), "data = 'test'"), (("--k", "-1"), "greater than or equal"),
+@pytest.mark.parametrize(("arguments", "text"), [(("--on", "test"), "on = 'test'"), (("--k", "-1"), "greater than or equal"),
                                                  (("--rtol", "1.5"), "less than 1"), (("--max-products", "1"), "greater than")])
 def test_wrong_options(trained, arguments, text):
     assert text in run("matching", trained, *arguments, code=2).stderr
@@ -207,13 +207,13 @@ def test_memory_bounds_the_batches_and_not_the_result(trained, rooms, tmp_path, 
 
 @pytest.mark.parametrize(("text", "bytes_"), [("500M", 500 * 2**20), ("2GiB", 2**31), ("1.5k", 1536), ("123456", 123456)])
 def test_sizes(text, bytes_):
-    assert room_of(text) == {"memory": bytes_}
+    assert size(text) == bytes_
 
 
 @pytest.mark.parametrize("text", ["", "0", "-5M", "1.2.3G", "many", "5T", "."])
 def test_no_sizes(text):
     with pytest.raises(FldiagError, match="is not a size"):
-        room_of(text)
+        size(text)
 
 
 def test_pyhessian_engine_beside_the_own_one(trained):

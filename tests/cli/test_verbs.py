@@ -143,7 +143,7 @@ def test_explain_gives_equations_options_and_source():
 
 @pytest.mark.slow
 def test_every_method_model_and_diagnostic_can_be_explained():
-    for names in (fldiag.methods(), fldiag.models(), fldiag.datasets(), fldiag.diagnostics()):
+    for names in map(fldiag.catalogue, ("methods", "models", "datasets", "diagnostics")):
         for name, summary in names.items():
             assert summary and summary in run("explain", name).stdout
 

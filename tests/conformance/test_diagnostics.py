@@ -11,12 +11,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fldiag import registry
-from fldiag.diagnostics import Problem
 from fldiag.errors import FldiagError
+from fldiag.problem.problem import Problem
 from fldiag.results.table import check
 
 #: Those of a whole run see a History: test_run_diagnostics.py.
-NAMES = [n for n in registry.diagnostic.names() if registry.diagnostic.get(n).meta.get("on") != "run"]
+NAMES = [n for n in registry.diagnostic.names() if registry.diagnostic.get(n).on == "problem"]
 #: Makes those that have them small; an option is used where the signature knows it.
 SMALL = {"points": 3, "k": 3}
 EIGENVALUES = [6.0, 3.0, 1.5, 0.5, 0.0, -2.0]

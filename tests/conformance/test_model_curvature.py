@@ -8,9 +8,9 @@ from torch.nn import functional as F
 
 from fldiag import models, registry
 from fldiag.curvature.piecewise_linear import obstacle
-from fldiag.diagnostics import Problem
 from fldiag.errors import FldiagError
 from fldiag.problem.diagonal import diagonal_of
+from fldiag.problem.problem import Problem
 
 SHAPES = [(3, 32, 32), (3, 28, 28), (1, 8, 8), (6,)]
 

@@ -13,12 +13,12 @@ from torch import nn
 
 import fldiag
 from fldiag import registry
-from fldiag.diagnostics import Problem
 from fldiag.errors import FldiagError
 from fldiag.params import flatten
+from fldiag.problem.problem import Problem
 from fldiag.results.table import check
 
-NAMES = [n for n in registry.diagnostic.names() if registry.diagnostic.get(n).meta.get("on") == "run"]
+NAMES = [n for n in registry.diagnostic.names() if registry.diagnostic.get(n).on == "run"]
 
 
 def federation(net=None, **options):

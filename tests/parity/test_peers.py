@@ -9,9 +9,9 @@ from sklearn.datasets import load_iris
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fldiag.diagnostics import Problem
 from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.eigenpairs import eigenpairs
+from fldiag.problem.problem import Problem
 
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.float64], ids=["float32", "float64"])

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2] / "fldiag"
-GROUND = {"errors", "config", "seeding", "params", "registry"}
+GROUND = {"errors", "config", "identity", "seeding", "params", "registry", "losses"}
 #: Package -> what it may import of fldiag besides itself. Absent: on top, may import everything.
 MAY = {
-    "errors": set(), "seeding": set(), "params": {"errors"}, "registry": {"errors"}, "config": {"errors", "registry"},
+    "errors": set(), "seeding": set(), "params": {"errors"}, "losses": {"errors", "seeding", "params"},
+    "registry": {"errors"}, "identity": set(), "config": {"errors", "identity", "registry"},
     "data": GROUND, "models": GROUND, "results": GROUND,
     "checkpoint": GROUND | {"data", "models", "results"},
-    "method": GROUND | {"data", "models", "step"}, "step": GROUND | {"method", "models", "data"},
+    "step": GROUND | {"models", "data"}, "method": GROUND | {"step", "data", "models"},
     "parts": GROUND | {"method", "step", "data", "models"},
     "methods": GROUND | {"method", "step", "parts", "data", "models"},
     "training": GROUND | {"method", "step", "data", "models", "checkpoint", "results"},
@@ -60,10 +61,61 @@ def test_every_package_below_the_top_is_known():
 
 
 def test_type_hints_are_the_only_way_up():
-    """method, step and parts name types of data and models; at run time method needs the registry and errors only."""
+    """method names types of data and models; at run time it needs the registry, errors and the vocabulary of a step only."""
     tree = ast.parse((ROOT / "method.py").read_text())
     now = {n.module for n in tree.body if isinstance(n, ast.ImportFrom) and n.module.startswith("fldiag")}
-    assert now <= {"fldiag", "fldiag.errors", "fldiag.params"}
+    assert now <= {"fldiag", "fldiag.errors", "fldiag.step"}
+
+
+def module(file):
+    parts = file.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module(file): file for file in FILES}
+
+
+def modules_imported(file):
+    """The modules of fldiag that a file imports, wherever in it: in functions and for type checking too."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {a.name for a in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            whole = {f"{node.module}.{a.name}" for a in node.names}
+            found |= {name if name in MODULES else node.module for name in whole}
+    return (found & MODULES.keys()) - {module(file)}
+
+
+def circles(arrows):
+    """The sets of modules that all reach one another, each as a frozenset."""
+    reached = {}
+    for start in arrows:
+        seen, ahead = set(), [start]
+        while ahead:
+            for name in arrows[ahead.pop()] - seen:
+                seen.add(name)
+                ahead.append(name)
+        reached[start] = seen
+    return {frozenset(b for b in reached[a] if a in reached[b]) for a in arrows if a in reached[a]}
+
+
+#: Circles that are still to be opened. None may be added.
+KNOWN = {
+    frozenset({"fldiag.problem.operators", "fldiag.problem.probe", "fldiag.problem.problem"}),
+    frozenset({"fldiag.verbs.landscape", "fldiag.verbs.profile"}),
+}
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    found = circles({name: modules_imported(file) for name, file in MODULES.items()})
+    assert not found - KNOWN, "modules import each other in a circle"
+    assert not KNOWN - found, "these circles are open now: take them out of KNOWN"
+
+
+def test_circles_are_found():
+    arrows = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": {"d"}, "f": {"a"}, "g": set()}
+    assert circles(arrows) == {frozenset("abc"), frozenset("de")}
 
 
 BELOW = [f for f in FILES if package(f) not in {"cli", "console", "verbs"}]

@@ -16,6 +16,7 @@ from torch import nn
 from fldiag.checkpoint import schema
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
+from fldiag.results import files
 from fldiag.training import rounds
 
 
@@ -224,7 +225,7 @@ def test_written_under_a_temporary_name_flushed_then_renamed(tmp_path, monkeypat
     monkeypatch.setattr(os, "replace", lambda a, b: order.append("replace") or replace(a, b))
     digest = schema.write(tmp_path / "x.pt", {}, {"w": torch.ones(1)})
     assert order == ["fsync", "replace"]
-    assert digest == schema.sha256(tmp_path / "x.pt")
+    assert digest == files.sha256(tmp_path / "x.pt")
 
 
 def test_training_onto_a_full_disk_keeps_the_rounds_before(tmp_path, monkeypatch):

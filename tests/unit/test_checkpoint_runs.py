@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from helpers import config
 
-from fldiag.checkpoint import schema
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
+from fldiag.results import files
 from fldiag.training import rounds
 
 
@@ -128,7 +128,7 @@ def test_a_checkpoint_put_in_the_place_of_another(copy):
 def test_every_file_is_listed_with_its_digest(run):
     assert set(run.index["files"]) >= {"partition.npz", "rounds/0001.pt", "rounds/0002.pt"}
     for name, digest in run.index["files"].items():
-        assert schema.sha256(run.path / name) == digest
+        assert files.sha256(run.path / name) == digest
     with np.load(run.path / "partition.npz", allow_pickle=False) as z:
         assert sum(z[k].size for k in z.files) >= 120
 

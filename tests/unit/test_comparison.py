@@ -12,7 +12,7 @@ from torch import nn
 import fldiag
 from fldiag.data import Dataset
 from fldiag.diagnostics.diagonal import diagonal
-from fldiag.rounds.comparison import Space, norms_and_directions, overlap_rows
+from fldiag.diagnostics.matching.comparison import Space, norms_and_directions, overlap_rows
 
 
 def regression(*inputs, out=1):

@@ -13,7 +13,6 @@ from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fldiag.diagnostics import Problem
 from fldiag.diagnostics.density import density
 from fldiag.diagnostics.diagonal import diagonal
 from fldiag.diagnostics.landscape import landscape
@@ -22,6 +21,7 @@ from fldiag.diagnostics.spectrum import spectrum
 from fldiag.diagnostics.trace import trace
 from fldiag.errors import FldiagError
 from fldiag.problem.diagonal import diagonal_of
+from fldiag.problem.problem import Problem
 
 #: In units of the loss; the density is per unit, so its axis scales with the loss and its values inversely.
 QUESTIONS = {

@@ -1,5 +1,7 @@
 """Diagonal and trace: exact ones against dense Hessians, estimates within their errors, and the right label."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -7,17 +9,18 @@ from torch import nn
 from torch.nn import functional as F
 
 from fldiag.curvature import exact_diagonal as exact
-from fldiag.curvature import per_example_squares as squares
 from fldiag.curvature.hutchinson import hutchinson
 from fldiag.curvature.lanczos import krylov
-from fldiag.diagnostics import Problem
-from fldiag.diagnostics import diagonal as module
 from fldiag.diagnostics.diagonal import diagonal
 from fldiag.diagnostics.trace import trace
 from fldiag.errors import FldiagError
+from fldiag.models.layers import LAYERS, squares
+from fldiag.models.layers.linear import LINEAR
+from fldiag.problem import diagonal as module
 from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.exact_curvature import inexact
+from fldiag.problem.problem import Problem
 from fldiag.results.table import check
 
 
@@ -170,8 +173,8 @@ def test_losses_that_couple_examples_or_outputs_without_a_batch_are_not_exact():
 
 
 def test_a_rule_that_disagrees_with_products_is_not_used(monkeypatch):
-    monkeypatch.setitem(squares.RULES, nn.Linear, lambda m, a, g, total: {
-        k: 1.01 * v for k, v in squares._linear(m, a, g, total).items()})
+    monkeypatch.setitem(LAYERS, nn.Linear, dataclasses.replace(LINEAR, squares=lambda m, a, g, total: {
+        k: 1.01 * v for k, v in LINEAR.squares(m, a, g, total).items()}))
     assert "disagrees" in inexact(problem("cnn"))
     assert diagonal_of(problem("cnn")).estimator == "hutchinson-deflated"
 

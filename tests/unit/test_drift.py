@@ -10,15 +10,15 @@ from torch import nn
 from torch.nn import functional as F
 
 from fldiag.diagnostics.drift import drift
+from fldiag.diagnostics.drift.propositions import check, slope
+from fldiag.diagnostics.drift.representation import cka, features
 from fldiag.errors import FldiagError
+from fldiag.losses import strengths
 from fldiag.models.network import Network
 from fldiag.params import Layout
-from fldiag.parts import perturbation as training
 from fldiag.rounds import proximal
 from fldiag.rounds.pool import Pool
-from fldiag.rounds.propositions import check, slope
 from fldiag.rounds.proximal import Losses
-from fldiag.rounds.representation import cka, features
 
 PARTS = [np.arange(0, 60), np.arange(60, 120)]
 PLAIN = {"gradients": False, "representation": False, "propositions": False, "rho": ()}
@@ -136,10 +136,15 @@ def test_gradient_does_not_depend_on_the_pieces(federation, monkeypatch):
 
 
 @pytest.mark.parametrize("per", ["layer", "tensor"])
-def test_lambda_is_that_of_training(federation, per):
+def test_lambda_is_that_of_the_definition(federation, per):
     item, layout = federation.last(), federation.layout
-    mine = proximal.strengths(item.clients[0], item.received, layout, per)
-    assert torch.allclose(mine, training.strengths((item.clients[0] - item.received)[None], layout, per)[0], rtol=1e-12)
+    d = item.clients[0] - item.received
+    mine = strengths(d, layout, per)
+    assert torch.equal(mine, strengths(torch.stack([item.clients[1] - item.received, d]), layout, per)[1])  # a row as a vector
+    moved = layout.views(d.abs())
+    for names in (layout.layers.values() if per == "layer" else [(n,) for n in layout.names]):
+        length = torch.cat([moved[n].flatten() for n in names]).norm()
+        assert all(torch.allclose(layout.views(mine)[n], moved[n] / length, rtol=1e-12) for n in names)
     groups = layout.layers.values() if per == "layer" else [(n,) for n in layout.names]
     views = layout.views(mine)
     assert [float(sum(views[n].square().sum() for n in names)) for names in groups] == pytest.approx([1.0] * len(groups))

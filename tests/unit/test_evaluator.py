@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fldiag.diagnostics import Problem
 from fldiag.errors import FldiagError
+from fldiag.problem.problem import Problem
 from fldiag.surface.evaluator import Evaluator
 
 PLACES = [(0.7, -0.4), (0.2, -0.4), (0.0, 1.0), (-1.0, 0.0), (1e-3, 2e-3)]

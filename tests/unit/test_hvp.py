@@ -8,10 +8,10 @@ from torch.autograd.function import once_differentiable
 
 from fldiag.curvature.hvp import GaussNewton, Hessian
 from fldiag.curvature.operator import PIECE, add
-from fldiag.diagnostics import Problem
 from fldiag.diagnostics.spectrum import spectrum
 from fldiag.diagnostics.trace import trace
 from fldiag.errors import FldiagError
+from fldiag.problem.problem import Problem
 
 
 def batch_norm_net():

@@ -10,10 +10,10 @@ from surfaces import Interrupted
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fldiag.diagnostics import Problem
 from fldiag.diagnostics.landscape import axis, landscape
 from fldiag.errors import FldiagError
 from fldiag.problem.eigenpairs import eigenpairs
+from fldiag.problem.problem import Problem
 from fldiag.results.array_checkpoint import ArrayStore
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import check
@@ -216,7 +216,7 @@ def test_offers_are_written_at_intervals_only(tmp_path):
     arrays, extra = eager.load("key")
     assert arrays["a"].tolist() == [0, 1, 2] and extra == {"note": 1}
     with pytest.raises(FldiagError, match="cannot write"):
-        ArrayStore(tmp_path / "no" / "such.npz").save("key", {})
+        ArrayStore(tmp_path / "eager.npz" / "such.npz").save("key", {})  # a file is no folder
 
 
 def test_progress_forecasts_after_the_first_points():

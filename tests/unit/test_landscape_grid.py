@@ -1,5 +1,6 @@
 """Landscapes from coarse to fine on a trained network: honest errors, bf16 measured, interruptions, the cache."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,9 @@ import torch
 from surfaces import Interrupted
 
 import fldiag
-from fldiag.diagnostics import Problem
 from fldiag.diagnostics.landscape import BF16_CHECKS, axis, landscape
 from fldiag.problem import from_checkpoint as target
+from fldiag.problem.problem import Problem
 from fldiag.results.table import check
 from fldiag.surface import directions as rules
 from fldiag.surface.evaluator import Evaluator
@@ -44,10 +45,16 @@ def value(frame, metric, column="value"):
     return frame.loc[frame.metric == metric, column].item()
 
 
+@cache
+def every_point(**options):
+    """The surface that the splines are compared with."""
+    return landscape(trained(), **options, full=True)
+
+
 @pytest.mark.parametrize("options", [{"span": 1.0}, {"span": 5.0}, {"span": 5.0, "grid_rtol": 0.05}])
 def test_spline_is_as_close_as_it_says_on_a_trained_network(options):
-    options = {"points": 21, "k": 2, "tol": 1e-2, **options}
-    frame, whole = check(landscape(trained(), **options)), landscape(trained(), **options, full=True)
+    shared = {"points": 21, "k": 2, "tol": 1e-2}
+    frame, whole = check(landscape(trained(), **shared, **options)), every_point(**shared, span=options["span"])
     made, true, how = numbers(frame), numbers(whole), losses(frame, "estimator")
     exact = how == "exact"
     assert (made[exact] == true[exact]).all() and set(how[~exact].ravel()) == {"spline"}

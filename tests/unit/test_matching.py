@@ -13,11 +13,13 @@ from torch import nn
 
 import fldiag
 from fldiag.data import Dataset
+from fldiag.diagnostics import density
+from fldiag.diagnostics.matching import picture
+from fldiag.diagnostics.matching.comparison import _errors, norms_and_directions, principal_angles
+from fldiag.diagnostics.spectrum import picture as spectrum
 from fldiag.errors import FldiagError
-from fldiag.plotting import density, spectrum
-from fldiag.plotting import matching as picture
-from fldiag.plotting.forgetting import only
-from fldiag.rounds.comparison import _errors, norms_and_directions, principal_angles
+from fldiag.plotting import layers
+from fldiag.results.select import only
 
 SIZES = (20, 13, 17)
 #: Krylov spaces of the whole dimension: also what cannot be had in closed form comes out to rounding.
@@ -401,14 +403,14 @@ def spectra(**eigen):
 def test_layers_are_apart_from_the_spectrum():
     frame = spectra(A={"": [9.0, 5], "conv": [6.0], "fc": [4.0]}, B={"": [8.0, 2], "fc": [3.0]})
     points = [v for line in spectrum.draw(frame).axes[0].lines if line.get_label() == "converged" for v in line.get_ydata()]
-    assert sorted(points) == [2, 5, 8, 9] and spectrum.has_layers(frame)
-    tops, traces = spectrum.layers(frame).axes
+    assert sorted(points) == [2, 5, 8, 9] and layers.has(frame)
+    tops, traces = layers.draw(frame).axes
     assert sorted(p.get_width() for p in tops.patches) == [3, 4, 6] and [t.get_text() for t in tops.get_yticklabels()] == ["conv", "fc"]
     assert sorted(p.get_width() for p in traces.patches) == [3, 4, 6]
     blocks = spectra(A={"conv.*": [6.0, 3.0]})  # a block that was asked for is the spectrum, not a layer of it
-    assert not spectrum.has_layers(blocks[blocks.metric == "eigenvalue"])
+    assert not layers.has(blocks[blocks.metric == "eigenvalue"])
     with pytest.raises(FldiagError, match="says nothing of single layers"):
-        spectrum.layers(blocks[blocks.metric == "eigenvalue"])
+        layers.draw(blocks[blocks.metric == "eigenvalue"])
 
 
 def test_density_draws_the_curve_and_the_known_eigenvalues():

@@ -11,9 +11,10 @@ from torch.nn import functional as F
 
 from fldiag.errors import FldiagError
 from fldiag.method import Part
+from fldiag.methods.fedsol import fedsol
 from fldiag.parts.control import DynamicRegulariser
-from fldiag.parts.proximal import Proximal
-from fldiag.parts.withheld import Withheld
+from fldiag.parts.proximal import L2, Proximal
+from fldiag.parts.withheld import WITHHELD, Withheld
 
 DATA = classification((20, 13, 7))
 FULL = {"part": "full", "strength": "fixed", "rho": 0.5}
@@ -136,7 +137,7 @@ def test_what_is_withheld_is_the_whole_gradient_of_both_slots():
 
         class Look(Withheld):
             def perturb(self, step, seen=seen):
-                seen.append((step.w.clone(), self.proximal_gradient(step), step.decay))
+                seen.append((step.w.clone(), self.gradient(step)[1], step.decay))
 
         made.setup.method.parts = (Look(Both()),)
         plain = federation(config("fedavg"), DATA)
@@ -158,7 +159,7 @@ def test_the_scale_of_a_withheld_term_is_of_no_consequence():
 
 def test_fedprox_withheld_is_the_l2_loss():
     ends = []
-    for proximal in (None, Withheld(Proximal(1.0))):
+    for proximal in (L2(), Withheld(Proximal(1.0))):
         made = federation(config("fedsol", {**FULL, "loss": "l2"}), DATA)
         made.setup.method.parts[0].loss_p = proximal
         play(made, 2)
@@ -171,3 +172,51 @@ def test_controls_along_which_to_perturb_work_on_real_targets():
     made = federation(q.config("fedsol", {"loss": "scaffold"}), q.data)
     play(made, 2)
     assert made.state["c"].abs().max() > 1e-3
+
+
+def test_whatever_a_part_has_stays_but_its_terms():
+    """A slot or an attribute that is added to Part is delegated too, or named as withheld."""
+    class Everything(Part):
+        """Each slot gives its own name and its arguments, each attribute an object of its own."""
+
+    def answer(name):
+        return lambda self, *args: (name, args)
+
+    public = {name: value for name, value in vars(Part).items() if not name.startswith("_")}
+    for name, value in public.items():
+        setattr(Everything, name, answer(name) if callable(value) else object())
+    part = Everything()
+    withheld, plain = Withheld(part), Part()
+    assert len(public) > 15 and {"loss", "correct", "perturb"} == WITHHELD
+    for name, value in public.items():
+        ours = getattr(withheld, name)
+        if name in WITHHELD:
+            assert getattr(Withheld, name) is getattr(Part, name)
+        elif callable(value):
+            given = tuple(object() for _ in range(value.__code__.co_argcount - 1))
+            assert ours(*given) == (name, given) and ours.__doc__ == value.__doc__
+        else:
+            assert ours is getattr(part, name) and ours is not getattr(plain, name)
+
+
+def test_a_withheld_part_is_still_cut_into_its_pieces():
+    class Cut(Part):
+        cuts = 3
+
+    assert Withheld(Cut()).cuts == 3
+
+
+@pytest.mark.parametrize(("loss", "rho"), [("kl", 1.5), ("l2", 2.0), ("scaffold", 2.0), ("fednova", 2.0), ("feddyn", 2.0), ("moon", 2.0)])
+def test_the_radius_that_is_not_given_depends_on_the_loss(loss, rho):
+    """Table 4 uses 2.0 for the other losses; the resolved config holds the number."""
+    assert config("fedsol", {"loss": loss}).method.options["rho"] == rho
+    assert config("fedsol", {"loss": loss, "rho": 0.5}).method.options["rho"] == 0.5
+    assert fedsol(loss=loss).parts[0].rho == rho
+    assert config("fedsol", {"loss": loss}).hash == config("fedsol", {"loss": loss, "rho": rho}).hash
+    if loss in ("kl", "l2"):
+        assert all(config(name, {"loss": loss}).method.options["rho"] == rho for name in ("fedsol_ft", "strategy"))
+
+
+def test_a_radius_is_not_negative():
+    with pytest.raises(FldiagError, match="rho = -1"):
+        config("fedsol", {"rho": -1.0})

@@ -84,10 +84,11 @@ def test_effective_steps_are_the_displacement_under_a_constant_gradient(momentum
     made = federation(config(momentum=momentum, weight_decay=0.0), classification(UNEQUAL)).setup
     for steps in (1, 2, 7):
         w, one = torch.zeros(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
-        optimizer = SGD(made.config.train, 1.0, w)
+        optimizer = SGD(made.config.train, w)
         for _ in range(steps):
-            optimizer.step(w, one.clone())
-        local = Local(made.network, made.config.train, 0, 0, 1.0, [0], w[0], w, torch.ones(1), torch.tensor([steps]), {}, {})
+            optimizer.step(w, one.clone(), lr=1.0)
+        local = Local(network=made.network, train=made.config.train, seed=0, t=0, lr=1.0, ids=[0], w_g=w[0], w=w, n=torch.ones(1),
+                      steps=torch.tensor([steps]), state={}, sent={})
         assert abs(float(local.effective_steps()) + float(w)) <= 1e-12
         if not momentum:
             assert float(local.effective_steps()) == steps

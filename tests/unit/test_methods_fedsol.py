@@ -6,12 +6,12 @@ from helpers import StartAt, classification, config, diagonal, federation, final
 from test_methods_sharpness import FULL, UNEQUAL, far, one, traced
 from torch.nn import functional as F
 
+from fldiag import losses
 from fldiag.errors import FldiagError
 from fldiag.method import Method
 from fldiag.models.network import Bound
 from fldiag.params import Layout
-from fldiag.parts import perturbation
-from fldiag.step import Local, per_example_loss
+from fldiag.step import Local
 
 
 def test_T_SOL_1_no_radius_is_fedavg():
@@ -23,7 +23,7 @@ def test_T_SOL_2_with_the_local_loss_as_proximal_loss_it_is_sam():
     data = classification(UNEQUAL)
     made = federation(config("fedsol", {**FULL, "rho": 0.5}), data)
     [part] = made.setup.method.parts
-    part.loss_p = lambda step, out: step.mean(per_example_loss(out.logits, step.y))
+    part.loss_p.term = lambda step, out: step.mean(losses.per_example(out.logits, step.y))
     play(made, 2)
     assert far(made.w, final(config("fedsam", {"rho": 0.5}), data)) <= 1e-10
 
@@ -53,7 +53,7 @@ def test_T_SOL_4_length_of_the_perturbation(part):
     made, adaptive = traced("fedsol", {"rho": 1.3, "part": part}, data, per_round=1)
     start = adaptive.w[0]
     for w, e in zip(adaptive.w[1:], adaptive.e[1:], strict=True):
-        strength = perturbation.strengths(w - start, made.setup.network.layout)
+        strength = losses.strengths(w - start, made.setup.network.layout)
         assert 0 < float(one(e)) <= 1.3 * float(strength.max()) <= 1.3
 
 
@@ -61,7 +61,7 @@ def test_T_SOL_4_strengths_have_unit_length_in_each_layer():
     layout = federation(config(), classification(UNEQUAL)).setup.network.layout
     d = torch.randn(2, layout.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     slices = layout.slices()
-    by_layer, by_tensor, by_axis = (perturbation.strengths(d, layout, rule) for rule in ("layer", "tensor", "dim0"))
+    by_layer, by_tensor, by_axis = (losses.strengths(d, layout, rule) for rule in ("layer", "tensor", "dim0"))
     for names in layout.layers.values():
         squares = sum(by_layer[:, slices[n]].square().sum(1) for n in names)
         assert far(squares, torch.ones(2)) <= 1e-12
@@ -70,7 +70,7 @@ def test_T_SOL_4_strengths_have_unit_length_in_each_layer():
         assert far(by_axis[:, slices[name]], (view.abs() / view.norm(dim=1, keepdim=True)).flatten(1)) <= 1e-12
         columns = view[0].numel() // view.shape[1]
         assert far(by_axis[:, slices[name]].square().sum(1), torch.full((2,), float(columns))) <= 1e-10
-    assert not perturbation.strengths(torch.zeros(1, layout.size), layout).any()
+    assert not losses.strengths(torch.zeros(1, layout.size), layout).any()
 
 
 def test_the_strength_of_a_scalar_parameter_is_one_under_every_rule():
@@ -80,7 +80,7 @@ def test_the_strength_of_a_scalar_parameter_is_one_under_every_rule():
     layout = Layout.of(module)
     d = torch.randn(2, layout.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for rule in ("layer", "tensor", "dim0"):
-        strength = perturbation.strengths(d, layout, rule)
+        strength = losses.strengths(d, layout, rule)
         assert strength.shape == d.shape
         assert far(strength[:, layout.slices()["gain.t"]], torch.ones(2, 1)) <= 1e-12
 
@@ -105,7 +105,7 @@ def test_T_SOL_6_full_strength_everywhere_is_the_fixed_method(monkeypatch):
     data = classification(UNEQUAL)
     fixed = final(config("fedsol", {"strength": "fixed"}), data)
     assert far(final(config("fedsol"), data), fixed) > 1e-5
-    monkeypatch.setattr(perturbation, "strengths", lambda d, *_: torch.ones_like(d))
+    monkeypatch.setattr(losses, "strengths", lambda d, *_: torch.ones_like(d))
     assert torch.equal(final(config("fedsol"), data), fixed)
 
 
@@ -173,7 +173,7 @@ def test_T_SOL_10_the_scale_of_the_proximal_loss_is_of_no_consequence():
     for scale in (1.0, 3.7):
         made = federation(config("fedsol", {**FULL, "rho": 1.0}), data)
         [part] = made.setup.method.parts
-        part.loss_p = lambda step, out, inner=part.loss_p, scale=scale: scale * inner(step, out)
+        part.loss_p.term = lambda step, out, inner=part.loss_p.term, scale=scale: scale * inner(step, out)
         play(made)
         ends.append(made.w)
     assert far(*ends) <= 1e-8  # the first perturbed gradients are small, and the guard 1e-12 is not scaled with them

@@ -47,7 +47,7 @@ def test_T_PGP_3_the_scale_of_the_proximal_loss_is_of_no_consequence():
     for scale in (1.0, 5.0):
         made = federation(config("gradient_projection"), DATA)
         [part] = made.setup.method.parts
-        part.loss_p = lambda step, out, inner=part.loss_p, scale=scale: scale * inner(step, out)
+        part.loss_p.term = lambda step, out, inner=part.loss_p.term, scale=scale: scale * inner(step, out)
         play(made)
         ends.append(made.w)
     assert same(*ends, 1e-10)

@@ -34,8 +34,8 @@ def step_of(module, x, y, weight=None, maps=False, ids=(0,)):
     k = len(ids)
     w = flatten(module).detach()
     counts = torch.ones(k, dtype=torch.long)
-    local = Local(net, config().train, 5, 3, 0.1, list(ids), w, w.expand(k, -1).clone(), counts, counts, {}, {},
-                  {n: b[None].clone() for n, b in net.buffers.items()})
+    local = Local(network=net, train=config().train, seed=5, t=3, lr=0.1, ids=list(ids), w_g=w, w=w.expand(k, -1).clone(),
+                  n=counts, steps=counts, state={}, sent={}, buffers={n: b[None].clone() for n, b in net.buffers.items()})
     return Step(local, lambda s, out: s.mean(s.label_loss(out.logits)), x, y, weight, torch.zeros_like(y), maps)
 
 

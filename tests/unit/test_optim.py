@@ -24,7 +24,7 @@ def test_rows_step_as_torch_does(settings):
     train = config(**settings).train
     generator = torch.Generator().manual_seed(0)
     w = torch.randn(3, 11, generator=generator, dtype=torch.float64)
-    ours = OPTIMIZERS[train.optimizer](train, 0.05, w)
+    ours = OPTIMIZERS[train.optimizer](train, w)
     theirs = [torch.nn.Parameter(row.clone()) for row in w]
     steppers = [reference(train, p) for p in theirs]
     for k in (3, 3, 3, 2, 2, 1, 1, 1):
@@ -35,7 +35,7 @@ def test_rows_step_as_torch_does(settings):
             if train.clip:
                 torch.nn.utils.clip_grad_norm_([p], train.clip)
             stepper.step()
-        ours.step(w[:k], g)
+        ours.step(w[:k], g, lr=0.05)
         for row, p in zip(w, theirs, strict=True):
             torch.testing.assert_close(row, p.detach(), rtol=1e-12, atol=1e-14)
 
@@ -47,7 +47,7 @@ def test_a_new_optimiser_has_no_memory(settings):
     ends = []
     for _ in range(2):
         w = start.clone()
-        OPTIMIZERS[train.optimizer](train, 0.1, w).step(w, g.clone())
+        OPTIMIZERS[train.optimizer](train, w).step(w, g.clone(), lr=0.1)
         ends.append(w)
     assert torch.equal(*ends)
     assert not torch.equal(ends[0], start)
@@ -57,6 +57,6 @@ def test_clipping_is_of_each_client_and_before_weight_decay():
     train = config(momentum=0.0, weight_decay=0.5, clip=1.0).train
     w = torch.full((2, 4), 2.0, dtype=torch.float64)
     g = torch.tensor([[3.0, 4.0, 0, 0], [0.3, 0.4, 0, 0]], dtype=torch.float64)
-    OPTIMIZERS["sgd"](train, 1.0, w).step(w, g)
+    OPTIMIZERS["sgd"](train, w).step(w, g, lr=1.0)
     assert torch.allclose(w[0], torch.tensor([2 - 1 - 0.6, 2 - 1 - 0.8, 1, 1], dtype=torch.float64), atol=1e-6)
     assert torch.allclose(w[1], torch.tensor([0.7, 0.6, 1, 1], dtype=torch.float64), atol=1e-12)

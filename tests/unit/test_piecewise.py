@@ -1,16 +1,19 @@
 """Where the Hessian is the Gauss-Newton matrix within a layer: who is recognised, and what spectra make of it."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fldiag.curvature import per_example_squares as squares
-from fldiag.diagnostics import Problem
 from fldiag.diagnostics.spectrum import spectrum
+from fldiag.models.layers import LAYERS
+from fldiag.models.layers.linear import LINEAR
 from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.exact_curvature import inexact, within_a_layer
+from fldiag.problem.problem import Problem
 from fldiag.results.table import check
 
 
@@ -73,8 +76,8 @@ def test_a_wrong_rule_is_found_out_however_small_the_loss(scale, dtype, monkeypa
     assert inexact(problem(scale=scale, dtype=dtype)) is None
     right = diagonal_of(problem(dtype=dtype)).trace
     assert diagonal_of(problem(scale=scale, dtype=dtype)).trace == pytest.approx(scale * right, rel=1e-5)
-    monkeypatch.setitem(squares.RULES, nn.Linear, lambda m, a, g, total: {
-        k: 1.01 * v for k, v in squares._linear(m, a, g, total).items()})
+    monkeypatch.setitem(LAYERS, nn.Linear, dataclasses.replace(LINEAR, squares=lambda m, a, g, total: {
+        k: 1.01 * v for k, v in LINEAR.squares(m, a, g, total).items()}))
     assert "disagrees with a Hessian-vector product" in inexact(problem(scale=scale, dtype=dtype))
 
 

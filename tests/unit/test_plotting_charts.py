@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
 
+from fldiag.diagnostics.spectrum import picture as spectrum
 from fldiag.errors import FldiagError
-from fldiag.plotting import curves, partition, spectrum, style, toy
+from fldiag.plotting import curves, partition, style, toy
 from fldiag.results.table import table
 
 

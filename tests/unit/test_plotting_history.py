@@ -7,8 +7,11 @@ from histories import always, history, identity, linear, separable, stored
 from matplotlib.collections import PolyCollection
 
 import fldiag
+from fldiag.diagnostics.account import picture as account
+from fldiag.diagnostics.drift import picture as drift
+from fldiag.diagnostics.forgetting import picture as forgetting
 from fldiag.errors import FldiagError
-from fldiag.plotting import account, drift, forgetting, style
+from fldiag.plotting import style
 
 PARTS = [np.arange(0, 60), np.arange(60, 120)]
 

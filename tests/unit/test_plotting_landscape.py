@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fldiag.diagnostics.landscape import picture as landscape
+from fldiag.diagnostics.landscape.surfaces import scale, surfaces
 from fldiag.errors import FldiagError
-from fldiag.plotting import landscape, style
-from fldiag.plotting.surfaces import scale, surfaces
+from fldiag.plotting import style
 from fldiag.results.table import table
 
 EVIL = "<img src=x onerror=alert(1)></script><b>$x$ & \u2028'\""

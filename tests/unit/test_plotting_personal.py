@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 
 from fldiag.errors import FldiagError
-from fldiag.plotting import personal, style
+from fldiag.plotting import style
+from fldiag.training.diagnostics.personalise import picture as personal
 
 
 def table(run="fedavg", epochs=(0, 1), clients=5, shift=0.0):

@@ -4,8 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fldiag.diagnostics.profile import picture as profile
 from fldiag.errors import FldiagError
-from fldiag.plotting import profile, style
+from fldiag.plotting import style
 from fldiag.results.table import table
 
 

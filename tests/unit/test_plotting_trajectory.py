@@ -7,8 +7,8 @@ import re
 
 import numpy as np
 
-from fldiag.plotting import landscape
-from fldiag.plotting.surfaces import surfaces
+from fldiag.diagnostics.landscape import picture as landscape
+from fldiag.diagnostics.landscape.surfaces import surfaces
 from fldiag.results.table import table
 
 

@@ -9,8 +9,8 @@ from problems import Sliced, data, mlp
 from torch import nn
 from torch.nn.functional import cross_entropy as CE
 
-from fldiag.diagnostics import Problem
 from fldiag.errors import FldiagError
+from fldiag.problem.problem import Problem
 
 
 class Stubborn(nn.Dropout):

@@ -11,10 +11,10 @@ from surfaces import Interrupted
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fldiag.diagnostics import Problem
 from fldiag.diagnostics.profile import profile
 from fldiag.errors import FldiagError
 from fldiag.problem.eigenpairs import eigenpairs
+from fldiag.problem.problem import Problem
 from fldiag.results.table import check
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fldiag.diagnostics import Problem
-from fldiag.diagnostics import pyhessian_engine as reference
-from fldiag.diagnostics.pyhessian_engine import Sampling, iterations
+from fldiag.diagnostics.spectrum import pyhessian_engine as reference
+from fldiag.diagnostics.spectrum.pyhessian_engine import Sampling, iterations
 from fldiag.errors import FldiagError
+from fldiag.problem.problem import Problem
 from fldiag.results.table import check, table
 from fldiag.seeding import seed_for
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from helpers import classification, config, setup
 
-from fldiag.checkpoint import schema
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
+from fldiag.results import files
 from fldiag.training import rounds
 
 ROOT = Path(__file__).parents[2]
@@ -84,14 +84,19 @@ def small(**more):
     return config("scaffold", **{**SMALL, **more})
 
 
+@pytest.fixture(scope="module")
+def never_stopped(tmp_path_factory):
+    """The same run uninterrupted, by how often it is stored."""
+    return {n: rounds.train(small(checkpoint={"every": n}), out=tmp_path_factory.mktemp("whole") / str(n)) for n in (1, 3)}
+
+
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("name", ["rounds/0003.pt", "state/server-0003.pt", "metrics/0003.parquet", "run.json"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, FldiagError("disk full", "free some space")], ids=["ctrl-c", "full"])
-def test_stopped_while_a_file_is_written(every, name, error, tmp_path, monkeypatch):
+def test_stopped_while_a_file_is_written(every, name, error, tmp_path, monkeypatch, never_stopped):
     """run.json must never count a round whose files are not all there."""
-    chosen = small(checkpoint={"every": every})
-    whole = rounds.train(chosen, out=tmp_path / "whole")
-    write, seen = schema.write_atomic, []
+    chosen, whole = small(checkpoint={"every": every}), never_stopped[every]
+    write, seen = files.write_atomic, []
 
     def breaking(path, writer):
         seen.append(path.name)
@@ -101,7 +106,7 @@ def test_stopped_while_a_file_is_written(every, name, error, tmp_path, monkeypat
             raise error
         return write(path, writer)
 
-    monkeypatch.setattr(schema, "write_atomic", breaking)
+    monkeypatch.setattr(files, "write_atomic", breaking)
     with pytest.raises((KeyboardInterrupt, FldiagError)):
         rounds.train(chosen, out=tmp_path / "cut")
     monkeypatch.undo()

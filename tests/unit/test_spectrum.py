@@ -10,11 +10,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fldiag.curvature.lanczos import lanczos
-from fldiag.diagnostics import Problem
-from fldiag.diagnostics import spectrum as module
 from fldiag.diagnostics.spectrum import spectrum
 from fldiag.errors import FldiagError
+from fldiag.problem import eigenpairs as module
 from fldiag.problem.eigenpairs import eigenpairs
+from fldiag.problem.problem import Problem
 from fldiag.results.table import check
 
 

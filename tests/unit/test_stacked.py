@@ -15,12 +15,12 @@ import fldiag
 from fldiag.curvature.batched_lanczos import lockstep
 from fldiag.curvature.lanczos import lanczos, search
 from fldiag.curvature.r_operator import ChainOperator
-from fldiag.curvature.sequential import Linear
-from fldiag.diagnostics import Problem
 from fldiag.errors import FldiagError
+from fldiag.models.layers.linear import LinearLink
 from fldiag.models.network import Network
 from fldiag.problem import stack
 from fldiag.problem.eigenpairs import strict_pairs
+from fldiag.problem.problem import Problem
 
 SIZES = (20, 13, 17, 40, 15)
 SPECTRUM = {"k": 3, "tol": 1e-6, "max_products": 100, "seed": 4}
@@ -186,8 +186,8 @@ def test_memory_bounds_the_stack(made):
 
 
 def test_a_stack_that_disagrees_is_not_used(monkeypatch):
-    right = Linear.shift
-    monkeypatch.setattr(Linear, "shift", lambda self, g, w: right(self, g, w) * (1 if w.ndim == 2 else 1.001))
+    right = LinearLink.shift
+    monkeypatch.setattr(LinearLink, "shift", lambda self, g, w: right(self, g, w) * (1 if w.ndim == 2 else 1.001))
     assert stack.eigenpairs(problems(), **SPECTRUM) == [None] * len(SIZES)
 
 

@@ -7,8 +7,8 @@ from helpers import classification, config, images, setup
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fldiag.method import Perturbation
-from fldiag.step import Local, Step, per_example_loss
+from fldiag.losses import per_example
+from fldiag.step import Local, Perturbation, Step
 
 UNEQUAL = (20, 13, 7)
 
@@ -18,7 +18,7 @@ def far(a, b):
 
 
 def losses(step, out):
-    return step.mean(per_example_loss(out.logits, step.y))
+    return step.mean(per_example(out.logits, step.y))
 
 
 def made(data, rows=3, **more):
@@ -32,8 +32,8 @@ def made(data, rows=3, **more):
     y = dataset.train_y[: 5 * rows].view(rows, 5)
     sizes = [5, 4, 2][:rows]
     weight = torch.tensor([[1 / n] * n + [0.0] * (5 - n) for n in sizes], dtype=w.dtype)
-    local = Local(built.network, built.config.train, 0, 0, 0.1, list(range(rows)), w_g, w, torch.tensor(sizes),
-                  torch.ones(rows), {}, {})
+    local = Local(network=built.network, train=built.config.train, seed=0, t=0, lr=0.1, ids=list(range(rows)), w_g=w_g, w=w,
+                  n=torch.tensor(sizes), steps=torch.ones(rows), state={}, sent={})
     step = Step(local, losses, x, y, weight, torch.arange(5).expand(rows, 5))
     return built, step, sizes
 
@@ -109,9 +109,9 @@ def test_losses_of_both_kinds():
     logits = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     y = torch.tensor([[0, 1, 3], [2, 2, 0]])
     exact = [[-float(logits[k, i].log_softmax(-1)[y[k, i]]) for i in range(3)] for k in range(2)]
-    assert np.allclose(per_example_loss(logits, y), exact, rtol=1e-12)
+    assert np.allclose(per_example(logits, y), exact, rtol=1e-12)
     target = torch.zeros(2, 3, 4, dtype=torch.float64)
-    assert torch.allclose(per_example_loss(logits, target), 0.5 * (logits**2).sum(-1))
+    assert torch.allclose(per_example(logits, target), 0.5 * (logits**2).sum(-1))
 
 
 def test_generators_of_a_part_are_of_the_client_and_the_round():

@@ -152,8 +152,8 @@ def test_effective_steps_are_the_weights_of_the_gradients_in_the_displacement(ne
     train = config(momentum=momentum, nesterov=nesterov, weight_decay=0.0).train
     for steps in (1, 2, 5, 9):
         w = torch.zeros(1, 1, dtype=torch.float64)
-        optimizer = SGD(train, 0.1, w)
+        optimizer = SGD(train, w)
         for _ in range(steps):
-            optimizer.step(w, torch.ones_like(w))
+            optimizer.step(w, torch.ones_like(w), lr=0.1)
         local = types.SimpleNamespace(steps=torch.tensor([steps]), train=train, w=w)
         assert Local.effective_steps(local).item() == pytest.approx(-w.item() / 0.1, rel=1e-12)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fldiag.curvature.piecewise_linear import obstacle
-from fldiag.diagnostics import Problem
+from fldiag.problem.problem import Problem
 
 
 def normed(channels=3):

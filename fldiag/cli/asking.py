@@ -1,0 +1,40 @@
+"""What the verb of every diagnostic does: open, ask, write, and say what a person reads first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fldiag.checkpoint.run import Run
+from fldiag.console import Console
+from fldiag.diagnosis import subjects
+from fldiag.diagnosis.answer import Answer, answer
+from fldiag.diagnosis.question import diagnostic
+from fldiag.results.summary import Note, Say, Small
+
+
+def ask(console: Console, name: str, paths: Sequence[Path], options: Mapping[str, Any], out: Path | None) -> None:
+    """Raises FldiagError for whatever cannot be asked or answered."""
+    given = {k: options[k] for k in ("model", "data") if k in options}
+    of_runs = diagnostic(name).on in ("run", "runs")
+    targets: list[subjects.Target] = [
+        subjects.load(p) if p.is_dir() else Run.open(p) if of_runs and not p.is_file() else subjects.load(p, **given)
+        for p in paths]
+    found = answer(name, targets, options, out=out, bar=console.progress, tell=console.note)
+    for made in found:
+        show(console, made)
+    console.done(*(file for made in reversed(found) for file in made.files))
+
+
+def show(console: Console, made: Answer) -> None:
+    """The summary of an answer on the terminal; for machines its rows, and what the notes are about."""
+    for item in made.summary():
+        if isinstance(item, Small):
+            console.table(list(item.rows), dict(item.columns))
+        elif isinstance(item, Say):
+            console.say(item.text)
+        elif isinstance(item, Note):
+            console.note(item.text)
+            for key, value in (item.about or {}).items():
+                console.result.setdefault(key, []).append(value)

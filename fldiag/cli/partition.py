@@ -1,0 +1,25 @@
+"""The verb that shows who holds what."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fldiag.cli.app import app
+from fldiag.cli.options import Debug, Download, Json, Out
+from fldiag.console import Console, errors
+
+
+@app.command()
+def partition(config: Annotated[str, typer.Argument(help="A preset, a TOML file or a run folder.")],
+              set_: Annotated[list[str] | None, typer.Option("--set", help="Override: section.key=value.")] = None,
+              download: Download = False, out: Out = None, json: Json = False, debug: Debug = False) -> None:
+    """Draw who holds what: the papers' bubble chart of classes over clients.
+
+    Example: fldiag partition digits --set partition.alpha=0.5
+    """
+    with errors(debug):
+        from fldiag.verbs import partition as verb
+
+        verb.partition(Console(json), config, set_ or [], out, download)

@@ -1,0 +1,130 @@
+"""A diagnostic's table: checked, forecast, and kept under a digest of all it depends on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from fldiag.checkpoint.run import Run
+from fldiag.clock import duration
+from fldiag.errors import FldiagError
+from fldiag.problem.problem import Problem
+from fldiag.registry import Diagnostic, Progress
+from fldiag.results.cache import Cache
+from fldiag.results.provenance import digest, provenance
+from fldiag.results.table import check
+from fldiag.rounds.history import History
+
+Subject = Problem | History | Sequence[Run] | Sequence[Problem]
+#: Seconds of a forecast from which on it is told.
+LONG = 60.0
+
+
+def measure(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], *, cache: str | Path | None = None,
+            progress: Progress | None = None, tell: Callable[[str], None] | None = None) -> pd.DataFrame:
+    """The table of a diagnostic; ``options`` are checked and complete (``divide``).
+
+    With ``cache`` (a folder) the table is kept: asked again, it is read back and verified; a long one that was interrupted
+    goes on. ``tell``: is told of a damaged entry, and how long it will take where that is more than a minute.
+
+    The table says in ``attrs`` which diagnostic it is of and with which options, for ``fldiag.draw``.
+    """
+    options = dict(options)
+    said = tell or (lambda text: None)
+    if cache is None:
+        return _marked(entry, options, _build(entry, subject, options, progress, said))
+    key = digest(entry.name, identity(subject), {k: v for k, v in options.items() if k != "store"}, origin(subject, options))
+    entries = Cache(cache)
+    found = entries.get(entry.name, key, on_damage=said)
+    if found is not None:
+        try:
+            return _marked(entry, options, check(found))
+        except FldiagError:
+            said(f"the cached table of {entry.name} is of another schema and is computed again")
+    given = options if options.get("store", ...) is not None else {
+        **options, "store": entries.partial(entry.name, key, on_damage=said)}
+    frame = _build(entry, subject, given, progress, said)
+    entries.put(entry.name, key, frame, {
+        **origin(subject, options), "diagnostic": entry.name, "subject": digest(identity(subject)), "options": plain(options)})
+    return _marked(entry, options, frame)
+
+
+def _build(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], progress: Progress | None,
+           tell: Callable[[str], None]) -> pd.DataFrame:
+    if entry.check is not None:
+        entry.check(subject, options)
+    if (seconds := forecast(entry, subject, options)) > LONG:
+        tell(f"about {duration(seconds)} on this machine; Ctrl-C loses nothing that a cache keeps")
+    return check(entry.build(subject, progress, **options))
+
+
+def _marked(entry: Diagnostic, options: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
+    frame.attrs = {"diagnostic": entry.name, "options": plain(options)}
+    return frame
+
+
+def plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that a file can say; weight sets and stores cannot."""
+    kinds = (str, int, float, bool, type(None))
+    lists = {k: list(v) for k, v in options.items() if isinstance(v, (list, tuple)) and all(isinstance(e, kinds) for e in v)}
+    return {k: lists.get(k, v) for k, v in options.items() if isinstance(v, kinds) or k in lists}
+
+
+def identity(subject: Subject) -> Any:
+    """What tells subjects apart: their weights, model, data and labels."""
+    if isinstance(subject, (Problem, History)):
+        return [subject.digest(), subject.common]
+    return [identity(s) if isinstance(s, Problem) else [s.path.name, s.index] for s in subject]
+
+
+def origin(subject: Subject, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The provenance of what is computed from this subject."""
+    first = subject if isinstance(subject, (Problem, History)) else next(iter(subject), None)
+    if isinstance(first, (Problem, History)):
+        return provenance(dtype=first.dtype, device=first.device, seed=options.get("seed"))
+    return provenance(device=options.get("device"), seed=options.get("seed"))
+
+
+def forecast(entry: Diagnostic, subject: Subject, options: Mapping[str, Any]) -> float:
+    """Seconds that the diagnostic takes here: its ``cost`` in gradients of the slice, times one that is timed.
+
+    0 where the diagnostic has no cost, or its subject has nothing that could be timed.
+    """
+    if entry.cost is None:
+        return 0.0
+    problem = _problem(subject)
+    count = 0.0 if problem is None else entry.cost(subject, options)
+    if problem is None or not count:
+        return 0.0
+    try:
+        return float(count * problem.recall("seconds of a gradient", lambda: _timed(problem)))
+    except (FldiagError, RuntimeError):  # what is wrong will be said by the diagnostic itself
+        return 0.0
+
+
+def _problem(subject: Subject) -> Problem | None:
+    """One whose gradient is like those that the diagnostic takes: of a run, the last round's on all clients' data."""
+    if not isinstance(subject, History):
+        return subject if isinstance(subject, Problem) else None
+    try:
+        stored = subject.last()
+        return subject.problem((stored.aggregated, stored.buffers), subject.pool.clients, "train")
+    except FldiagError:
+        return None
+
+
+def _timed(problem: Problem) -> float:
+    """Seconds of a gradient of the whole slice, from that of its first batch."""
+    problem.probe()
+    x, y = problem.batch(0)
+    for _ in range(2):  # the first one also allocates
+        began = time.perf_counter()
+        with problem.guarded(), torch.enable_grad():
+            w = problem.w.clone().requires_grad_()
+            torch.autograd.grad(problem.criterion(problem.call(w, x), y).sum(), w)
+    return (time.perf_counter() - began) * problem.n / len(y)

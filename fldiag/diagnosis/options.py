@@ -1,0 +1,87 @@
+"""The options that diagnostics share, spelled once: for the command line, ``diagnose`` and the documentation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fldiag.errors import FldiagError
+
+
+@dataclass(frozen=True)
+class Shared:
+    """An option of the subject, not of the diagnostic. ``on``: the kinds of subject that have it."""
+
+    name: str
+    kind: str  # str, int, bool
+    default: Any
+    help: str
+    on: tuple[str, ...] = ("problem", "checkpoints", "run")
+
+
+WEIGHTS = ("problem", "checkpoints")
+SHARED = (
+    Shared("rounds", "str", None, "Only these rounds: 5, 1,5,20-30, every:10 or last.", ("run",)),
+    Shared("slice", "str", "train", "train, test, client:7, client:7/test (its class mixture) or client:7/own (its classes).",
+           WEIGHTS),
+    Shared("samples", "int", None, "At most this many examples, classes kept in proportion."),
+    Shared("client", "int", None, "The trained weights of this client, not the global ones.", WEIGHTS),
+    Shared("precision", "str", "fp32", "fp32 or fp64."),
+    Shared("memory", "str", None, "Memory for batches, graphs and bases of vectors, such as 500M (default 2G); "
+                                  "model, data and single vectors come on top."),
+    Shared("model", "str", None, "Model of a plain state_dict: NAME or pkg.mod:factory."),
+    Shared("data", "str", None, "Its data: NAME, npz:PATH or pkg.mod:loader."),
+    Shared("root", "str", None, "Folder that holds the data (default $FLDIAG_DATA)."),
+    Shared("download", "bool", False, "Fetch a missing public data set."),
+)
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+
+
+def shared_by(on: str, own: Sequence[str] = ()) -> list[Shared]:
+    """The shared options of a diagnostic of this kind; ``own``: names that it uses itself."""
+    return [option for option in SHARED if on in option.on and option.name not in own]
+
+
+def size(memory: str | int) -> int:
+    """A number of bytes, of such as 500M, 2GiB or 1500000000. Raises FldiagError for anything else."""
+    if isinstance(memory, int):
+        return memory
+    match = re.fullmatch(r"([\d.]+)\s*([kmg]?)i?b?", memory.strip().lower())
+    try:
+        found = int(float(match.group(1)) * _UNITS[match.group(2)]) if match else 0
+    except ValueError:
+        found = 0
+    if found < 1:
+        raise FldiagError(f"memory = {memory!r} is not a size", "give bytes, or such as 500M or 2G", usage=True)
+    return found
+
+
+def rounds(text: str | Sequence[int] | None, there: Sequence[int]) -> list[int] | None:
+    """The rounds of ``5``, ``1,5,20-30``, ``last`` or ``every:10``; None for all.
+
+    A range and ``every`` take what is stored of it. Raises FldiagError for anything else.
+    """
+    if text is None or text == "all":
+        return None
+    if not isinstance(text, str):
+        return sorted(set(text))
+    if text == "last":
+        return list(there[-1:])
+    try:
+        if text.startswith("every:"):
+            step = int(text.removeprefix("every:"))
+            found = [r for r in there if r % step == 0]
+        else:
+            found = []
+            for part in text.split(","):
+                first, dash, last = part.partition("-")
+                found += [r for r in there if int(first) <= r <= int(last)] if dash else [int(first)]
+    except (ValueError, ZeroDivisionError):
+        raise FldiagError(f"--rounds {text!r} is not a choice of rounds", "write for example 5 or 1,5,20-30 or every:10 or last",
+                          usage=True) from None
+    if not found:
+        raise FldiagError(f"--rounds {text}: no such round is stored",
+                          f"stored are {there[0]} to {there[-1]}" if there else "train first", usage=True)
+    return sorted(set(found))

@@ -1,0 +1,146 @@
+"""A question put together before anything is computed: the same for the command line, the report and Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fldiag import registry
+from fldiag.checkpoint.run import Run
+from fldiag.checkpoint.schema import Checkpoint
+from fldiag.diagnosis import subjects
+from fldiag.diagnosis.measure import Subject, plain
+from fldiag.diagnosis.options import rounds
+from fldiag.diagnosis.subjects import Target
+from fldiag.errors import FldiagError
+from fldiag.problem.problem import Problem
+from fldiag.registry import Choice, Diagnostic
+from fldiag.results.provenance import digest
+from fldiag.rounds.history import History
+
+
+@dataclass
+class Question:
+    """``asked``: (title, subject, options) of every table; those of one diagnostic stand one below the other. ``more``: the
+    further diagnostics that flags ask of the same subjects. ``about``: which files the answer is about. ``stem``: a name for
+    it that differs whenever the question does."""
+
+    entry: Diagnostic
+    asked: list[tuple[str, Subject, dict[str, Any]]]
+    more: dict[Diagnostic, dict[str, Any]] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+    stem: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+def diagnostic(name: str) -> Diagnostic:
+    """Raises FldiagError for an unknown one."""
+    entry = registry.diagnostic.get(name)
+    assert isinstance(entry, Diagnostic)
+    return entry
+
+
+def question(name: str, targets: Sequence[Target], options: Mapping[str, Any]) -> Question:
+    """Check the question and open what it is about.
+
+    Args:
+        name: the diagnostic's.
+        targets: runs, checkpoints, Problems or a History: what the diagnostic can be asked of.
+        options: the diagnostic's own, those of its subject (``fldiag.diagnosis.options``), and its flags.
+
+    Raises:
+        FldiagError: an unknown diagnostic or option, a value out of range, or targets of the wrong kind.
+    """
+    entry = diagnostic(name)
+    divided = subjects.divide(entry, options)
+    more = {diagnostic(also): diagnostic(also).validate(given) for also, given in divided.more.items()}
+    made = {"run": _of_run, "runs": _of_runs}.get(entry.on, _of_weights)(entry, targets, divided.where, divided.own)
+    made.more = more if made.entry is entry else {}
+    for _, subject, own in made.asked:
+        for asked, given in [(made.entry, own | dict.fromkeys(divided.flags, True)), *made.more.items()]:
+            if asked.check is not None:
+                asked.check(subject, given)
+    every = [plain(own) for _, _, own in made.asked], divided.flags, {k: plain(v) for k, v in divided.more.items()}
+    made.stem += f"-{digest(made.about, every)[:8]}"
+    return made
+
+
+def _of_weights(entry: Diagnostic, targets: Sequence[Target], where: dict[str, Any], own: dict[str, Any]) -> Question:
+    given = {k: where.pop(k) for k in ("model", "data") if where.get(k) is not None}
+    opened: list[Run | Checkpoint | Problem] = []
+    for t in targets:
+        if isinstance(t, History):
+            raise FldiagError(f"diagnostic {entry.name!r} is not one of a History", "give a checkpoint or a Problem", usage=True)
+        opened.append(t if isinstance(t, (Problem, Run)) else subjects.checkpoint(t, **given))
+    if where and (whole := [t for t in opened if isinstance(t, Problem)]):
+        raise FldiagError(f"option {sorted(where)[0]!r} has no effect on a {type(whole[0]).__name__}, which has its data already",
+                          "leave it out, or give a checkpoint", usage=True)
+    choice = entry.choose(opened, own, where) if entry.choose else Choice([(t, {}) for t in opened])
+    chosen = [t if isinstance(t, Problem) else subjects.checkpoint(t, round=where.get("round"), **given)
+              for t, _ in choice.asked]
+    problems = subjects.problems(chosen, {k: v for k, v in where.items() if k != "round"})
+    if choice.instead:
+        entry, own = diagnostic(choice.instead), diagnostic(choice.instead).validate(choice.options)
+    asked: list[tuple[str, Subject, dict[str, Any]]] = [
+        (p.name, p, {**own, **extra}) for p, (_, extra) in zip(problems, choice.asked, strict=True)]
+    if entry.on == "checkpoints":
+        asked = [(entry.name, problems, own)]
+    named = list(choice.named) or [c for c in chosen if isinstance(c, Checkpoint)]
+    about: dict[str, Any] = {"checkpoints": {p.name: _file(c, p) for p, c in zip(problems, chosen, strict=True)}}
+    if choice.named:
+        about["through"] = [c.sha256 for c in named]
+    what = named[0].path.stem if len(named) == 1 else f"{len(named)}-checkpoints"
+    stem = f"{choice.stem or entry.name}-{''.join(ch if ch.isalnum() or ch in '._-' else '-' for ch in what)[:60]}"
+    return Question(entry, asked, about={**about, "where": plain({k: str(v) if k == "dtype" else v for k, v in where.items()})},
+                    stem=stem, notes=[*choice.notes, *frozen(problems)])
+
+
+def _file(target: Checkpoint | Problem, problem: Problem) -> dict[str, Any]:
+    if isinstance(target, Problem):
+        return {"digest": problem.digest(), "slice": problem.slice_name, "n": problem.n}
+    return {"file": target.path.name, "sha256": target.sha256, "run": target.manifest.get("run"), "slice": problem.slice_name,
+            "n": problem.n}
+
+
+def _of_run(entry: Diagnostic, targets: Sequence[Target], where: dict[str, Any], own: dict[str, Any]) -> Question:
+    if len(targets) != 1:
+        raise FldiagError(f"{entry.name} is asked of one run, {len(targets)} given", "give one run's folder", usage=True)
+    target = targets[0]
+    if isinstance(target, History):
+        if where:
+            raise FldiagError(f"option {sorted(where)[0]!r} has no effect on a History, which has its data already",
+                              "leave it out, or give a run", usage=True)
+        return Question(entry, [(target.name, target, own)], about={"history": target.digest()}, stem=entry.name)
+    if isinstance(target, Problem):
+        raise FldiagError(f"diagnostic {entry.name!r} is not one of a Problem", "give a run", usage=True)
+    if not isinstance(target, Run):
+        raise FldiagError(f"diagnostic {entry.name!r} needs a run, and {target.path} is one checkpoint", "give the run's folder",
+                          usage=True)
+    where["rounds"] = rounds(where.get("rounds"), target.rounds)
+    history = subjects.history(target, where)
+    about = {"run": target.path.name, "config": target.index["hash"], "history": history.digest(), "checkpoints": history.files,
+             "where": plain(where)}
+    return Question(entry, [(target.path.name, history, own)], about=about, stem=entry.name)
+
+
+def _of_runs(entry: Diagnostic, targets: Sequence[Target], where: dict[str, Any], own: dict[str, Any]) -> Question:
+    runs = []
+    for target in targets:
+        if not isinstance(target, Run):
+            raise FldiagError(f"diagnostic {entry.name!r} is asked of runs", "give run folders", usage=True)
+        runs.append(target)
+    about = {"run": ", ".join(r.path.name for r in runs), "config": ", ".join(str(r.index["hash"]) for r in runs),
+             "checkpoints": {r.path.name: {"file": c.path.name, "sha256": c.sha256} for r in runs for c in [r.checkpoint()]}}
+    return Question(entry, [(", ".join(r.path.name for r in runs), runs, own)], about=about, stem=entry.name)
+
+
+def frozen(problems: Sequence[Problem]) -> list[str]:
+    """Says where frozen parameters are counted as weights."""
+    told = []
+    for problem in problems:
+        held = [p.numel() for p in problem.module.parameters() if not p.requires_grad]
+        if held:
+            told.append(f"{problem.name}: {sum(held):,} of {problem.layout.size:,} parameters are frozen (requires_grad = "
+                        "False); they count as weights like the others")
+    return told

@@ -1,0 +1,137 @@
+"""Why local training harmed the global loss: the terms of the second-order account, and who hurts whom."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.colors import SymLogNorm
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from fldiag.diagnostics.forgetting.picture import DIVERGING
+from fldiag.errors import FldiagError
+from fldiag.plotting import style
+from fldiag.plotting.tables import floats, need, select
+from fldiag.results.select import only
+
+PICTURE = "picture of the account"
+_TERMS = {"linear": "linear g'd", "quadratic": "quadratic d'Hd/2", "rest": "rest"}
+_HATCH = ("", "", "////")
+
+
+def draw(table: pd.DataFrame, *, round: int | None = None, width: float = style.TWO_COLUMNS) -> Figure:
+    """Four panels of one round (default: the last): the terms of every update beside the true change of the loss; the
+    terms along the top Hessian eigenvectors and the rest of space, and by layer (means over the clients); and the change
+    of every client's own loss by every client's update. ``table``: what the diagnostic ``account`` returns.
+
+    Raises FldiagError for a table without the account or of another round.
+    """
+    need(table, ("metric", "round", "moment", "scope", "client", "client_b", "estimator", "index", "layer", "value"), PICTURE)
+    there = sorted(int(r) for r in select(table, "change", PICTURE)["round"].dropna().unique())
+    round = there[-1] if round is None else round
+    rows = only(table, round=round)
+    if rows.empty:
+        raise FldiagError(f"the table has no account of round {round}", f"it has rounds {there}", usage=True)
+    slice_ = str(only(rows, metric="change")["slice"].iloc[0])
+    looks = [style.look(place) for place in (2, 5, 4)]
+    with style.paper():
+        fig = style.figure(width, 5.6, layout="constrained")
+        (terms, harm), (eigen, layer) = fig.subplots(2, 2, width_ratios=(1.25, 1))
+        _terms(terms, rows, looks, f"change of the {slice_} loss")
+        _harm(fig, harm, rows)
+        _split(eigen, only(rows, estimator="eigen"), "index", looks, "along Hessian eigenvectors (mean over clients)")
+        _split(layer, only(rows, estimator="layer"), "layer", looks, "by layer (mean over clients)")
+        keys = [Patch(facecolor=look.color, hatch=hatch, edgecolor="white") for look, hatch in zip(looks, _HATCH, strict=True)]
+        true = Line2D([], [], linestyle="none", marker="D", markersize=4, color="black", markerfacecolor="white")
+        style.legend(fig, [*keys, true], [*_TERMS.values(), "true change"], loc="outside lower center", ncols=4,
+                     columnspacing=1.4, borderpad=0.2)
+        fig.suptitle(f"round {round}: what each update does to the loss", fontsize=8.5)
+    return fig
+
+
+def _terms(ax, rows: pd.DataFrame, looks: list[style.Look], label: str) -> None:
+    exact = only(rows, estimator="exact", metric=["change", *_TERMS])
+    names = [*(str(int(k)) for k in sorted(exact["client"].dropna().unique())), "all"]
+    who = ["all" if pd.isna(k) else str(int(k)) for k in exact["client"]]
+    cells = pd.DataFrame({"who": who, "metric": exact["metric"].astype(str), "value": floats(exact["value"])})
+    wide = cells.pivot(index="who", columns="metric", values="value").reindex(names)
+    x = np.arange(len(names))
+    _bars(ax, x, [wide[m].to_numpy() for m in _TERMS], looks, stacked=True)
+    ax.plot(x, wide["change"].to_numpy(), linestyle="none", marker="D", markersize=4, color="black", markerfacecolor="white",
+            zorder=4)
+    every = max(1, -(-len(names) // 14))
+    shown = [i for i in range(0, len(names) - 1, every) if i <= len(names) - 1 - every]
+    ax.set_xticks([*shown, x[-1]], [*(names[i] for i in shown), names[-1]])
+    ax.set(xlabel="client (all: the aggregated update)", ylabel=label, title="terms of every update")
+    _frame(ax)
+    values = np.concatenate([wide[m].to_numpy() for m in ("change", *_TERMS)])
+    size = np.abs(values[np.isfinite(values)])
+    if len(size) and size.max() > 20 * max(float(np.median(size)), 1e-12):
+        ax.set_yscale("symlog", linthresh=float(np.median(size)))
+        ax.set_ylabel(f"{label}\n(logarithmic beyond ±{np.median(size):.2g})")
+
+
+def _bars(ax, x: np.ndarray, series: list[np.ndarray], looks: list[style.Look], *, stacked: bool) -> None:
+    up, down = np.zeros(len(x)), np.zeros(len(x))
+    wide = 0.72 if stacked else 0.76 / max(len(series), 1)
+    for i, values in enumerate(series):
+        v = np.nan_to_num(values)
+        bottom = np.where(v >= 0, up, down) if stacked else 0.0
+        at = x if stacked else x + (i - (len(series) - 1) / 2) * wide
+        ax.bar(at, v, wide, bottom=bottom, color=looks[i].color, hatch=_HATCH[i], edgecolor="white", linewidth=0.3)
+        up, down = up + np.maximum(v, 0), down + np.minimum(v, 0)
+
+
+def _split(ax, rows: pd.DataFrame, by: str, looks: list[style.Look], title: str) -> None:
+    rows = only(rows, moment="trained").dropna(subset=[by])
+    if rows.empty:
+        ax.text(0.5, 0.5, "not computed", ha="center", va="center", transform=ax.transAxes, color="#666666")
+        ax.set_axis_off()
+        return
+    cells = pd.DataFrame({"by": rows[by].to_numpy(object), "metric": rows["metric"].astype(str).to_numpy(),
+                          "value": floats(rows["value"])})
+    order = list(dict.fromkeys(cells["by"]))
+    wide = cells.pivot_table(index="by", columns="metric", values="value", aggfunc="mean").reindex(order)
+    found = [wide[m].to_numpy() if m in wide else np.full(len(order), np.nan) for m in ("linear", "quadratic")]
+    _bars(ax, np.arange(len(order)), found, looks, stacked=False)
+    texts = [style.shorten(_name(by, v), 14) for v in order]
+    ax.set_xticks(range(len(order)), [style.plain(t) for t in texts], rotation=0 if max(map(len, texts)) < 5 else 30,
+                  ha="center" if max(map(len, texts)) < 5 else "right")
+    ax.set(title=title)
+    _frame(ax)
+
+
+def _name(by: str, value: object) -> str:
+    if by == "layer":
+        return str(value)
+    return "others" if value == 0 else str(value)
+
+
+def _frame(ax) -> None:
+    ax.axhline(0, color="black", linewidth=0.6)
+    ax.grid(True, axis="y")
+    ax.yaxis.set_major_locator(MaxNLocator(6))
+
+
+def _harm(fig: Figure, ax, rows: pd.DataFrame) -> None:
+    rows = only(rows, metric="harm")
+    cells = pd.DataFrame({"a": rows["client"].astype(int), "b": rows["client_b"].astype(int), "v": floats(rows["value"])})
+    wide = cells.pivot(index="a", columns="b", values="v")
+    values = wide.to_numpy()
+    size = np.abs(values[np.isfinite(values)])
+    reach = float(size.max()) if len(size) and size.max() > 0 else 1.0
+    near = min(max(float(np.median(size)) if len(size) else reach, 1e-6 * reach), reach)
+    image = ax.imshow(values, cmap=DIVERGING, interpolation="nearest",
+                      norm=SymLogNorm(near, vmin=-reach, vmax=reach, base=10))
+    for axis, index in ((ax.xaxis, wide.columns), (ax.yaxis, wide.index)):
+        every = max(1, -(-len(index) // 12))
+        axis.set_ticks(range(0, len(index), every), [str(k) for k in index[::every]])
+    ax.set(xlabel="its own loss changes", ylabel="update of client", title="who hurts whom")
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    bar = fig.colorbar(image, ax=ax, pad=0.02, format=lambda v, _: f"{v:g}".replace("-", "−"))
+    bar.set_label("change of the loss")
+    bar.outline.set_visible(False)
+    bar.minorticks_off()

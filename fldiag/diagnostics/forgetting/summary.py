@@ -1,0 +1,33 @@
+"""The small table of forgetting that a person reads first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from fldiag.results import missing
+from fldiag.results.select import WHOLE, number, spread_rounds
+from fldiag.results.summary import Item, Small
+from fldiag.results.table import Row
+
+COLUMNS = {"round": "round", "received": "received", "trained": "trained", "std": "± (clients)", "aggregated": "aggregated",
+           "drop": "drop", "forgetting": "max over classes", "restored": "restored"}
+LOSSES = {"round": "round", "loss_received": "loss received", "loss_trained": "trained", "loss_aggregated": "aggregated"}
+
+
+def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
+    classes = bool((frame["metric"] == "accuracy").any())
+    yield Small([_row(frame, r) for r in spread_rounds(frame, "loss")], COLUMNS if classes else LOSSES)
+    yield from missing.notes(frame)
+
+
+def _row(frame: pd.DataFrame, r: int) -> Row:
+    def of(metric: str, moment: str) -> float | None:
+        return number(frame, metric, round=r, moment=moment, slice="test", **WHOLE)
+
+    row: Row = {"round": r, "std": of("accuracy_std", "trained")}
+    for moment in ("received", "trained", "aggregated"):
+        row |= {moment: of("accuracy", moment), f"loss_{moment}": of("loss", moment)}
+    return row | {m: of(m, "trained") for m in ("drop", "forgetting", "restored")}

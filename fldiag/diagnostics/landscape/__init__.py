@@ -1,0 +1,223 @@
+"""The loss over a plane in weight space, around a checkpoint.
+
+Directions and grid as in Mendieta et al. (CVPR 2022): L(w + x d1 + y d2) with d1, d2 the top two Hessian
+eigenvectors, coefficients added to all weights alike; or filter-normalised random directions, or the principal
+axes of a trajectory (both Li et al., NeurIPS 2018), or the plane through three weight sets (Garipov et al.,
+NeurIPS 2018).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from pydantic import Field
+
+from fldiag.diagnostics.landscape import interactive, picture
+from fldiag.diagnostics.landscape.choice import choose
+from fldiag.diagnostics.landscape.summary import summary
+from fldiag.errors import FldiagError
+from fldiag.problem.eigenpairs import finite_loss
+from fldiag.problem.problem import Problem
+from fldiag.registry import Progress, diagnostic
+from fldiag.results.provenance import digest
+from fldiag.results.select import only
+from fldiag.results.table import Row, table
+from fldiag.seeding import numpy_rng
+from fldiag.surface import directions as rules
+from fldiag.surface import grid as grids
+from fldiag.surface.directions import Directions
+from fldiag.surface.evaluator import Evaluator
+from fldiag.surface.points import Points
+
+#: Grid points along an axis when nobody says how many.
+POINTS = 41
+NAMES = {"eigen": ("eigenvector 1", "eigenvector 2"), "random": ("random direction 1", "random direction 2"),
+         "plane": ("towards checkpoint 2", "at right angles, to checkpoint 3"), "pca": ("principal axis 1", "principal axis 2")}
+#: With bf16, so many points besides the centre and the corners are evaluated in float32 too.
+BF16_CHECKS = 8
+
+
+def axis(points: int, span: float) -> np.ndarray:
+    """``points`` coefficients from -span to span, symmetric to the bit, with exactly 0 in the middle.
+
+    Raises FldiagError for an even number of points, which has no middle.
+    """
+    if points % 2 == 0 or points < 3:
+        raise FldiagError(f"points = {points} puts no grid point at the weights themselves",
+                          "use an odd number of at least 3", usage=True)
+    half = span * (np.arange(1, points // 2 + 1) / (points // 2))
+    return np.concatenate([-half[::-1], [0.0], half])
+
+
+def cost(problem: Problem, options: Mapping[str, Any]) -> float:
+    """A third of a gradient a point; about a seventh of the points where a spline lies between them."""
+    points = options["points"] or POINTS
+    count = points**2 if options["full"] else max(60.0, points**2 / 7)
+    return count / 3 + (50 if options["directions"] == "eigen" else 0)
+
+
+def axes(table: pd.DataFrame) -> tuple[str, str]:
+    """What the two axes are; principal axes with the share of the variance that they explain."""
+    directions = table.attrs.get("options", {}).get("directions")
+    first, second = NAMES.get(directions, ("direction 1", "direction 2"))
+    shares = only(table, metric="explained_variance").set_index("index")["value"]
+    if directions != "pca" or not len(shares):
+        return first, second
+    return f"{first} ({100 * shares[1]:.0f} % of variance)", f"{second} ({100 * shares[2]:.0f} %)"
+
+
+def draw(table: pd.DataFrame, **options: Any) -> Figure:
+    """The surfaces of a table on one grid and one colour scale."""
+    return picture.draw(table, names=axes(table), **options)
+
+
+def page(table: pd.DataFrame) -> str:
+    """The same to turn and to hover over, as a self-contained HTML page."""
+    return interactive.page(table, names=axes(table))
+
+
+@diagnostic("landscape", draw=draw, more={".html": page}, summary=summary, cost=cost, choose=choose,
+            example="checkpoints/example/fedsol-digits.pt")
+def landscape(problem: Problem, progress: Progress | None = None, *,
+              directions: Annotated[Literal["eigen", "random", "plane", "pca", "clients"], Field(
+                  description="eigen, random, plane (through three checkpoints), pca (the axes of a run's trajectory) or clients "
+                              "(ways to the clients' models).")] = "eigen",
+              line: Annotated[bool, Field(description="Profiles along the directions, with parabolas.")] = False,
+              points: Annotated[int | None, Field(ge=3, description="Grid points along each axis (odd; default 41).")] = None,
+              span: Annotated[float | None, Field(gt=0, description="Largest coefficient (default 1).")] = None,
+              grid_rtol: Annotated[float, Field(ge=0, lt=1, description="Error allowed between evaluated points, as a share of "
+                                                                        "the loss range.")] = 0.01,
+              full: Annotated[bool, Field(description="Evaluate every point.")] = False,
+              through: Any = None, bf16: Annotated[bool, Field(description="Compute the layers in bfloat16; the error is "
+                                                               "measured and printed.")] = False,
+              k: Annotated[int, Field(ge=2, description="How many eigenvalues, with eigen.")] = 5,
+              tol: Annotated[float, Field(gt=0, lt=1, description="Relative error allowed in each eigenvalue.")] = 1e-3,
+              max_products: Annotated[int, Field(ge=2, description="Hessian-vector products allowed for them.")] = 100,
+              seed: Annotated[int, Field(description="Random seed.")] = 0, store: Any = None) -> pd.DataFrame:
+    """The mean loss on a grid of points w + x d1 + y d2, with standard errors over the examples.
+
+    ``directions``: ``eigen`` (top two Hessian eigenvectors; adds the rows of the spectrum), ``random``
+    (filter-normalised, ``seed``), ``plane`` (with the two weight sets of ``through``; adds rows ``point``) or
+    ``pca`` (principal axes of the trajectory ``through``, a list or a dict round -> weights, that ends at the
+    problem's weights; adds rows ``trajectory``, ``projection_error``, ``explained_variance``).
+    The grid has an odd number of ``points`` from -``span`` to ``span`` along each axis, so its centre is the
+    checkpoint; ``span`` defaults to 1, for a plane or pca to 1.25 times the farthest coordinate.
+
+    Nested coarse points are evaluated and a bicubic spline goes through them, refined until its error is below
+    ``grid_rtol`` of the loss range (of exploding corners: of the loss there). ``estimator`` says of each row
+    ``exact`` or ``spline``; a spline's ``residual`` is its error: the largest seen at check points, extrapolated
+    to the number of points not seen; its ``stderr`` is interpolated like the loss, as the interpolated loss is
+    a mean over the same examples. Row ``grid_error``: that error as a share of the range; ``evaluated``: the
+    number of points. ``full`` or ``grid_rtol`` = 0 evaluates all.
+    ``bf16`` computes the layers in bfloat16 (estimator ``bf16``; the centre, the corners and some random points
+    stay exact) and measures the error there: rows ``precision_error`` and, as a share of the range,
+    ``precision_error_share``, and every ``residual``.
+
+    ``store``: a path (file or directory) or an ArrayStore that keeps directions and finished points; called
+    again with it, the evaluation goes on where it stopped. Cost: about 130 to 250 evaluations of the slice for
+    41 points (``full``: points^2).
+
+    Raises FldiagError for an even number of points, weights that span no plane, a store of other weights, or a loss at the
+    weights that is not finite.
+    """
+    points = points or POINTS
+    axis(points, 1.0)
+    if line or directions == "clients":
+        raise FldiagError("lines are another diagnostic's: profile", "ask that, or ask landscape of checkpoints", usage=True)
+    finite_loss(problem)
+    ends = dict(through) if isinstance(through, Mapping) else list(through) if isinstance(through, Sequence) else None
+    kept = Points((points, points), store, lambda: digest(
+        problem.digest(), directions, points, span, ends, k, tol, max_products, seed, bf16))
+    if kept.held is not None:
+        arrays, extra = kept.held
+        d1, d2 = (torch.from_numpy(arrays[name]).to(problem.device) for name in ("d1", "d2"))
+        found = Directions(d1, d2, extra["rows"], extra["reach"])
+    elif directions == "eigen":
+        found = rules.eigen(problem, k=k, tol=tol, max_products=max_products, seed=seed, progress=progress)
+    elif directions == "random":
+        found = rules.random(problem, seed=seed)
+    elif directions == "plane":
+        found = rules.plane(problem, through)
+    else:
+        found = rules.pca(problem, through, progress)
+    places = axis(points, span if span is not None else 1.25 * found.reach or 1.0)
+    kept.keep({"d1": found.d1.cpu().numpy(), "d2": found.d2.cpu().numpy()},
+              {"rows": found.rows, "reach": found.reach})
+    try:
+        evaluator = Evaluator(problem, [found.d1, found.d2], reach=float(places[-1]), bf16=bf16)
+        surface = _Surface(evaluator, places, kept, progress, seed)
+        filled = surface.fill(0.0 if full else grid_rtol)
+    finally:  # also on Ctrl-C
+        kept.save()
+    return table([*surface.rows(filled), *found.rows], **problem.common)
+
+
+class _Surface:
+    """Fills the grid and says how; rows of the arrays are y."""
+
+    def __init__(self, evaluator: Evaluator, places: np.ndarray, kept: Points, progress: Progress | None, seed: int):
+        self.evaluator, self.places, self.kept, self.progress, self.seed = evaluator, places, kept, progress, seed
+        self.exact = np.ones((len(places), len(places)), dtype=bool)
+        if evaluator.bf16:
+            self.exact[:] = False
+            self.exact[np.ix_([0, -1], [0, -1])] = True
+            rng = numpy_rng(seed, "landscape bf16 check points")
+            self.exact.flat[rng.permutation(self.exact.size)[:BF16_CHECKS]] = True
+            self.exact[len(places) // 2, len(places) // 2] = True
+
+    def fill(self, rtol: float) -> grids.Filled:
+        values = grids.Values(self.kept.done, self.kept.value, self.kept.stderr)
+        first = self.exact if self.evaluator.bf16 else None
+        return grids.fill(self.places, values, self._ask, rtol, self.seed, first)
+
+    def _ask(self, new: np.ndarray, planned: int, stage: str) -> None:
+        self.kept.fill(new, self._evaluate, f"landscape, {stage}", self.progress, planned)
+
+    def _evaluate(self, row: int, column: int) -> tuple[float, float | None, float]:
+        x, y = float(self.places[column]), float(self.places[row])
+        if not self.evaluator.bf16:
+            return *self.evaluator(x, y), math.nan
+        if not self.exact[row, column]:
+            value, stderr = self.evaluator(x, y)
+            return value, stderr, value
+        value, stderr = self.evaluator.problem.loss(self.evaluator.at(x, y))
+        return value, stderr, value if x == y == 0 else self.evaluator(x, y)[0]
+
+    def rows(self, filled: grids.Filled) -> list[Row]:
+        share, lost, checks = self._precision(filled)
+        heights = grids.Heights.of(filled.value) if np.isfinite(filled.value).any() else None
+        estimator = np.where(filled.evaluated, np.where(self.exact, "exact", "bf16"), "spline")
+        residual = np.where(filled.evaluated, 0.0, filled.residual)
+        if self.evaluator.bf16 and heights is not None:
+            size = np.maximum(heights.size, filled.value - heights.low)
+            residual = residual + np.where(self.exact & filled.evaluated, 0.0, share * size)
+        known = estimator != "exact"
+        rows: list[Row] = [
+            {"metric": "loss", "estimator": str(estimator[r, c]), "x": float(x), "y": float(y),
+             "value": float(filled.value[r, c]), "stderr": float(filled.stderr[r, c]),
+             "residual": float(residual[r, c]) if known[r, c] else None}
+            for r, y in enumerate(self.places) for c, x in enumerate(self.places)]
+        if filled.error is not None:
+            rows += [{"metric": "grid_error", "estimator": "spline", "value": filled.error, "index": filled.checks},
+                     {"metric": "evaluated", "estimator": "exact", "value": int(filled.evaluated.sum()),
+                      "unit": "points"}]
+        if self.evaluator.bf16:
+            rows += [{"metric": "precision_error", "estimator": "bf16", "value": lost, "index": checks},
+                     {"metric": "precision_error_share", "estimator": "bf16", "value": share, "index": checks}]
+        return rows
+
+    def _precision(self, filled: grids.Filled) -> tuple[float, float, int]:
+        """The largest error of bf16 where both were computed: as a share of the range and as a loss."""
+        both = self.exact & np.isfinite(self.kept.rough) & np.isfinite(self.kept.value)
+        both[len(self.places) // 2, len(self.places) // 2] = False
+        if not self.evaluator.bf16 or not both.any():
+            return 0.0, 0.0, 0
+        error = np.abs(self.kept.rough - self.kept.value)[both]
+        share = grids.Heights.of(filled.value).share(error, filled.value[both])
+        return float(share.max()), float(error.max()), int(both.sum())

@@ -1,0 +1,113 @@
+"""Which checkpoints a landscape is drawn around, and through which others its plane goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fldiag.checkpoint.run import Run
+from fldiag.checkpoint.schema import Checkpoint
+from fldiag.errors import FldiagError
+from fldiag.problem import from_checkpoint
+from fldiag.problem.problem import Problem
+from fldiag.registry import Choice
+from fldiag.results.machine import has_bf16
+
+#: A trajectory shows at most so many checkpoints of a run, evenly chosen.
+LONGEST = 50
+Target = Run | Checkpoint | Problem
+
+
+def choose(targets: Sequence[Target], options: Mapping[str, Any], where: Mapping[str, Any]) -> Choice:
+    """Every target alone, unless the directions join several. Lines are another diagnostic's."""
+    directions = options["directions"]
+    if options["line"] or directions == "clients":
+        return _lines(targets, options, where)
+    if directions == "plane" and options["through"] is None:
+        return _plane(targets, where)
+    if directions == "pca" and options["through"] is None:
+        return _trajectory(targets, where)
+    slow = options["bf16"] and str(where.get("device", "cpu")) == "cpu" and not has_bf16()
+    return Choice([(t, {}) for t in targets], notes=[
+        "this processor has no bf16 instructions: bf16 is emulated and much slower than fp32"] if slow else [])
+
+
+def _last(target: Target) -> Checkpoint | Problem:
+    return target.checkpoint() if isinstance(target, Run) else target
+
+
+def _plane(targets: Sequence[Target], where: Mapping[str, Any]) -> Choice:
+    if len(targets) != 3:
+        raise FldiagError(f"a plane goes through three checkpoints, {len(targets)} given", "give three", usage=True)
+    found = [_last(t) for t in targets]
+    problems = [t if isinstance(t, Problem) else from_checkpoint.problem(t, **where) for t in found]
+    through = [{**p.layout.views(p.w), **p.buffers} for p in problems[1:]]
+    note = "the surface has the buffers of the first checkpoint everywhere; the losses of the points are with their own"
+    return Choice([(found[0], {"through": through})], named=[t for t in found if isinstance(t, Checkpoint)],
+                  notes=[note] if problems[0].buffers else [])
+
+
+def _trajectory(targets: Sequence[Target], where: Mapping[str, Any]) -> Choice:
+    found = trajectory(targets)
+    rounds = [c.round for c in found[:-1]]
+    known = all(r is not None for r in rounds) and len(set(rounds)) == len(rounds)
+    states = [c.state for c in found[:-1]]
+    through: Any = dict(zip(rounds, states, strict=True)) if known else states
+    buffers = from_checkpoint.problem(found[-1], **where).buffers
+    return Choice([(found[-1], {"through": through})], named=found, notes=[
+        f"trajectory of {len(found)} checkpoints, {found[0].label} to {found[-1].label}"
+        + (", all with the buffers of the last" if buffers else "")])
+
+
+def trajectory(targets: Sequence[Target]) -> list[Checkpoint]:
+    """The checkpoints of a run (evenly thinned to ``LONGEST``), or those given, in the order of their rounds.
+
+    Raises FldiagError for fewer than three, which have no plane of their own.
+    """
+    if len(targets) == 1 and isinstance(run := targets[0], Run):
+        rounds, count = run.rounds, min(len(run.rounds), LONGEST)
+        chosen = sorted({rounds[round(i * (len(rounds) - 1) / max(count - 1, 1))] for i in range(count)})
+        found = [run.checkpoint(r) for r in chosen]
+    else:
+        found = [c for t in targets if not isinstance(c := _last(t), Problem)]
+        if all(c.round is not None for c in found) and len({c.round for c in found}) == len(found):
+            found.sort(key=lambda c: c.round or 0)
+    if len(found) < 3:
+        raise FldiagError(f"a trajectory needs at least three checkpoints, {len(found)} given",
+                          "give a run folder with more rounds (checkpoint.every), or more files", usage=True)
+    return found
+
+
+def _lines(targets: Sequence[Target], options: Mapping[str, Any], where: Mapping[str, Any]) -> Choice:
+    """Profiles along eigenvectors or random directions, or from the global model to each stored client's."""
+    directions = options["directions"]
+    if directions not in ("eigen", "random", "clients"):
+        raise FldiagError(f"directions {directions!r} span a plane, not lines",
+                          "use eigen, random or clients, or leave out --line", usage=True)
+    if options["bf16"]:
+        raise FldiagError("bf16 is for surfaces; a line is a few evaluations", "leave --precision out", usage=True)
+    clients = directions == "clients"
+    if clients and (where.get("client") is not None or options["span"] is not None):
+        raise FldiagError("the ways to the clients' models start at the global model and end at theirs",
+                          "leave out --client and --span", usage=True)
+    given = {"directions": "through" if clients else directions, "seed": options["seed"],
+             **{k: options[k] for k in ("points", "span") if options[k] is not None}}
+    found = [_last(t) for t in targets]
+    asked = [(t, {"through": ends(t)} if clients else {}) for t in found]
+    return Choice(asked, instead="profile", options=given, stem="interpolation" if clients else "profile")
+
+
+def ends(target: Checkpoint | Problem) -> dict[int, Any]:
+    """The trained models of the clients a checkpoint holds: client -> named weights and buffers.
+
+    Raises FldiagError when it holds none, or they do not fit the model.
+    """
+    if isinstance(target, Problem) or target.clients is None or not target.client_ids:
+        where = target.name if isinstance(target, Problem) else target.path
+        raise FldiagError(f"{where} holds no trained weights of clients", "train with checkpoint.clients = 'sampled'", usage=True)
+    problem = from_checkpoint.problem(target)
+    if target.clients.shape[1:] != (problem.layout.size,):
+        raise FldiagError(f"{target.path}: client weights of shape {list(target.clients.shape)} do not fit the model",
+                          "the file was edited; use the original")
+    return {client: {**problem.layout.views(target.clients[row]), **{n: b[row] for n, b in target.buffers.items()}}
+            for row, client in enumerate(target.client_ids)}

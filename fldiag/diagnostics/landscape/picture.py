@@ -1,0 +1,150 @@
+"""Loss landscapes of one or several runs: a surface over a contour plot a run, all on one scale.
+
+The picture of Lee et al., "FedSOL" (CVPR 2024), figure 8, and Mendieta et al., "Local Learning Matters"
+(CVPR 2022), figure 3.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+from fldiag.diagnostics.landscape.surfaces import Scale, Surface, scale, surfaces
+from fldiag.diagnostics.landscape.trajectory import trajectory
+from fldiag.plotting import style
+
+__all__ = ["draw"]
+
+_LEFT = 0.50  # inches
+_XLABEL = 0.38  # inches for tick labels and name of the x axis
+_LINE = 0.135  # inches a line of caption
+
+
+def draw(table: pd.DataFrame, *, clip: float | Literal["auto"] | None = "auto",
+         height: Literal["linear", "log", "auto"] = "linear", width: float = style.TWO_COLUMNS,
+         names: tuple[str, str] = ("direction 1", "direction 2"), per_row: int = 4) -> Figure:
+    """The figure: one column a run with its surface, its contours (the weights marked +) and its numbers.
+
+    ``table``: rows ``metric="loss"`` with ``run, x, y, value`` over a full grid; optionally ``slice``,
+    ``n_examples`` and rows ``metric="eigenvalue"`` (``index``, ``residual``, ``converged``),
+    ``"eigenvalue_ratio"``, ``"trajectory"`` and ``"point"`` (``x, y``: drawn on the contours). ``clip`` and
+    ``height``: see ``fldiag.diagnostics.landscape.surfaces.scale``; what was clipped is said below the picture. ``width``:
+    inches, at most; ``names``: of the two directions; more runs than ``per_row`` continue in a further row.
+    Raises FldiagError for an unfit table.
+    """
+    grids = surfaces(table)
+    shared = scale(grids, clip, height)
+    columns = min(len(grids), max(per_row, 1))
+    blocks = math.ceil(len(grids) / columns)
+    longest = max(len(shared.label(t)) for t in (*shared.ticks(4), *shared.ticks(6)))
+    right, gap = 0.30 + 0.065 * longest, 0.16 + 0.085 * max(longest - 3, 0)  # room for tick labels of the loss
+    side = min(2.15, (width - _LEFT - right - (columns - 1) * gap) / columns)
+    titles = [style.wrap(g.run, side, 2, 8.5, "bold") for g in grids]
+    captions = [[line for part in g.caption() for line in style.wrap(part, side, 2)] for g in grids]
+    title = 0.17 * max(map(len, titles)) + 0.02
+    caption = _LINE * max(map(len, captions))
+    peak = 0.88 * (side + 0.16)
+    block = title + peak + 0.06 + side + _XLABEL + caption
+    total = _LEFT + right + columns * side + (columns - 1) * gap
+    notes = style.wrap(" ".join(shared.notes()), total - 0.2, 6) if shared.notes() else []
+    foot = _LINE * len(notes) + 0.1 + (0.04 if notes else 0)
+    whole = blocks * block + (blocks - 1) * 0.22 + foot + 0.04
+    with style.paper():
+        fig = style.figure(total, whole)
+        limits = [(min(getattr(g, a)[0] for g in grids), max(getattr(g, a)[-1] for g in grids)) for a in "xy"]
+        for number, grid in enumerate(grids):
+            row, column = divmod(number, columns)
+            left = _LEFT + column * (side + gap)
+            top = whole - 0.04 - row * (block + 0.22)
+            middle = left + side / 2
+
+            def place(x: float, y: float, w: float, h: float) -> tuple[float, float, float, float]:
+                return x / total, y / whole, w / total, h / whole
+
+            fig.text(middle / total, (top - title + 0.02) / whole, "\n".join(map(style.plain, titles[number])),
+                     ha="center", va="bottom", fontsize=8.5, weight="bold", linespacing=1.1)
+            peak_at = top - title - peak
+            # A 3-D axes leaves its upper edge empty: it may reach behind the title.
+            above = fig.add_axes(place(left - 0.08, peak_at, side + 0.16, peak + 0.07 * side), projection="3d",
+                                 label=f"surface {number}")
+            above.set_zorder(-column)  # tick labels at its right lie over the next one's empty edge, not under it
+            _surface(above, grid, shared, limits)
+            flat_at = peak_at - 0.06 - side
+            below = fig.add_axes(place(left, flat_at, side, side), label=f"contours {number}")
+            _contours(below, grid, shared, limits, names, first=column == 0)
+            fig.text(middle / total, (flat_at - _XLABEL) / whole, "\n".join(map(style.plain, captions[number])),
+                     ha="center", va="top", fontsize=7, linespacing=1.25)
+            if column == 0:
+                _bar(fig, place(total - right + 0.10, flat_at, 0.09, side), shared)
+        if notes:
+            fig.text(0.1 / total, 0.06 / whole, "\n".join(notes), ha="left", va="bottom", fontsize=7,
+                     color="#444444", linespacing=1.2)
+    return fig
+
+
+def _surface(ax, grid: Surface, shared: Scale, limits: list[tuple[float, float]]) -> None:
+    x, y = np.meshgrid(grid.x, grid.y)
+    drawn = ax.plot_surface(x, y, shared.height(grid.loss), rstride=1, cstride=1, cmap=style.COLORMAP,
+                            norm=Normalize(shared.low, shared.high), linewidth=0, antialiased=False)
+    drawn.set_rasterized(True)  # thousands of polygons show seams and weigh much as vectors
+    ax.set(xlim=limits[0], ylim=limits[1], zlim=(shared.low, shared.high))
+    ax.set_box_aspect((1, 1, 0.8), zoom=1.02)
+    ax.view_init(elev=26, azim=-57)
+    ax.patch.set_alpha(0)
+    # Ticks at the ends would meet at the front corner.
+    for axis, ticks in ((ax.xaxis, _inner(*limits[0])), (ax.yaxis, _inner(*limits[1])), (ax.zaxis, shared.ticks(4))):
+        axis.set_major_locator(FixedLocator(ticks))
+        axis.set_pane_color((0.97, 0.97, 0.97, 1.0))
+        axis._axinfo["grid"].update(linewidth=0.3, color="#cccccc")
+        axis.line.set_linewidth(0.5)
+    ax.zaxis.set_major_formatter(FuncFormatter(lambda v, _: shared.label(v)))
+    ax.tick_params(axis="both", labelsize=6, pad=-4, width=0.4)
+    longest = max((len(shared.label(t)) for t in shared.ticks(4)), default=2)
+    ax.tick_params(axis="z", labelsize=6, pad=-2 + 1.1 * max(longest - 2, 0), width=0.4)
+
+
+def _inner(low: float, high: float) -> list[float]:
+    """Round places well inside a range."""
+    places = MaxNLocator(4, steps=[1, 2, 5, 10]).tick_values(low, high)
+    margin = 0.12 * (high - low)
+    return [float(p) for p in places if low + margin < p < high - margin]
+
+
+def _contours(ax, grid: Surface, shared: Scale, limits, names: tuple[str, str], first: bool) -> None:
+    height = np.ma.masked_invalid(shared.height(grid.loss))
+    levels = np.linspace(shared.low, shared.high, 21)
+    ax.contourf(grid.x, grid.y, height, levels=levels, cmap=style.COLORMAP,
+                norm=Normalize(shared.low, shared.high))
+    ax.contour(grid.x, grid.y, height, levels=levels[1:-1], colors="white", linewidths=0.3, alpha=0.7)
+    trajectory(ax, grid.marks)
+    if all(low <= 0 <= high for low, high in limits):
+        ax.plot(0, 0, "+", color="black", markersize=9, markeredgewidth=2.6)
+        ax.plot(0, 0, "+", color="white", markersize=8, markeredgewidth=1.1, label="weights")
+    ax.set(xlim=limits[0], ylim=limits[1], xlabel=style.plain(names[0]))
+    ax.xaxis.set_major_locator(FixedLocator(_inner(*limits[0])))  # labels at the ends would meet the neighbour's
+    ax.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+    ax.xaxis.labelpad = ax.yaxis.labelpad = 1.5
+    ax.spines[:].set_visible(True)
+    if first:
+        ax.set_ylabel(style.plain(names[1]))
+    else:
+        ax.tick_params(labelleft=False)
+
+
+def _bar(fig: Figure, rect: tuple[float, float, float, float], shared: Scale) -> None:
+    ax = fig.add_axes(rect, label="colours")
+    bar = fig.colorbar(ScalarMappable(Normalize(shared.low, shared.high), matplotlib.colormaps[style.COLORMAP]),
+                       cax=ax, ticks=shared.ticks(6), extend="max" if shared.clip is not None else "neither",
+                       extendfrac=0.04, format=FuncFormatter(lambda v, _: shared.label(v)))
+    bar.outline.set_linewidth(0.5)
+    bar.ax.yaxis.set_minor_locator(NullLocator())
+    # Above the bar: beside it, the name would need room that long tick labels take.
+    bar.ax.set_title("loss", fontsize=7.5, pad=4 + (0.04 * 72 * 1.2 if shared.clip is not None else 0), loc="left")

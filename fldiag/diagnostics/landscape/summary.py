@@ -1,0 +1,56 @@
+"""What a person reads first of a landscape: sharpness at the centre, and how far the surface can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from fldiag.results.select import number, only
+from fldiag.results.summary import Item, Note, Say, Small
+from fldiag.results.table import Row
+
+SUMMARY = {"run": "checkpoint", "slice": "slice", "n": "n", "loss": "loss", "lambda_1": "λ1", "residual": "± (residual)",
+           "ratio": "λ1/λ5", "converged": "converged"}
+
+
+def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
+    runs = list(dict.fromkeys(frame["run"]))
+    yield Small([_row(only(frame, run=run), run) for run in runs], SUMMARY)
+    for run in runs:
+        yield from _trust(only(frame, run=run), f"{run}: " if len(runs) > 1 else "")
+
+
+def _row(part: pd.DataFrame, run: str) -> Row:
+    """Loss at the centre, λ1 with its residual, λ1/λ5."""
+    centre = only(part, metric="loss", x=0, y=0)
+    row: Row = {"run": run, "slice": centre["slice"].iloc[0], "n": int(centre["n_examples"].iloc[0]),
+                "loss": number(centre)}
+    top = number(part, "eigenvalue", index=1)
+    if top is not None:
+        row |= {"lambda_1": top, "residual": number(part, "eigenvalue", column="residual", index=1),
+                "converged": bool(only(part, metric="eigenvalue")["converged"].all())}
+    ratio = number(part, "eigenvalue_ratio")
+    return row if ratio is None else row | {"ratio": ratio}
+
+
+def _trust(part: pd.DataFrame, lead: str) -> Iterator[Item]:
+    """How the surface was found and how far it can be trusted."""
+    total = int((part["metric"] == "loss").sum())
+    if (error := number(part, "grid_error")) is not None:
+        yield Say(f"{lead}{number(part, 'evaluated'):,.0f} of {total:,} points evaluated, a spline between them: error "
+                  f"{100 * error:.2g} % of the loss range (from {number(part, 'grid_error', column='index'):.0f} check points)")
+    if (error := number(part, "precision_error_share")) is not None:
+        yield Say(f"{lead}bf16 error {100 * error:.2g} % of the loss range, at most {number(part, 'precision_error'):.2g} "
+                  f"(from {number(part, 'precision_error', column='index'):.0f} check points)")
+    values = only(part, metric="eigenvalue").sort_values("index")
+    flat = values["value"].abs() <= values["residual"].clip(lower=1e-6 * values["value"].abs().max())
+    if len(values) and flat.iloc[:2].any():
+        yield Note(f"{lead}eigenvalue {1 if flat.iloc[0] else 2} is zero within its error: the direction shown for it is "
+                   "arbitrary")
+    shares = only(part, metric="explained_variance")["value"]
+    if len(shares):
+        away = only(part, metric="projection_error")["value"]
+        yield Say(f"{lead}the plane explains {100 * float(shares.sum()):.1f} % of the trajectory's variance; farthest "
+                  f"checkpoint from it: {float(away.max()):.3g}")

@@ -1,0 +1,279 @@
+"""Landscape tables as grids with one shared scale: what the printed and the interactive picture have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from fldiag.errors import FldiagError
+from fldiag.plotting.style import number
+from fldiag.plotting.tables import floats, names, need, select
+from fldiag.results.select import number as value_of
+from fldiag.results.select import only
+
+PICTURE = "loss landscape"
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Places to show on a surface: ``trajectory`` [T, 2] in order, and single weight sets ``points`` [m, 2].
+
+    ``texts`` say what each place of the trajectory is.
+    """
+
+    trajectory: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))
+    points: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))
+    texts: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Surface:
+    """One run's loss over the grid: ``x`` [nx], ``y`` [ny], ``loss`` and ``stderr`` [ny, nx] (nan = unknown)."""
+
+    run: str
+    x: np.ndarray
+    y: np.ndarray
+    loss: np.ndarray
+    stderr: np.ndarray
+    slice: str
+    n: int | None
+    sharpness: float | None  # lambda_1
+    residual: float | None
+    converged: bool
+    ratio: float | None  # lambda_1 / lambda_5
+    evaluated: int | None = None  # points that were evaluated; None = all
+    error: float | None = None  # of the spline between them, as a share of the range
+    rough: float | None = None  # error of bf16, likewise
+    marks: Marks = field(default_factory=lambda: Marks())
+
+    @property
+    def centre(self) -> float | None:
+        """Loss at the weights themselves, coefficients (0, 0); None when that is no grid point."""
+        near = [np.flatnonzero(np.abs(axis) <= 1e-9 * max(np.ptp(axis), 1e-30)) for axis in (self.y, self.x)]
+        return float(self.loss[near[0][0], near[1][0]]) if all(len(i) for i in near) else None
+
+    @property
+    def lowest(self) -> float | None:
+        return float(self.loss[np.isfinite(self.loss)].min(initial=np.inf))
+
+    @property
+    def highest(self) -> float | None:
+        """The largest loss, infinite if one is."""
+        return float(np.nanmax(self.loss, initial=-np.inf))
+
+    def caption(self) -> list[str]:
+        """Short lines: slice, number of examples, lambda_1 with its residual, lambda_1 / lambda_5."""
+        lines = [f"{self.slice or 'unnamed slice'}", f"n = {self.n:,}" if self.n is not None else "n unknown"]
+        if self.sharpness is not None or self.ratio is not None:
+            error = "" if self.sharpness is None or self.residual is None else f" ± {number(self.residual, 2)}"
+            lines += [f"λ₁ = {number(self.sharpness)}{error}", *([] if self.converged else ["(not converged)"]),
+                      f"λ₁/λ₅ = {number(self.ratio)}"]
+        return lines + self.made()
+
+    def made(self) -> list[str]:
+        """How the values were found, where it was not by evaluating every point exactly."""
+        lines = []
+        if self.evaluated is not None:
+            lines.append(f"{self.evaluated:,} of {self.loss.size:,} points evaluated,")
+            lines.append(f"spline error {percent(self.error)} of the range")
+        if self.rough is not None:
+            lines.append(f"bf16 error {percent(self.rough)} of the range")
+        return lines
+
+    def height_at(self, places: np.ndarray) -> np.ndarray:
+        """The loss at places [m, 2] by bilinear interpolation, nan beyond the grid."""
+        out = np.full(len(places), np.nan)
+        for k, (px, py) in enumerate(places):
+            if self.x[0] <= px <= self.x[-1] and self.y[0] <= py <= self.y[-1]:
+                i = min(int(np.searchsorted(self.x, px, "right")) - 1, len(self.x) - 2)
+                j = min(int(np.searchsorted(self.y, py, "right")) - 1, len(self.y) - 2)
+                u = (px - self.x[i]) / (self.x[i + 1] - self.x[i])
+                v = (py - self.y[j]) / (self.y[j + 1] - self.y[j])
+                cell = self.loss[j:j + 2, i:i + 2]
+                out[k] = np.array([1 - v, v]) @ cell @ np.array([1 - u, u])
+        return out
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The height and colour scale that all surfaces share; heights are log10 of the loss when ``log``."""
+
+    log: bool
+    low: float  # in heights
+    high: float
+    clip: float | None  # in losses; None = nothing was cut off
+    top: float  # largest finite loss of the table
+    floor: float  # smallest loss drawn (a logarithm needs one above 0)
+    overflows: int  # points whose loss is infinite or not a number
+
+    def height(self, loss: np.ndarray) -> np.ndarray:
+        """Losses as drawn heights: clipped (an infinite loss lies at the clip), log10 if so asked; nan stays."""
+        limit = self.clip if self.clip is not None else self.top
+        shown = np.clip(loss, self.floor, limit)
+        return np.log10(shown) if self.log else shown
+
+    def ticks(self, count: int = 5) -> list[float]:
+        """About ``count`` round heights within the scale."""
+        from matplotlib.ticker import MaxNLocator
+
+        if not self.log:
+            steps = np.asarray(MaxNLocator(nbins=count, steps=[1, 2, 2.5, 5, 10]).tick_values(self.low, self.high))
+        else:
+            powers = np.arange(np.floor(self.low), np.ceil(self.high) + 1)
+            for digits in ((1, 2, 5), (1, 3), (1,)):
+                steps = np.array([p + np.log10(d) for p in powers for d in digits])
+                if np.sum((steps >= self.low) & (steps <= self.high)) <= count + 2:
+                    break
+            else:
+                steps = powers[:: int(np.ceil(len(powers) / count))]
+        slack = 1e-9 * (self.high - self.low)
+        return [float(s) for s in steps if self.low - slack <= s <= self.high + slack]
+
+    def label(self, height: float) -> str:
+        if self.log and abs(height) >= 3 and abs(height - round(height)) < 1e-9:
+            return number(10.0 ** round(height), 1).removeprefix("1×")
+        value = 10**height if self.log else height
+        return number(0.0 if abs(value) < 1e-12 * max(abs(self.low), abs(self.high)) else value, 3)
+
+    def notes(self) -> list[str]:
+        """What the reader must know about the scale."""
+        said = []
+        if self.clip is not None:
+            said.append(f"Loss clipped at {number(self.clip, 3)} (largest: {number(self.top, 3)}).")
+        if self.overflows:
+            some = "1 point has" if self.overflows == 1 else f"{self.overflows:,} points have"
+            said.append(f"{some} an infinite or undefined loss.")
+        if self.log:
+            said.append("Heights and colours are logarithmic.")
+        return said
+
+
+def surfaces(table: pd.DataFrame) -> list[Surface]:
+    """One surface a run, in order of appearance.
+
+    Raises FldiagError for missing columns or rows, and for a run whose points are not one rectangular grid.
+    """
+    need(table, ("metric", "run", "x", "y", "value"), PICTURE)
+    select(table, "loss", PICTURE)
+    table = table.assign(run=names(table["run"]))
+    return [_surface(run, rows) for run, rows in table.groupby("run", sort=False)
+            if len(only(rows, metric="loss"))]
+
+
+def _surface(run: str, rows: pd.DataFrame) -> Surface:
+    loss = select(rows, "loss", PICTURE)
+    px, py = floats(loss["x"]), floats(loss["y"])
+    if not (np.isfinite(px).all() and np.isfinite(py).all()):
+        raise FldiagError(f"run {run!r} has loss rows without coordinates x, y", "drop them or fill them in")
+    x, y = np.unique(px), np.unique(py)
+    col, row = np.searchsorted(x, px), np.searchsorted(y, py)
+    seen = np.zeros((len(y), len(x)), dtype=int)
+    np.add.at(seen, (row, col), 1)
+    if seen.max() > 1:
+        j, i = np.argwhere(seen > 1)[0]
+        raise FldiagError(f"run {run!r} has {seen[j, i]} losses at (x, y) = ({x[i]:g}, {y[j]:g})",
+                          "give every surface (slice, round) its own run label")
+    if len(x) < 2 or len(y) < 2 or seen.min() == 0:
+        raise FldiagError(f"run {run!r} has {len(loss)} points, which is no full grid of {len(x)} x by {len(y)} y",
+                          "evaluate every pair of at least two x and two y values")
+    grids = {}
+    for name in ("value", "stderr"):
+        grids[name] = np.full(seen.shape, np.nan)
+        if name in loss.columns:
+            grids[name][row, col] = floats(loss[name])
+    first = {c: loss[c].dropna().iloc[0] if c in loss.columns and loss[c].notna().any() else None
+             for c in ("slice", "n_examples")}
+    return Surface(run, x, y, grids["value"], grids["stderr"], str(first["slice"] or ""),
+                   None if first["n_examples"] is None else int(first["n_examples"]), *_eigen(rows), *_made(rows),
+                   _marks(rows))
+
+
+def percent(share: float | None) -> str:
+    """A share as a percentage of two digits."""
+    return "unknown" if share is None else f"{number(100 * share, 2)} %"
+
+
+def _made(rows: pd.DataFrame) -> tuple[int | None, float | None, float | None]:
+    """Points evaluated, error of the spline, error of bf16, as far as the table has them."""
+    evaluated, spline, bf16 = (value_of(rows, m) for m in ("evaluated", "grid_error", "precision_error_share"))
+    return None if evaluated is None else int(evaluated), spline, bf16
+
+
+def _marks(rows: pd.DataFrame) -> Marks:
+    """The trajectory and the single points of a run, in the order of their index."""
+    if "index" not in rows.columns:
+        return Marks()
+    found = {}
+    for metric in ("trajectory", "point"):
+        part = only(rows, metric=metric).sort_values("index")
+        places = np.column_stack([floats(part["x"]), floats(part["y"])])
+        found[metric] = part, places
+    part, places = found["trajectory"]
+    texts = [("" if "round" not in part.columns or pd.isna(r) else f"round {int(r)}, ") + f"loss {number(v)}"
+             for r, v in zip(part["round"] if "round" in part.columns else floats(part["x"]) * np.nan,
+                             floats(part["value"]), strict=True)]
+    points = found["point"][1]
+    return Marks(places, points[np.abs(points).sum(1) > 0], texts)
+
+
+def _eigen(rows: pd.DataFrame) -> tuple[float | None, float | None, bool, float | None]:
+    """lambda_1, its residual, whether it converged, and lambda_1 / lambda_5, as far as the table has them."""
+    first, fifth = (value_of(rows, "eigenvalue", index=i) for i in (1, 5))
+    ratio = value_of(rows, "eigenvalue_ratio")
+    if ratio is None and first is not None and fifth:
+        ratio = first / fifth
+    residual, converged = (value_of(rows, "eigenvalue", index=1, column=c) for c in ("residual", "converged"))
+    return first, residual, converged != 0.0, ratio
+
+
+def scale(grids: Sequence[Surface], clip: float | Literal["auto"] | None = "auto",
+          height: Literal["linear", "log", "auto"] = "linear") -> Scale:
+    """One scale for all surfaces.
+
+    ``clip``: the largest loss drawn; None draws all; "auto" cuts at the largest outer fence of a run (third
+    quartile + 3 interquartile ranges; J. Tukey, "Exploratory Data Analysis", 1977), which leaves every
+    bowl-shaped surface whole and keeps a few exploding corners from flattening the rest. ``height``: "log" for
+    log10 heights and colours, "auto" takes log when positive losses span more than a factor of 1000.
+    """
+    if height not in ("linear", "log", "auto"):
+        raise FldiagError(f"unknown height scale {height!r}", "use linear, log or auto", usage=True)
+    pooled = np.concatenate([g.loss.ravel() for g in grids])
+    finite = pooled[np.isfinite(pooled)]
+    if not len(finite):
+        raise FldiagError("no point of the landscape has a finite loss", "choose a smaller span around the weights")
+    positive = finite[finite > 0]
+    log = height == "log" or (height == "auto" and len(positive) == len(finite)
+                              and positive.max() > 1000 * positive.min())
+    if log and not len(positive):
+        raise FldiagError("a logarithmic height needs a loss above 0, and no point has one", "use linear heights",
+                          usage=True)
+    floor, top = float(positive.min() if log else finite.min()), float(finite.max())
+    if clip == "auto":
+        # A logarithm already holds the corners down; cutting as well would hide what it was asked to show.
+        limit = None if log else max(_fence(g.loss) for g in grids)
+    elif clip is None:
+        limit = None
+    else:
+        limit = float(clip)
+        if not floor < limit < np.inf:
+            raise FldiagError(f"clip {clip} leaves nothing to draw: the smallest loss is {floor:g}",
+                              "give a larger clip, or None", usage=True)
+    cut = limit if limit is not None and limit < top else None
+    low, high = floor, cut if cut is not None else top
+    if log:
+        low, high = np.log10(low), np.log10(high)
+    if high - low <= 1e-9 * max(abs(low), abs(high), 1e-12):
+        high = low + max(abs(low) * 1e-3, 1e-6)  # a flat surface still needs a range
+    return Scale(log, float(low), float(high), cut, top, floor, int(len(pooled) - len(finite)))
+
+
+def _fence(loss: np.ndarray) -> float:
+    finite = loss[np.isfinite(loss)]
+    if not len(finite):
+        return -np.inf
+    lower, upper = np.quantile(finite, [0.25, 0.75])
+    return float(upper + 3 * (upper - lower)) if upper > lower else np.inf

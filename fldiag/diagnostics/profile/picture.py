@@ -1,0 +1,158 @@
+"""The loss along lines: through the weights beside its parabola, or on the straight way from one model to others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from fldiag.errors import FldiagError
+from fldiag.plotting import style
+from fldiag.plotting.tables import floats, names, need, select
+from fldiag.results.select import number, only
+
+PICTURE = "loss profile"
+#: More lines than this are drawn alike, only the one with the largest barrier stands out.
+_MANY = 6
+
+
+def draw(table: pd.DataFrame, *, width: float | None = None, per_row: int = 3) -> Figure:
+    """One panel a run with its lines (column ``index``), all panels on one loss axis.
+
+    ``table``: rows ``metric="loss"`` with ``run, index, x, value`` (and ``stderr``: a band), and for lines through
+    the weights rows ``"parabola"`` (dashed) and ``"curvature"``; for ways to other models rows ``"barrier"`` (a dot
+    where it is) and the column ``client``, on a logarithmic axis when the loss spans more than a factor of 50.
+    Raises FldiagError for an unfit table.
+    """
+    need(table, ("metric", "run", "index", "x", "value"), PICTURE)
+    select(table, "loss", PICTURE)
+    table = table.assign(run=names(table["run"]))
+    runs = [run for run, rows in table.groupby("run", sort=False) if (rows["metric"] == "loss").any()]
+    across = min(len(runs), max(per_row, 1))
+    down = -(-len(runs) // across)
+    width = width or (style.ONE_COLUMN if across == 1 else style.TWO_COLUMNS)
+    finite = floats(only(table, metric="loss")["value"])
+    finite = finite[np.isfinite(finite)]
+    if not len(finite):
+        raise FldiagError("no point of the profile has a finite loss", "choose a smaller span around the weights")
+    low, high = float(finite.min()), float(finite.max())
+    room = 0.06 * (high - low) or 0.06 * abs(high) or 1.0
+    wide = (table["metric"] == "barrier").any() and low > 0 and high > 50 * low
+    with style.paper():
+        # Room for the legends, so that the panels keep their height and the legends their distance.
+        longest = max(min(table.loc[table["run"] == run, "index"].nunique(), _MANY) for run in runs) + 2
+        fig = style.figure(width, (2.45 + 0.155 * longest) * down, layout="constrained")
+        axes = fig.subplots(down, across, squeeze=False, sharey=True)
+        for ax, run in zip(axes.flat, runs, strict=False):
+            rows = table[table["run"] == run]
+            paths = (rows["metric"] == "barrier").any()
+            (_ways if paths else _lines)(ax, rows)
+            ax.set_title("\n".join(map(style.plain, style.wrap(run, width / across - 0.6, 2, 8.5, "bold"))), weight="bold")
+            ax.set_xlabel(_where(rows, "from the global weights (0) to a client's (1)" if _clients(rows) else
+                                 "from the weights (0) to others (1)") if paths else _where(rows, "coefficient"))
+            ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+            if wide:
+                ax.set_yscale("log")
+                ax.set_ylim(low / 1.2, high * 1.2)
+                ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: style.number(v, 2)))
+            else:
+                ax.set_ylim(low - room, high + room)
+            ax.grid(True)
+            ax.margins(x=0.02)
+        for ax in axes[:, 0]:
+            ax.set_ylabel("loss")
+        for ax in axes.flat[len(runs):]:
+            ax.remove()
+    return fig
+
+
+def _where(rows: pd.DataFrame, text: str) -> str:
+    parts = [str(v) for v in rows["slice"].dropna().unique()[:1]] if "slice" in rows.columns else []
+    count = rows["n_examples"].dropna().unique() if "n_examples" in rows.columns else []
+    parts += [f"n = {int(count[0]):,}"] if len(count) else []
+    return style.plain(text) + (f"\n({style.plain(', '.join(parts))})" if parts else "")
+
+
+def _clients(rows: pd.DataFrame) -> bool:
+    return "client" in rows.columns and bool(only(rows, metric="barrier")["client"].notna().all())
+
+
+def _curves(rows: pd.DataFrame, metric: str) -> dict[int, pd.DataFrame]:
+    part = only(rows, metric=metric).sort_values("x")
+    return {int(i): line for i, line in part.groupby("index", sort=True)}
+
+
+def _value(rows: pd.DataFrame, metric: str, index: int, column: str = "value") -> float:
+    found = number(rows, metric, index=index, column=column)
+    return float("nan") if found is None else found
+
+
+def _curve(ax, line: pd.DataFrame, look: style.Look, width: float = 1.2, alpha: float = 1.0, band: bool = True) -> None:
+    x, value = floats(line["x"]), floats(line["value"])
+    if band and "stderr" in line.columns:
+        error = np.nan_to_num(floats(line["stderr"]))
+        ax.fill_between(x, value - error, value + error, color=look.color, alpha=0.18, linewidth=0)
+    ax.plot(x, value, color=look.color, linewidth=width, alpha=alpha, label="loss")
+
+
+def _lines(ax, rows: pd.DataFrame) -> None:
+    parabolas, handles, texts = _curves(rows, "parabola"), [], []
+    for place, (index, line) in enumerate(_curves(rows, "loss").items()):
+        look = style.look(place)
+        _curve(ax, line, look)
+        if index in parabolas:
+            bowl = parabolas[index]
+            ax.plot(floats(bowl["x"]), floats(bowl["value"]), color=look.color, linestyle=(0, (3, 2)), linewidth=0.9,
+                    label="parabola")
+        bend, error = _value(rows, "curvature", index), _value(rows, "curvature", index, "residual")
+        text = f"direction {index}: curvature {style.number(bend)}"
+        handles.append(Line2D([], [], color=look.color))
+        texts.append(text + (f" ± {style.number(error, 2)}" if np.isfinite(error) else ""))
+    if parabolas:
+        handles.append(Line2D([], [], color="#555555", linestyle=(0, (3, 2)), linewidth=0.9))
+        texts.append("parabola of slope and curvature")
+    _legend(ax, handles, texts)
+
+
+def _ways(ax, rows: pd.DataFrame) -> None:
+    curves = _curves(rows, "loss")
+    barriers = {i: _value(rows, "barrier", i) for i in curves}
+    worst = max(barriers, key=lambda i: -np.inf if np.isnan(barriers[i]) else barriers[i])
+    many, handles, texts = len(curves) > _MANY, [], []
+    worst = worst if barriers[worst] > 0 else 0
+    for place, (index, line) in enumerate(curves.items()):
+        shown = not many or index == worst
+        look = style.look(1 if many else place) if shown else style.Look("#8a8a8a", "o", "-")
+        _curve(ax, line, look, 1.3 if shown else 0.7, 1.0 if shown else 0.8, band=shown)
+        if not shown:
+            continue
+        at = _value(rows, "barrier", index, "x")
+        value = floats(line["value"])
+        if np.isfinite(barriers[index]) and barriers[index] > 0:
+            ends = (1 - at) * value[0] + at * value[-1]
+            ax.plot([at, at], [ends, ends + barriers[index]], color=look.color, linewidth=0.8, linestyle=(0, (1, 1)))
+            ax.plot(at, ends + barriers[index], look.marker, color=look.color, markersize=3.6, label="barrier")
+        who = f"client {int(line['client'].iloc[0])}" if _clients(rows) else f"way {index}"
+        error = _value(rows, "barrier", index, "stderr")
+        said = f" ± {style.number(error, 2)}" if np.isfinite(error) else ""
+        handles.append(Line2D([], [], color=look.color, marker=look.marker, markersize=3.6))
+        found = f"barrier {style.number(barriers[index], 3)}{said}" if barriers[index] else "no barrier"
+        texts.append(f"{who}: {found}" + (" (the largest)" if many else ""))
+    if many:
+        mean = style.number(float(np.mean([b for b in barriers.values() if np.isfinite(b)] or [np.nan])), 3)
+        handles.append(Line2D([], [], color="#8a8a8a", linewidth=0.7))
+        texts.append(f"the other {len(curves) - 1}; mean barrier of all {mean}" if worst else
+                     f"{len(curves)} {'clients' if _clients(rows) else 'ways'}, no barrier on any")
+    used = only(rows, metric="barrier")["buffers"].dropna().unique() if "buffers" in rows.columns else []
+    if len(used):
+        handles.append(Line2D([], [], linestyle=""))
+        texts.append(f"batch-norm statistics: {used[0]}")
+    _legend(ax, handles, texts)
+
+
+def _legend(ax, handles: list, texts: list[str]) -> None:
+    # Below the panel: inside, a legend would lie on a steep curve.
+    style.legend(ax, handles, texts, loc="upper center", bbox_to_anchor=(0.5, -0.28), handlelength=2.2, borderpad=0.1,
+                 labelspacing=0.3)

@@ -1,0 +1,177 @@
+"""The leading eigenvalues of the Hessian: how sharp the minimum is, and in how many directions.
+
+lambda_1 and lambda_1 / lambda_5 are the sharpness measures of Jastrzebski et al. (2020), reported for
+federated models by Lee et al. (CVPR 2024); the top eigenvalue by Mendieta et al. (CVPR 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+import pandas as pd
+from pydantic import Field
+
+from fldiag.curvature.lanczos import Which
+from fldiag.curvature.operator import Matrix
+from fldiag.diagnostics.diagonal import diagonal as diagonal_table
+from fldiag.diagnostics.spectrum import picture, pyhessian_engine
+from fldiag.diagnostics.trace import trace as trace_table
+from fldiag.errors import FldiagError
+from fldiag.plotting import layers
+from fldiag.problem.eigenpairs import (
+    NOISE,
+    default_products,
+    eigenpairs,
+    eigenvalue_rows,
+    in_form,
+    loss_row,
+    strict_pairs,
+)
+from fldiag.problem.problem import Problem
+from fldiag.registry import Also, Progress, diagnostic
+from fldiag.results.summary import Item, Note, Small
+from fldiag.results.table import table
+
+COLUMNS = {"run": "checkpoint", "metric": "metric", "layer": "layer", "index": "index", "value": "value", "residual": "residual",
+           "stderr": "± stderr", "converged": "converged", "estimator": "estimator", "products": "products", "which": "which",
+           "matrix": "matrix"}
+#: What goes without saying in the columns.
+USUAL = {"which": {"largest"}, "matrix": {"hessian"}}
+
+
+def cost(problem: Problem, options: Mapping[str, Any]) -> float:
+    """Products that a top-k usually takes, two gradients each, and what the traces take."""
+    products = 2 * options["k"] + 12 + 10 * len(problem.layout.layers) * options["per_layer"]
+    return 2.0 * (products + 5 * (options["trace"] or options["diagonal"]))
+
+
+def check(problem: Problem, options: Mapping[str, Any]) -> None:
+    """Refuse flags that do not go together."""
+    if options["engine"] == "pyhessian":
+        flags = {"--which": options["which"] not in ("largest", "magnitude"), "--matrix": options["matrix"] != "hessian",
+                 "--params": options["params"] is not None, "--per-layer": options["per_layer"],
+                 "--diagonal": options["diagonal"], "--density": options.get("density", False)}
+        odd = [flag for flag, given in flags.items() if given]
+        if odd:
+            raise FldiagError(f"PyHessian cannot do {odd[0]}: it finds eigenvalues of largest magnitude, and traces",
+                              f"leave out {odd[0]}, or --engine pyhessian", usage=True)
+        return
+    for flag in ("batches", "resample"):
+        if options[flag]:
+            raise FldiagError(f"--{flag} is for --engine pyhessian", "leave it out, or take --samples", usage=True)
+    whole = [flag for flag in ("trace", "diagonal") if options[flag]]
+    if whole and options["matrix"] != "hessian":
+        raise FldiagError(f"--{whole[0]} is that of the Hessian", "leave out --matrix", usage=True)
+    whole += ["density"] if options.get("density", False) else []
+    if whole and options["params"] is not None:
+        raise FldiagError(f"--{whole[0]} is that of the whole model", "leave out --params (--trace and --diagonal list all "
+                          "layers)", usage=True)
+
+
+def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
+    """All rows, without the columns in which only the usual stands; and which numbers are rough."""
+    known = ("run", "metric", "index", "value")
+    kept = {c: h for c, h in COLUMNS.items()
+            if c in known or (c in frame.columns and set(frame[c].dropna()) - USUAL.get(c, set()))}
+    yield Small(frame[list(kept)].astype(object).where(frame[list(kept)].notna(), None).to_dict("records"), kept)
+
+    def open_(*metrics: str) -> bool:
+        return bool((~frame.loc[frame["metric"].isin(metrics), "converged"].fillna(True).astype(bool)).any())
+
+    own = options["engine"] == "lanczos"
+    if not own:
+        yield Note("PyHessian's own stopping rules: 'converged' means that two estimates agreed; see the residuals")
+    elif open_("eigenvalue"):
+        yield Note("not all eigenvalues converged: their residuals say how far they can be off; raise --max-products")
+    if open_("trace") and own:
+        yield Note("the trace is an estimate that has not reached --rtol: see its stderr; raise --max-products")
+    elif open_("diagonal_norm"):
+        yield Note("entries of the diagonal are rough estimates here (see stderr); the trace is as good as its stderr says")
+
+
+@diagnostic("spectrum", draw=picture.draw, more={"-layers": layers.draw_if_any}, summary=summary, cost=cost, check=check,
+            also={"density": Also("density", "Also the spectral density, with a picture.", sets={"strict": True})},
+            example="checkpoints/example/fedsol-digits.pt --k 5 --trace")
+def spectrum(problem: Problem, progress: Progress | None = None, *,
+             k: Annotated[int, Field(ge=1, description="How many eigenvalues.")] = 5,
+             which: Annotated[Which, Field(description="largest, smallest or magnitude.")] = "largest",
+             trace: Annotated[bool, Field(description="Also the trace, whole and by layer.")] = False,
+             diagonal: Annotated[bool, Field(description="Also the trace and a summary of the diagonal, whole and by layer."
+                                             )] = False,
+             params: Annotated[str | None, Field(description="Eigenvalues of the block of these tensors only, such as "
+                                                             "'features.*'.")] = None,
+             per_layer: Annotated[bool, Field(description="Also the largest eigenvalue of every layer's block.")] = False,
+             matrix: Annotated[Matrix, Field(description="hessian, or ggn (Gauss-Newton).")] = "hessian",
+             tol: Annotated[float, Field(gt=0, lt=1, description="Relative error allowed in each eigenvalue.")] = 1e-3,
+             rtol: Annotated[float, Field(gt=0, lt=1, description="Relative standard error allowed in a trace that is no closed "
+                                                                  "form.")] = 0.02,
+             max_products: Annotated[int | None, Field(ge=1, description="Hessian-vector products allowed (default: 100, or "
+                                                                         "8 k; 200 for a trace).")] = None,
+             strict: Annotated[bool, Field(description="Also the residuals within tol, not only the errors.")] = False,
+             engine: Annotated[Literal["lanczos", "pyhessian"], Field(
+                 description="lanczos, or pyhessian: as papers did it, with that package's power iteration, probes and "
+                             "stopping rules.")] = "lanczos",
+             batches: Annotated[int | None, Field(ge=1, description="With pyhessian: only so many batches of 64, as FedAlign's "
+                                                                    "code (10).")] = None,
+             resample: Annotated[bool, Field(description="With --batches: drawn anew for every product.")] = False,
+             seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
+    """Top-k Hessian eigenvalues with residuals, lambda_1 / lambda_5, and the loss.
+
+    Rows ``loss`` (with its standard error over the examples), ``eigenvalue`` (index 1..k, each with the
+    residual ||Hv - lambda v||: an eigenvalue lies that close) and ``eigenvalue_ratio`` (not from the smallest ones, nor to
+    a zero one); columns ``which`` (largest, smallest, magnitude) and ``matrix``. ``tol`` is the
+    relative error of every eigenvalue; ``converged`` is false where ``max_products`` Hessian-vector products
+    (default: 100, or 8 k) did not reach it, or did not suffice to look for missed eigenvalues. ``matrix``:
+    hessian, or ggn (Gauss-Newton). ``params``: only the diagonal block of the tensors whose names match this
+    pattern (``features.*``), named in ``layer``. ``strict``: also the residuals are within ``tol``, not only the errors that
+    follow from them (a few products more; ``density`` on the same problem then reuses the pairs). ``per_layer``: also the
+    first eigenvalue of every layer's own block (weight and bias). Where the network is piecewise linear in each layer's
+    weights, the block of a single layer is the same in both matrices and taken from the Gauss-Newton matrix (estimator
+    ``lanczos-ggn``). Cost: about 15 to 20 products at a minimum (30 to 60 near the initialisation), each worth 1.2 to 2
+    gradients of the slice; ``per_layer`` about 10 more a layer. ``trace``, ``diagonal``: the rows of those diagnostics too
+    (``rtol``). ``engine`` pyhessian: that package's own estimates (``pyhessian_engine``), with ``batches`` and ``resample``.
+
+    Raises FldiagError when the loss is not finite or not a function of the weights alone, or no tensor matches.
+    """
+    check(problem, {"k": k, "which": which, "trace": trace, "diagonal": diagonal, "params": params, "per_layer": per_layer,
+                    "matrix": matrix, "engine": engine, "batches": batches, "resample": resample})
+    if engine == "pyhessian":
+        sampling = pyhessian_engine.Sampling(batches, resample=resample)
+        return pyhessian_engine.spectrum(problem, k, trace_too=trace, sampling=sampling, seed=seed, tol=tol,
+                                         most=max_products, progress=progress)
+    found = [_eigenvalues(problem, progress, k, which, tol, max_products, matrix, params, per_layer, strict, seed)]
+    if trace or diagonal:
+        measured = diagonal_table if diagonal else trace_table
+        limit = {} if max_products is None else {"max_products": max_products}
+        found.append(measured(problem, progress, rtol=rtol, seed=seed, **limit))
+    return pd.concat(found, ignore_index=True) if len(found) > 1 else found[0]
+
+
+def _eigenvalues(problem: Problem, progress: Progress | None, k: int, which: Which, tol: float, max_products: int | None,
+                 matrix: Matrix, params: str | None, per_layer: bool, strict: bool, seed: int) -> pd.DataFrame:
+    rows = [loss_row(problem)]
+    budget, forms = max_products or default_products(k), {matrix: problem.hessian(matrix=matrix)}
+    labels = [] if not per_layer else [*problem.layout.layers]
+    pieces = [(params, params, k), *((label or "(model)", list(problem.layout.layers[label]), 1) for label in labels)]
+    for done, (label, block, count) in enumerate(pieces):
+        def tell(at: int, total: int, text: str, label: str | None = label, done: int = done) -> None:
+            if progress:
+                where = f"{label}: {text}" if done else text
+                progress(done * total + at, len(pieces) * total, where)
+
+        form = in_form(problem, matrix, block)
+        if form not in forms:
+            for other in forms.values():  # so that only one keeps its graphs
+                other.release()
+            forms[form] = problem.hessian(matrix=form)
+        if strict and block is None:
+            pairs = strict_pairs(problem, count, which=which, tol=tol, matrix=matrix, max_products=budget, seed=seed,
+                                 operator=forms[form], progress=tell)
+        else:
+            pairs = eigenpairs(problem, count, which=which, tol=tol, max_products=budget, seed=seed, params=block,
+                               operator=forms[form], strict=strict, progress=tell)
+        found = eigenvalue_rows(pairs, noise=NOISE[problem.dtype], which=which, matrix=matrix,
+                                estimator="lanczos" if form == matrix else f"lanczos-{form}")
+        rows += [{**row, "layer": label} for row in (found[:1] if done else found)]
+    return table(rows, **problem.common)

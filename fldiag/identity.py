@@ -1,0 +1,50 @@
+"""When two configs mean the same run, and what a stored config that lacks a key meant when it was written."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+#: Keys that came later, each with what every run had before the key existed: ``section.key``, or ``method.NAME.option`` (and
+#: ``model.NAME.option``). A config with this value has the hash that it had without the key, and a stored config without
+#: the key is read with this value, whatever the default is by now.
+YESTERDAY: dict[str, Any] = {"train.local_decay": 1.0, "train.local_decay_after": 0.5}
+
+#: Stands in every hash for the section ``checkpoint``, which once was part of what a run is: the defaults of that time.
+CHECKPOINT = {"every": 1, "clients": "none"}
+
+
+def _later(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """(section of ``tree``, key, what runs had before) for the later keys that the tree's method and model can have."""
+    for dotted, value in YESTERDAY.items():
+        section, *name, key = dotted.split(".")
+        held = tree.get(section)
+        if isinstance(held, dict) and (not name or name == [held.get("name")]):
+            yield held, key, value
+
+
+def as_stored(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored config with the keys that it lacks, saying what they meant then. An empty section stays empty: rounds of
+    another program say nothing of how they were trained."""
+    filled = copy.deepcopy(dict(tree))
+    for held, key, value in _later(filled):
+        if held:
+            held.setdefault(key, value)
+    return filled
+
+
+def fingerprint(tree: Mapping[str, Any], *, version: int = 1, checkpoint: bool = False) -> str:
+    """16 hex digits over a config's tree of plain values. ``version`` of the method's formulas enters when it is not the
+    first; what the checkpoints hold enters with ``checkpoint`` only."""
+    kept = copy.deepcopy(dict(tree))
+    for held, key, value in _later(kept):
+        if key in held and held[key] == value:
+            del held[key]
+    if not checkpoint:
+        kept["checkpoint"] = CHECKPOINT
+    if version != 1:
+        kept["method_version"] = version
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]

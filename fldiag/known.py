@@ -1,0 +1,140 @@
+"""What there is, in a file: names, descriptions and options of everything registered, readable without importing PyTorch.
+
+``python -m fldiag.known`` writes the file anew; a test holds it equal to the registry. What other packages bring stands
+in no file: it is known by the names of their entry points, and imported when it is asked about.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from functools import cache
+from importlib import resources
+from importlib.metadata import entry_points
+from typing import Any
+
+from fldiag.errors import unknown
+
+FILE = "catalogue.json"
+#: Kind, as ``fldiag list`` and ``fldiag.catalogue`` name it -> name of its registry.
+KINDS = {"methods": "method", "models": "model", "datasets": "dataset", "diagnostics": "diagnostic"}
+Item = dict[str, Any]
+
+
+@cache
+def built_in() -> dict[str, dict[str, Item]]:
+    """Kind -> name -> what the file says of it; also ``presets`` and ``figures``."""
+    return dict(json.loads(resources.files("fldiag").joinpath(FILE).read_text()))
+
+
+def plugins(kind: str) -> dict[str, str]:
+    """Name -> package of what other packages bring; nothing of it is imported."""
+    group = f"fldiag.{kind}" if kind in KINDS else ""
+    return {p.name: p.dist.name if p.dist else "?" for p in sorted(entry_points(group=group), key=lambda p: p.name)} \
+        if group else {}
+
+
+def names(kind: str) -> dict[str, str]:
+    """Name -> one line on it. Raises FldiagError for an unknown kind."""
+    if kind not in built_in():
+        raise unknown("kind", kind, built_in())
+    found = {name: str(item["summary"]) for name, item in built_in()[kind].items()}
+    return dict(sorted({**found, **{n: f"(from {package})" for n, package in plugins(kind).items() if n not in found}}.items()))
+
+
+def item(kind: str, name: str) -> Item | None:
+    """All that is known of a name; None for an unknown one. A plug-in is imported for it."""
+    found = built_in().get(kind, {}).get(name)
+    if found is None and name in plugins(kind):
+        from fldiag import registry
+
+        return describe(getattr(registry, KINDS[kind]).get(name))
+    return found
+
+
+def describe(entry: Any) -> Item:
+    """What the file says of one registered thing."""
+    meta = {k: _plain(v) for k, v in entry.meta.items()}
+    found: Item = {"kind": entry.kind, "summary": entry.headline, "doc": entry.doc, "meta": meta,
+                   "options": [option(key, field) for key, field in entry.options.model_fields.items()]}
+    if entry.kind == "diagnostic":
+        found |= {"on": entry.on, "needs": entry.needs, "example": entry.example, "also": {
+            flag: {"name": also.name, "help": also.help, "options": list(also.options)} for flag, also in entry.also.items()}}
+    return found
+
+
+def option(name: str, field: Any) -> Item:
+    """An option: ``type`` as the command line has it (``python`` where it cannot be typed), ``values`` in words."""
+    return {"name": name, "type": typed(field.annotation), "values": values(field.annotation, field.metadata),
+            "default": None if field.is_required() else _plain(field.default), "required": field.is_required(),
+            "help": field.description or ""}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if callable(value):
+        return getattr(value, "__name__", "?")
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+def typed(annotation: Any) -> str:
+    """``int``, ``float``, ``str``, ``bool`` or ``list[...]`` of these; ``python`` for anything else."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return typed(args[0])
+    if origin is typing.Literal:
+        return "str"
+    if origin in (typing.Union, types.UnionType):
+        kinds = {typed(a) for a in args if a is not type(None)}
+        return kinds.pop() if len(kinds) == 1 else "python"
+    if origin in (tuple, list) and args and (inner := typed(args[0])) != "python":
+        return f"list[{inner}]"
+    return annotation.__name__ if annotation in (int, float, str, bool) else "python"
+
+
+def values(annotation: Any, metadata: Any = ()) -> str:
+    """Type and bounds of an option in words: ``float >= 0``, ``kl | l2``."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return values(args[0], args[1:])
+    if origin is typing.Literal:
+        return " | ".join(map(str, args))
+    if args and origin is not tuple:
+        return " | ".join("none" if a is type(None) else values(a) for a in args)
+    if origin is tuple:
+        return f"list of {values(args[0])}"
+    bounds = []
+    for one in metadata:
+        for part in getattr(one, "metadata", [one]):
+            bounds += [f"{sign} {getattr(part, key):g}" for key, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
+                       if getattr(part, key, None) is not None]
+    return " ".join([getattr(annotation, "__name__", str(annotation)), *bounds])
+
+
+def generate() -> dict[str, dict[str, Item]]:
+    """The content of the file, from the registry. Imports everything that is built in."""
+    from fldiag import config, registry
+    from fldiag.figures import reported
+
+    found: dict[str, dict[str, Item]] = {}
+    for kind, name in KINDS.items():
+        entries = getattr(registry, name)
+        own = {n: entries.get(n) for n in entries.names()}
+        found[kind] = {n: describe(e) for n, e in own.items() if e.build.__module__.split(".")[0] == "fldiag"}
+    found["presets"] = {name: {"summary": text} for name, text in config.presets().items()}
+    found["figures"] = {name: {"summary": f"{study.title} ({study.source})"} for name, study in reported.studies().items()}
+    return found
+
+
+def text() -> str:
+    return json.dumps(generate(), indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    with resources.as_file(resources.files("fldiag").joinpath(FILE)) as file:
+        file.write_text(text())
+        print(file)

@@ -1,0 +1,142 @@
+"""Losses and FedSOL's perturbation: the maths that methods and diagnostics share.
+
+Losses of outputs are per example: outputs [..., C] and targets [...] give losses [...]. Weights are rows: every
+function of weights reduces over the last axis, so one spelling serves a vector [P] and a stack of clients [K, P].
+
+FedSOL is Lee et al., "FedSOL: Stabilized Orthogonal Learning with Proximal Restrictions in Federated Learning"
+(CVPR 2024). In its Algorithm 1, g_p is the gradient of a proximal loss L_p(w; w_g), and the local gradient is taken at
+w + e with e = rho Lambda g_p / ||g_p||. Here are L_p (``kl``, ``l2``), Lambda (``strengths``), the norm below which g_p is
+rounding noise (``noise_floor``) and e (``perturbation``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fldiag.params import Layout, norm, per_tensor_norm
+
+#: The proximal losses that need nothing but the received model.
+Proximal = Literal["kl", "l2"]
+#: Lambda: by how far each entry has moved, or 1 everywhere.
+Strength = Literal["adaptive", "fixed"]
+#: Over what Lambda is normalised; ``dim0`` is the released code's reading.
+Rule = Literal["layer", "tensor", "dim0"]
+
+#: Added to the norm of a gradient before dividing by it.
+GUARD = 1e-12
+
+
+# -- losses of a model's outputs
+
+def per_example(outputs: Tensor, y: Tensor) -> Tensor:
+    """What training minimises: cross entropy for class labels, half the squared residual for real targets.
+
+    ``outputs`` [..., C]; ``y`` [...] integer labels or [..., C] floats. Returns [...].
+    """
+    if y.is_floating_point():
+        return half_squared_error(outputs, y, reduction="none")
+    return F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
+
+
+def half_squared_error(outputs: Tensor, y: Tensor, reduction: Literal["mean", "none"] = "mean") -> Tensor:
+    """||outputs - y||^2 / 2 of each example [..., C] -> [...], or its mean over the examples."""
+    errors = 0.5 * (outputs - y).square().sum(-1)
+    return errors if reduction == "none" else errors.mean()
+
+
+def criterion(regression: bool) -> Callable[..., Tensor]:
+    """The loss that training minimises as a function (outputs, y) in the manner of torch's: a mean by default."""
+    return half_squared_error if regression else F.cross_entropy
+
+
+def kl(teacher: Tensor, student: Tensor, tau: float) -> Tensor:
+    """KL(softmax(teacher / tau) || softmax(student / tau)) of logits [..., C] -> [...], without a factor tau^2.
+
+    With the received model as constant teacher, its mean over a minibatch is FedSOL's proximal loss.
+    """
+    p, q = F.log_softmax(teacher / tau, dim=-1), F.log_softmax(student / tau, dim=-1)
+    return (p.exp() * (p - q)).sum(-1)
+
+
+# -- the proximal loss of weights
+
+def l2(d: Tensor) -> Tensor:
+    """L_p = ||w - w_g||^2 / 2 of a displacement d = w - w_g [..., P] -> [...], summed in float64; its gradient is d.
+
+    FedProx's term (Li et al. 2020, Eq. 2) for mu = 1.
+    """
+    return 0.5 * d.square().sum(-1, dtype=torch.float64)
+
+
+def proximal_name(loss: Proximal, tau: float) -> str:
+    """How tables name a proximal loss: ``kl:3`` (at its temperature) or ``l2``."""
+    return f"kl:{tau:g}" if loss == "kl" else "l2"
+
+
+# -- FedSOL's perturbation
+
+def noise_floor(dtype: torch.dtype) -> float:
+    """The norm below which g_p is rounding noise.
+
+    At w = w_g the gradient of ``kl`` is zero, but computed it has a norm of about 3e-8 in float32. The division by
+    ||g_p|| would blow that up to a perturbation of length rho in an arbitrary direction.
+    """
+    return 1e-12 if dtype == torch.float64 else 1e-6
+
+
+def perturbation(g_p: Tensor, rho: float, Lambda: Tensor | None = None, floor: float | None = None) -> Tensor:
+    """e = rho Lambda g_p / (||g_p|| + 1e-12), and 0 where ||g_p|| < floor (default: ``noise_floor``); [..., P].
+
+    ``Lambda`` None: 1 everywhere (the fixed strength).
+    """
+    length = norm(g_p)
+    floor = noise_floor(g_p.dtype) if floor is None else floor
+    e = torch.where(length >= floor, rho * g_p / (length + GUARD), 0.0)
+    return e if Lambda is None else e * Lambda
+
+
+def strengths(d: Tensor, layout: Layout, rule: Rule = "layer") -> Tensor:
+    """Lambda^(m)[i] = |d^(m)[i]| / ||d^(m)|| per layer m, of a displacement d = w - w_g [..., P] laid out by ``layout``.
+
+    ``rule``: what has unit norm. ``layer``: weight and bias of a module together, as the paper writes; ``tensor``: each
+    parameter tensor; ``dim0``: each tensor along its first axis, as the released code does. 0 where the norm is 0.
+    """
+    if rule == "dim0":
+        first = d.dim() - 1  # the first axis of a tensor comes after those that d has besides the last
+        ratios = [_ratio(v.abs(), torch.linalg.vector_norm(v, dim=first, keepdim=True)) for v in _views(d, layout).values()]
+        return torch.cat([r.flatten(first) for r in ratios], dim=-1)
+    sizes = dict(zip(layout.names, layout.sizes, strict=True))
+    groups = _groups(layout, rule).values()
+    return _ratio(d.abs(), per_tensor_norm(d, [sum(sizes[n] for n in group) for group in groups]))
+
+
+def mean_strengths(Lambda: Tensor, layout: Layout, rule: Rule = "layer") -> dict[str, tuple[Tensor, int]]:
+    """Layer -> mean of Lambda [..., P] over its entries [...] in float64, and their number.
+
+    The mean is at most 1 / sqrt(number), reached where all entries have moved alike. A layer without a name goes by
+    the name of its first tensor.
+    """
+    views, found = _views(Lambda, layout), {}
+    for name, members in _groups(layout, rule).items():
+        values = torch.cat([views[n].flatten(Lambda.dim() - 1) for n in members], dim=-1)
+        found[name or members[0]] = values.double().mean(-1), values.shape[-1]
+    return found
+
+
+def _groups(layout: Layout, rule: Rule) -> dict[str, tuple[str, ...]]:
+    """The tensors over which Lambda is normalised together (dim0: inside which)."""
+    return layout.layers if rule == "layer" else {n: (n,) for n in layout.names}
+
+
+def _views(a: Tensor, layout: Layout) -> dict[str, Tensor]:
+    """Named views of a [..., P]; a scalar parameter has one axis, with one entry."""
+    return {n: v if v.dim() >= a.dim() else v.unsqueeze(-1) for n, v in layout.views(a).items()}
+
+
+def _ratio(a: Tensor, b: Tensor) -> Tensor:
+    return torch.where(b > 0, a / b, 0.0)

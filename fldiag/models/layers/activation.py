@@ -1,0 +1,43 @@
+"""Functions of single numbers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fldiag.models.layers.entry import Layer, as_it_is, no_obstacle
+from fldiag.models.layers.links import Link, Views, Weighted
+
+
+class Slopes(Link):
+    """ReLU or leaky ReLU."""
+
+    def __init__(self, negative: float = 0.0):
+        self.negative = negative
+
+    def forward(self, a: Tensor) -> tuple[Tensor, Tensor]:
+        slope = (a > 0).to(a.dtype)
+        if self.negative:
+            slope = torch.where(a > 0, slope, self.negative)
+        return a * slope, slope
+
+    def tangent(self, saved: Tensor, t: Tensor) -> Tensor:
+        return t * saved
+
+    def back(self, saved: Tensor, g: Tensor) -> Tensor:
+        return (g.reshape(len(saved), -1, *saved.shape[1:]) * saved.unsqueeze(1)).reshape(g.shape)
+
+
+def _relu_links(m: nn.ReLU, name: str, buffers: Views) -> list[Link | Weighted]:
+    return [Slopes()]
+
+
+def _leaky_links(m: nn.LeakyReLU, name: str, buffers: Views) -> list[Link | Weighted]:
+    return [Slopes(m.negative_slope)]
+
+
+RELU = Layer(stacked=as_it_is, overwrite=torch.relu_, links=_relu_links, obstacle=no_obstacle)
+LEAKY_RELU = Layer(links=_leaky_links, obstacle=no_obstacle)
+#: Piecewise linear, with more than one kink.
+CLIPPED = Layer(obstacle=no_obstacle)
+SMOOTH = Layer(stacked=as_it_is)

@@ -1,0 +1,90 @@
+"""``nn.Conv2d``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fldiag.models.layers import squares
+from fldiag.models.layers.entry import Layer
+from fldiag.models.layers.links import Link, Views, Weighted
+
+_convolution_backward: Any = torch.ops.aten.convolution_backward
+
+
+def zero_padding(layer: nn.Conv2d) -> tuple[int, ...]:
+    """Padding in rows and columns. Raises ValueError where one side would be padded more than the other."""
+    if isinstance(layer.padding, str):
+        wide = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
+        if layer.padding == "valid":
+            return 0, 0
+        if any(p % 2 for p in wide):
+            raise ValueError(layer.padding)
+        return tuple(p // 2 for p in wide)
+    return layer.padding
+
+
+def _pads_with_zeros(m: nn.Conv2d) -> bool:
+    return m.padding_mode == "zeros"
+
+
+def _call(m: nn.Conv2d, name: str, views: Views, x: Tensor) -> Tensor:
+    return F.conv2d(x, views[f"{name}.weight"], views.get(f"{name}.bias"), m.stride, m.padding, m.dilation, m.groups)
+
+
+def _stacked(m: nn.Conv2d, name: str, views: Views, x: Tensor, rows: int) -> Tensor:
+    w, b = views[f"{name}.weight"], views.get(f"{name}.bias")
+    return F.conv2d(x, w.flatten(0, 1), None if b is None else b.flatten(), m.stride, m.padding, m.dilation,
+                    groups=rows * m.groups)
+
+
+class ConvLink(Weighted):
+    def __init__(self, name: str, layer: nn.Conv2d):
+        super().__init__(name, layer.bias is not None)
+        self.stride, self.dilation, self.groups = layer.stride, layer.dilation, layer.groups
+        self.padding: tuple[int, ...] = zero_padding(layer)
+
+    def apply(self, a: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.conv2d(a, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+
+    def _backward(self, g: Tensor, a: Tensor, weight: Tensor, wanted: list[bool]) -> list[Tensor]:
+        return _convolution_backward(g, a, weight, None, self.stride, self.padding, self.dilation, False, [0, 0],
+                                     self.groups, wanted)
+
+    def back(self, g: Tensor, weight: Tensor, a: Tensor) -> Tensor:
+        return self._backward(g, a.new_empty(()).expand(len(g), *a.shape[1:]), weight, [True, False, False])[0]
+
+    def weigh(self, g: Tensor, a: Tensor, weight: Tensor) -> Tensor:
+        return self._backward(g, a, weight, [False, True, False])[1]
+
+
+def _links(m: nn.Conv2d, name: str, buffers: Views) -> list[Link | Weighted] | None:
+    try:
+        return [ConvLink(name, m)]
+    except ValueError:
+        return None
+
+
+def _squares(m: nn.Conv2d, a: Tensor, g: Tensor, total: bool) -> dict[str, Tensor]:
+    patches = F.unfold(a, m.kernel_size, m.dilation, zero_padding(m), m.stride)  # [b, I * k * k, L]
+    g = g.flatten(3)
+    parts = [squares.positions(gp, up, total) for gp, up in
+             zip(g.chunk(m.groups, 2), patches.chunk(m.groups, 1), strict=True)]
+    found = {"weight": torch.stack(parts).sum(0) if total else torch.cat(parts).reshape(m.weight.shape)}
+    return found if m.bias is None else {**found, "bias": squares.bias(g, total)}
+
+
+def _obstacle(m: nn.Conv2d) -> str | None:
+    return None if _pads_with_zeros(m) else f"pads in mode {m.padding_mode!r}"
+
+
+def _macs(m: nn.Conv2d, out: Tensor) -> int:
+    return out[0].numel() * (m.in_channels // m.groups) * math.prod(m.kernel_size)
+
+
+CONV2D = Layer(fits=_pads_with_zeros, call=_call, stacked=_stacked, links=_links, squares=_squares, obstacle=_obstacle,
+               macs=_macs)

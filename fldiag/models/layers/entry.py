@@ -1,0 +1,60 @@
+"""What can be known about a type of layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fldiag.models.layers.links import Link, Views, Weighted
+
+
+def always(m: Any) -> bool:
+    return True
+
+
+def unknown(m: Any) -> str | None:
+    return f"({type(m).__name__})"
+
+
+def no_obstacle(m: Any) -> str | None:
+    return None
+
+
+def as_it_is(m: Any, name: str, views: Views, x: Tensor, rows: int) -> Tensor:
+    """The ``stacked`` rule of a layer without weights that treats examples and channels alike."""
+    return m(x)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The rules for one type of layer. Where a rule is left out, a network with such a layer takes the general way.
+
+    In all of them ``m`` is the layer, ``name`` its place in the network, and ``views`` holds the network's weights by
+    their full names.
+
+    ``fits(m)``: whether ``call``, ``stacked`` and ``links`` hold for a layer with these settings.
+    ``call(m, name, views, x)``: the output with the weights in ``views``; only a layer with weights needs it.
+    ``stacked(m, name, views, x, rows)``: the outputs of several models side by side. Each view is [rows, ...]; images
+    are [B, rows * C, H, W], anything else is [rows, B, ...].
+    ``takes_rows``: ``stacked`` also takes images as [rows, B, C, H, W].
+    ``overwrite(x)``: the output of a layer without weights, written over its input.
+    ``links(m, name, buffers)``: the layer as links for the R-operator, in order.
+    ``squares(m, a, g, total)``: name of a weight -> the sum over examples of its squared gradients, or with ``total``
+    the sum over all entries, for inputs a [b, ...] and r cotangents of each output, g [b, r, ...].
+    ``obstacle(m)``: what keeps the output from being piecewise linear in the input and in the weights, with the other
+    one fixed, in eval mode; None where nothing does.
+    ``macs(m, out)``: multiply-adds of one example, whose output is ``out`` [1, ...].
+    """
+
+    fits: Callable[[Any], bool] = always
+    call: Callable[[Any, str, Views, Tensor], Tensor] | None = None
+    stacked: Callable[[Any, str, Views, Tensor, int], Tensor] | None = None
+    takes_rows: bool = False
+    overwrite: Callable[[Tensor], Tensor] | None = None
+    links: Callable[[Any, str, Views], list[Link | Weighted] | None] | None = None
+    squares: Callable[[Any, Tensor, Tensor, bool], dict[str, Tensor]] | None = None
+    obstacle: Callable[[Any], str | None] = unknown
+    macs: Callable[[Any, Tensor], int] | None = None

@@ -1,0 +1,72 @@
+"""``nn.Linear``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fldiag.models.layers import squares
+from fldiag.models.layers.entry import Layer, no_obstacle
+from fldiag.models.layers.links import Link, Views, Weighted
+
+
+def _call(m: nn.Linear, name: str, views: Views, x: Tensor) -> Tensor:
+    return F.linear(x, views[f"{name}.weight"], views.get(f"{name}.bias"))
+
+
+def _stacked(m: nn.Linear, name: str, views: Views, x: Tensor, rows: int) -> Tensor:
+    w, b = views[f"{name}.weight"], views.get(f"{name}.bias")
+    if rows == 1:
+        return F.linear(x[0], w[0], None if b is None else b[0]).unsqueeze(0)
+    if b is None:
+        return torch.bmm(x, w.transpose(1, 2))
+    return torch.baddbmm(b.unsqueeze(1), x, w.transpose(1, 2))
+
+
+def _by_model(a: Tensor, weight: Tensor) -> Tensor:
+    """The examples of the K models that the weight [K, ...] belongs to: [K * b, ...] -> [K, b, ...]."""
+    return a.unflatten(0, (len(weight), -1))
+
+
+class LinearLink(Weighted):
+    stacks = True
+
+    def apply(self, a: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if weight.ndim == 2:
+            return F.linear(a, weight, bias)
+        a = _by_model(a, weight)
+        out = torch.bmm(a, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), a, weight.mT)
+        return out.flatten(0, 1)
+
+    def back(self, g: Tensor, weight: Tensor, a: Tensor) -> Tensor:
+        return g @ weight if weight.ndim == 2 else torch.bmm(_by_model(g, weight), weight).flatten(0, 1)
+
+    def weigh(self, g: Tensor, a: Tensor, weight: Tensor) -> Tensor:
+        return g.T @ a if weight.ndim == 2 else torch.bmm(_by_model(g, weight).mT, _by_model(a, weight))
+
+    def shift(self, g: Tensor, weight: Tensor) -> Tensor:
+        return g.sum(0) if weight.ndim == 2 else _by_model(g, weight).sum(1)
+
+
+def _links(m: nn.Linear, name: str, buffers: Views) -> list[Link | Weighted]:
+    return [LinearLink(name, m.bias is not None)]
+
+
+def _squares(m: nn.Linear, a: Tensor, g: Tensor, total: bool) -> dict[str, Tensor]:
+    if a.ndim == 2:
+        found = {"weight": squares.outer(g, a, total)}
+        g = g.unsqueeze(3)
+    else:
+        g = g.flatten(2, -2).transpose(2, 3)
+        found = {"weight": squares.positions(g, a.flatten(1, -2).transpose(1, 2), total)}
+    return found if m.bias is None else {**found, "bias": squares.bias(g, total)}
+
+
+def _macs(m: Any, out: Tensor) -> int:
+    return out.numel() * m.in_features
+
+
+LINEAR = Layer(call=_call, stacked=_stacked, links=_links, squares=_squares, obstacle=no_obstacle, macs=_macs)

@@ -1,0 +1,75 @@
+"""Links map values, tangents and cotangents: the pieces of which the R-operator composes a sequential network.
+
+Every link is affine in its input between kinks. What it needs to map tangents and cotangents (a mask, the places of
+maxima) is saved by ``forward``. Cotangents may come several to an example: r of them side by side, [b * r, ...], with b
+saved examples.
+
+K models side by side are a network too: their examples lie one model after the other, [K * b, ...], and the weights
+of a link that ``stacks`` are [K, ...]. Links without weights see nothing but more examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+Views = Mapping[str, Tensor]
+
+
+class Link:
+    """A layer without weights; this one does nothing."""
+
+    def forward(self, a: Tensor) -> tuple[Tensor, Any]:
+        """The output and what ``tangent`` and ``back`` need."""
+        return a, None
+
+    def tangent(self, saved: Any, t: Tensor) -> Tensor:
+        """The derivative of the output when the input moves by t."""
+        return t
+
+    def back(self, saved: Any, g: Tensor) -> Tensor:
+        """The adjoint of ``tangent``."""
+        return g
+
+
+class Weighted:
+    """A layer with a weight and perhaps a bias: linear in its input and linear in its weights."""
+
+    stacks = False  # whether it takes the weights of several models
+
+    def __init__(self, name: str, bias: bool):
+        self.weight, self.bias = inside(name, "weight"), inside(name, "bias") if bias else None
+
+    def forward(self, a: Tensor, views: Views) -> Tensor:
+        """The output on input a with these weights (or its derivative when the weights move by ``views``)."""
+        return self.apply(a, views[self.weight], None if self.bias is None else views[self.bias])
+
+    def apply(self, a: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        raise NotImplementedError
+
+    def back(self, g: Tensor, weight: Tensor, a: Tensor) -> Tensor:
+        """The cotangent of the input a (its shape counts) from that of the output."""
+        raise NotImplementedError
+
+    def weigh(self, g: Tensor, a: Tensor, weight: Tensor) -> Tensor:
+        """The gradient of the weight (its shape counts), summed over the examples."""
+        raise NotImplementedError
+
+    def shift(self, g: Tensor, weight: Tensor) -> Tensor:
+        """The gradient of the bias, summed over the examples."""
+        return sum_over_all_but_channels(g)
+
+
+def inside(name: str, tensor: str) -> str:
+    """The full name of a layer's tensor; the name of a network that is a single layer is empty."""
+    return f"{name}.{tensor}" if name else tensor
+
+
+def per_channel(values: Tensor, like: Tensor) -> Tensor:
+    return values.reshape(1, -1, *[1] * (like.ndim - 2))
+
+
+def sum_over_all_but_channels(g: Tensor) -> Tensor:
+    return g.sum([0, *range(2, g.ndim)])

@@ -1,0 +1,72 @@
+"""Batch-norm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fldiag.models.layers import squares
+from fldiag.models.layers.entry import Layer
+from fldiag.models.layers.links import Link, Views, Weighted, inside, per_channel, sum_over_all_but_channels
+
+
+def batch_dependent(module: nn.Module) -> bool:
+    """Whether some batch-norm uses the statistics of the batch also in eval mode."""
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is None for m in module.modules())
+
+
+def _fixed(m: Any) -> bool:
+    """Its running statistics are used, so it is an affine layer."""
+    return m.running_mean is not None and not m.training
+
+
+class Normalise(Link):
+    """(a - mean) / deviation per channel: the part of batch-norm without weights."""
+
+    def __init__(self, mean: Tensor, variance: Tensor, eps: float):
+        self.mean, self.scale = mean, (variance + eps).rsqrt()
+
+    def forward(self, a: Tensor) -> tuple[Tensor, None]:
+        return (a - per_channel(self.mean, a)) * per_channel(self.scale, a), None
+
+    def tangent(self, saved: None, t: Tensor) -> Tensor:
+        return t * per_channel(self.scale, t)
+
+    def back(self, saved: None, g: Tensor) -> Tensor:
+        return g * per_channel(self.scale, g)
+
+
+class Scale(Weighted):
+    """The weights of batch-norm."""
+
+    def apply(self, a: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        out = a * per_channel(weight, a)
+        return out if bias is None else out + per_channel(bias, out)
+
+    def back(self, g: Tensor, weight: Tensor, a: Tensor) -> Tensor:
+        return g * per_channel(weight, g)
+
+    def weigh(self, g: Tensor, a: Tensor, weight: Tensor) -> Tensor:
+        return sum_over_all_but_channels(g * a)
+
+
+def _links(m: Any, name: str, buffers: Views) -> list[Link | Weighted]:
+    normalise = Normalise(buffers[inside(name, "running_mean")], buffers[inside(name, "running_var")], m.eps)
+    return [normalise, Scale(name, m.bias is not None)] if m.affine else [normalise]
+
+
+def _squares(m: Any, a: Tensor, g: Tensor, total: bool) -> dict[str, Tensor]:
+    a = F.batch_norm(a, m.running_mean, m.running_var, None, None, False, 0.0, m.eps)
+    g = g.reshape(*g.shape[:3], -1)
+    slope = (g * a.reshape(len(a), 1, a.shape[1], -1)).sum(3).square().sum((0, 1), dtype=torch.float64)
+    return {"weight": slope.sum() if total else slope, "bias": squares.bias(g, total)}
+
+
+def _obstacle(m: Any) -> str | None:
+    return f"({type(m).__name__}) uses the statistics of the batch" if m.running_mean is None else None
+
+
+BATCH_NORM = Layer(fits=_fixed, links=_links, squares=_squares, obstacle=_obstacle)

@@ -1,0 +1,163 @@
+"""The one cache: tables on disk under a digest of all they depend on, verified whenever they are read."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fldiag.errors import FldiagError
+from fldiag.results.array_checkpoint import ArrayStore
+from fldiag.results.files import sha256_of, write_bytes, write_text
+
+Tell = Callable[[str], None]
+#: Digits of the key in a file's name; the json holds all of them.
+SHOWN = 16
+
+
+class Cache:
+    """Tables of a folder, each found by a name and a key.
+
+    An entry is ``NAME-KEY.parquet`` and ``NAME-KEY.json``. The json says what the table is, holds the sha256 of the parquet's
+    bytes, and a digest of its own content. Both are verified on every read: an entry with a changed bit, cut off, renamed or
+    without its json is not used, so it is computed again, and the caller is told.
+
+    Both files are written under temporary names and renamed, the json last. An interrupted ``put`` therefore leaves an entry
+    that does not verify, never a wrong one.
+
+    Args:
+        folder: Where the entries lie; made by the first ``put`` or ``partial``.
+        legacy: Use a parquet that has no json at all. Earlier versions wrote the answers of figures so, and their runs may
+            no longer hold the weights to answer again. Nothing can verify such a table; ``get`` says so. A parquet beside a
+            json that does not verify is never used.
+
+    >>> import tempfile
+    >>> cache = Cache(tempfile.mkdtemp())
+    >>> cache.get("spectrum", "a1b2") is None
+    True
+    >>> cache.put("spectrum", "a1b2", pd.DataFrame({"metric": ["trace"], "value": [2.5]}), {"seed": 0})
+    >>> cache.get("spectrum", "a1b2")["value"].tolist()
+    [2.5]
+    """
+
+    def __init__(self, folder: str | Path, *, legacy: bool = False):
+        self.folder, self.legacy = Path(folder), legacy
+
+    def __repr__(self) -> str:
+        return f"Cache({str(self.folder)!r})"
+
+    def path(self, name: str, key: str, ending: str = ".parquet") -> Path:
+        """The file of an entry, whether it is there or not."""
+        return self.folder / f"{name}-{key[:SHOWN]}{ending}"
+
+    def get(self, name: str, key: str, on_damage: Tell | None = None) -> pd.DataFrame | None:
+        """The table of an entry.
+
+        Args:
+            name: What kind of table it is, such as the diagnostic's name.
+            key: The digest of all that the table depends on.
+            on_damage: Told in one sentence of an entry that is there and is not used, or is used without a checksum.
+
+        Returns:
+            The table as it was put, or None: there is none, or it is damaged.
+        """
+        tell, what = on_damage or (lambda text: None), f"cache entry {self.path(name, key, '').name}"
+        content, note = _read(self.path(name, key)), _read(self.path(name, key, ".json"))
+        if content is None:
+            return None
+        if note is None and not self.legacy:
+            tell(f"{what} has no checksum and is computed again")
+            return None
+        if note is not None and not _vouches(note, name, key, content):
+            tell(f"{what} was damaged and is computed again")
+            return None
+        try:
+            frame = pd.read_parquet(io.BytesIO(content))
+        except Exception:  # a damaged file can make the reader raise anything
+            tell(f"{what} was damaged and is computed again")
+            return None
+        if note is None:
+            tell(f"{what} has no checksum (an earlier version wrote it) and is used as it is")
+        return frame
+
+    def has(self, name: str, key: str) -> bool:
+        """Whether ``get`` would find a table. Reads the whole entry."""
+        return self.get(name, key) is not None
+
+    def put(self, name: str, key: str, frame: pd.DataFrame, about: Mapping[str, Any] | None = None) -> None:
+        """Keep a table, and remove what ``partial`` kept of it.
+
+        Args:
+            name, key: As for ``get``.
+            frame: The table; its index is not kept.
+            about: What a person reading the json wants to know: provenance, options.
+
+        Raises:
+            FldiagError: The folder or the disk refuses.
+        """
+        buffer = io.BytesIO()
+        frame.to_parquet(buffer, index=False)
+        content = buffer.getvalue()
+        note = {"name": name, "key": key, "rows": len(frame), "sha256": sha256_of(content), "about": dict(about or {})}
+        note = json.loads(json.dumps(note, default=str))
+        write_bytes(self.path(name, key), content)
+        write_text(self.path(name, key, ".json"), json.dumps({**note, "digest": _digest(note)}, indent=1))
+        with contextlib.suppress(OSError):
+            self._partial(name, key).unlink(missing_ok=True)
+
+    def partial(self, name: str, key: str, on_damage: Tell | None = None) -> Path:
+        """A file for an ``ArrayStore``, in which a long evaluation keeps its arrays until its table is put.
+
+        What an interrupted evaluation left there is verified; it is removed if it is damaged.
+
+        Args:
+            name, key: As for ``get``.
+            on_damage: Told in one sentence when damaged arrays were removed.
+
+        Returns:
+            The path; its folder exists.
+
+        Raises:
+            FldiagError: The folder cannot be made.
+        """
+        path = self._partial(name, key)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FldiagError(f"cannot create {self.folder}: {error.strerror}", "choose another folder with --out") from None
+        if path.exists() and not ArrayStore(path).intact():
+            path.unlink(missing_ok=True)
+            if on_damage is not None:
+                on_damage(f"what an interrupted computation kept in {path.name} was damaged; it starts anew")
+        return path
+
+    def _partial(self, name: str, key: str) -> Path:
+        return self.path(name, key, ".partial.npz")
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _vouches(note: bytes, name: str, key: str, content: bytes) -> bool:
+    """Whether the json is whole, is of this entry, and has the sha256 of this content."""
+    try:
+        said = json.loads(note)
+        own = said.pop("digest")
+        return bool(own == _digest(said) and (said["name"], said["key"]) == (name, key) and said["sha256"] == sha256_of(content))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return False
+
+
+def _digest(note: Mapping[str, Any]) -> str:
+    text = json.dumps(note, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

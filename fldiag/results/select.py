@@ -1,0 +1,107 @@
+"""Reading a table: its rows by columns, one number of it, the rounds it has.
+
+One rule for missing entries holds throughout: ``None`` asks for them, and a missing entry equals nothing else. A column that the
+table does not have is missing in all rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+#: Where the number of a whole round stands: of all clients together, of no single layer or index.
+WHOLE: dict[str, Any] = {"scope": "global", "index": None, "layer": None}
+
+
+def only(frame: pd.DataFrame, **where: Any) -> pd.DataFrame:
+    """The rows whose columns have these values.
+
+    Args:
+        frame: A table; its order and index are kept.
+        **where: Column = a value, None for a missing entry, or a list, tuple or set for any of its members.
+
+    Returns:
+        The rows for which all of it holds.
+
+    >>> frame = pd.DataFrame({"metric": ["loss", "trace", "trace"], "layer": [None, None, "conv1"], "value": [0.5, 9.0, 4.0]})
+    >>> only(frame, metric="trace", layer=None)["value"].tolist()
+    [9.0]
+    >>> only(frame, layer=["conv1", None], metric=("loss", "trace"))["value"].tolist()
+    [0.5, 9.0, 4.0]
+    >>> len(only(frame, client=3)), len(only(frame, client=None))
+    (0, 3)
+    """
+    keep = np.ones(len(frame), dtype=bool)
+    for column, wanted in where.items():
+        choice = list(wanted) if isinstance(wanted, (list, tuple, set, frozenset)) else [wanted]
+        hit = np.zeros(len(frame), dtype=bool)
+        for value in choice:
+            hit |= _is(frame, column, value)
+        keep &= hit
+    return frame[keep]
+
+
+def _is(frame: pd.DataFrame, column: str, value: Any) -> np.ndarray:
+    if column not in frame.columns:
+        return np.full(len(frame), bool(pd.isna(value)))
+    if pd.isna(value):
+        return frame[column].isna().to_numpy(dtype=bool)
+    return (frame[column] == value).fillna(False).to_numpy(dtype=bool)
+
+
+def number(frame: pd.DataFrame, metric: str | None = None, *, column: str = "value", **where: Any) -> float | None:
+    """The number of this name.
+
+    Args:
+        frame: A table.
+        metric: The metric; without it the rows are taken as they are.
+        column: What to read of the row: ``value``, or for example ``stderr`` or ``residual``.
+        **where: Which rows, as for ``only``; enough to leave one. Of several, the first that has a number counts.
+
+    Returns:
+        The number, or None: there is no such row or column, or the entry is missing, masked or no number.
+
+    >>> frame = pd.DataFrame({"metric": ["loss", "trace"], "round": [3, 3], "value": [0.5, None], "stderr": [0.1, None]})
+    >>> number(frame, "loss", round=3), number(frame, "loss", column="stderr"), number(frame, "trace")
+    (0.5, 0.1, None)
+    """
+    rows = only(frame, **where) if metric is None else only(frame, metric=metric, **where)
+    if column not in rows.columns:
+        return None
+    found = pd.to_numeric(rows[column], errors="coerce").dropna()
+    return float(found.iloc[0]) if len(found) else None
+
+
+def rounds(frame: pd.DataFrame, metric: str | None = None) -> list[int]:
+    """The rounds that a table has, of one metric if one is named; in order, each once.
+
+    >>> rounds(pd.DataFrame({"metric": ["loss", "loss", "trace"], "round": [4, 2, None]}))
+    [2, 4]
+    """
+    rows = frame if metric is None else only(frame, metric=metric)
+    return sorted({int(r) for r in rows["round"].dropna()}) if "round" in rows.columns else []
+
+
+def last_round(frame: pd.DataFrame, metric: str | None = None) -> int | None:
+    """The last of ``rounds``, None when there is none."""
+    found = rounds(frame, metric)
+    return found[-1] if found else None
+
+
+def spread_rounds(frame: pd.DataFrame, metric: str, most: int = 12) -> list[int]:
+    """Some of the rounds that have this metric, evenly spread, first and last among them.
+
+    Args:
+        frame: A table.
+        metric: The metric.
+        most: How many rounds at most; at least 2.
+
+    >>> spread_rounds(pd.DataFrame({"metric": "loss", "round": range(1, 101)}), "loss", most=4)
+    [1, 34, 67, 100]
+    """
+    there = rounds(frame, metric)
+    if len(there) <= most:
+        return there
+    return sorted({there[i * (len(there) - 1) // (most - 1)] for i in range(most)})

@@ -1,0 +1,1 @@
+"""Diagnostics that train: each starts from stored weights and goes on from there."""

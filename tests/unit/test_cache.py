@@ -1,0 +1,153 @@
+"""The cache: what it gives back is what was put, or nothing."""
+
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fldiag.errors import FldiagError
+from fldiag.results.array_checkpoint import ArrayStore
+from fldiag.results.cache import Cache
+from fldiag.results.table import table
+
+KEY = "0123456789abcdef0123456789abcdef"
+
+
+@pytest.fixture
+def frame():
+    return table([{"metric": "eigenvalue", "index": i, "value": 8.54 / (i + 1), "converged": True, "scope": "global"}
+                  for i in range(5)], run="r", seed=0, round=3)
+
+
+@pytest.fixture
+def cache(tmp_path, frame):
+    made = Cache(tmp_path / "cache")
+    made.put("spectrum", KEY, frame, {"seed": 0})
+    return made
+
+
+def test_what_was_put_comes_back(cache, frame):
+    found = cache.get("spectrum", KEY)
+    pd.testing.assert_frame_equal(found, frame)
+    assert [f.name for f in sorted(cache.folder.iterdir())] == ["spectrum-0123456789abcdef.json", "spectrum-0123456789abcdef.parquet"]
+    assert json.loads(cache.path("spectrum", KEY, ".json").read_text())["about"] == {"seed": 0}
+
+
+def test_another_name_or_key_is_another_entry(cache):
+    assert cache.get("density", KEY) is None and cache.get("spectrum", KEY[::-1]) is None
+    told = []
+    assert cache.get("spectrum", KEY[:16] + "0" * 16, told.append) is None  # the same file, another key
+    for ending in (".parquet", ".json"):
+        shutil.copy(cache.path("spectrum", KEY, ending), cache.path("density", KEY, ending))
+    assert cache.get("density", KEY, told.append) is None and len(told) == 2
+
+
+def flips(size, step=1):
+    """Every byte, or every so many of them, and the first and last sixteen: header, values, footer."""
+    return sorted({*range(0, size, step), *range(min(16, size)), *range(max(0, size - 16), size)})
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".json"])
+def test_a_flipped_bit_is_never_a_number(cache, frame, ending):
+    file = cache.path("spectrum", KEY, ending)
+    good = file.read_bytes()
+    for place in flips(len(good), 1 if ending == ".json" else 7):
+        for mask in (0x01, 0x80):
+            bad = bytearray(good)
+            bad[place] ^= mask
+            file.write_bytes(bytes(bad))
+            told = []
+            found = cache.get("spectrum", KEY, told.append)
+            if found is None:
+                assert told == ["cache entry spectrum-0123456789abcdef was damaged and is computed again"]
+            else:  # white space between the words of the json
+                assert ending == ".json" and found.equals(frame) and json.loads(bad) == json.loads(good)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 4, 100, -8, -1])
+@pytest.mark.parametrize("ending", [".parquet", ".json"])
+def test_a_truncated_entry_is_computed_again(cache, frame, ending, keep):
+    file = cache.path("spectrum", KEY, ending)
+    file.write_bytes(file.read_bytes()[:keep])
+    told = []
+    assert cache.get("spectrum", KEY, told.append) is None and len(told) == 1
+    cache.put("spectrum", KEY, frame)
+    assert cache.get("spectrum", KEY).equals(frame)
+
+
+def test_json_that_is_valid_and_of_another_kind(cache):
+    for text in ("[]", "3", "null", "{}", '{"digest": 3}', "[" * 10000):
+        cache.path("spectrum", KEY, ".json").write_text(text)
+        assert cache.get("spectrum", KEY) is None
+
+
+def test_a_forged_table_with_its_own_checksum_needs_the_digest_too(cache, frame):
+    other = Cache(cache.folder.parent / "other")
+    other.put("spectrum", KEY, frame.assign(value=frame["value"] * 2))
+    shutil.copy(other.path("spectrum", KEY), cache.path("spectrum", KEY))
+    note = cache.path("spectrum", KEY, ".json")
+    said = json.loads(note.read_text())
+    said["sha256"] = json.loads(other.path("spectrum", KEY, ".json").read_text())["sha256"]
+    note.write_text(json.dumps(said))
+    assert cache.get("spectrum", KEY) is None
+
+
+def test_a_table_without_its_json(cache, frame):
+    cache.path("spectrum", KEY, ".json").unlink()
+    told = []
+    assert cache.get("spectrum", KEY, told.append) is None
+    assert Cache(cache.folder, legacy=True).get("spectrum", KEY, told.append).equals(frame)
+    assert told == ["cache entry spectrum-0123456789abcdef has no checksum and is computed again",
+                    "cache entry spectrum-0123456789abcdef has no checksum (an earlier version wrote it) and is used as it is"]
+    cache.path("spectrum", KEY).write_bytes(b"PAR1")
+    assert Cache(cache.folder, legacy=True).get("spectrum", KEY, told.append) is None and "damaged" in told[-1]
+
+
+def test_legacy_accepts_no_table_beside_a_bad_json(cache):
+    cache.path("spectrum", KEY, ".json").write_text("{}")
+    assert Cache(cache.folder, legacy=True).get("spectrum", KEY) is None
+
+
+def test_a_folder_that_cannot_be_made(tmp_path, frame):
+    (tmp_path / "file").touch()
+    cache = Cache(tmp_path / "file" / "cache")
+    assert cache.get("spectrum", KEY) is None
+    with pytest.raises(FldiagError, match="cannot write"):
+        cache.put("spectrum", KEY, frame)
+    with pytest.raises(FldiagError, match="cannot create"):
+        cache.partial("spectrum", KEY)
+
+
+def test_partial_arrays_stay_until_the_table_is_put(tmp_path, frame):
+    cache = Cache(tmp_path)
+    arrays = {"points": np.arange(6.0), "names": np.array(["a", "bc"]), "one": np.array(3), "none": np.zeros(0)}
+    ArrayStore(cache.partial("landscape", KEY)).save("k", arrays, {"note": [1, None]})
+    found, extra = ArrayStore(cache.partial("landscape", KEY)).load("k")
+    assert extra == {"note": [1, None]} and all(np.array_equal(found[name], arrays[name]) for name in arrays)
+    cache.put("landscape", KEY, frame)
+    assert not cache.partial("landscape", KEY).exists()
+
+
+def test_damaged_partial_arrays_start_anew(tmp_path):
+    cache = Cache(tmp_path)
+    values = np.linspace(0, 1, 7)
+    path = cache.partial("landscape", KEY)
+    ArrayStore(path).save("k", {"points": values}, [1, 2])
+    good = path.read_bytes()
+    for place in range(len(good)):
+        bad = bytearray(good)
+        bad[place] ^= 0x04
+        path.write_bytes(bytes(bad))
+        told = []
+        there = cache.partial("landscape", KEY, told.append).exists()
+        assert there != bool(told)
+        if there:  # a byte that no reader looks at, such as a time of day
+            arrays, extra = ArrayStore(path).load("k")
+            assert list(arrays) == ["points"] and np.array_equal(arrays["points"], values) and extra == [1, 2]
+
+
+def test_partial_arrays_of_earlier_versions_are_read(tmp_path):
+    np.savez(tmp_path / "old.npz", manifest=np.array(json.dumps(["k", None])), points=np.ones(2))
+    assert ArrayStore(tmp_path / "old.npz").load("k")[0]["points"].tolist() == [1, 1]

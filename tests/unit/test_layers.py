@@ -1,0 +1,154 @@
+"""A layer type is one entry of one table: with it, a made-up layer is stacked, multiplied and summed up by hand."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fldiag.curvature.r_operator import ChainOperator
+from fldiag.models.layers import LAYERS, Layer, kin, rules
+from fldiag.models.layers.entry import as_it_is, no_obstacle
+from fldiag.models.layers.links import Link, Weighted
+from fldiag.models.network import Network, chain_of, forward_macs
+from fldiag.params import flatten
+from fldiag.problem.diagonal import diagonal_of
+from fldiag.problem.exact_curvature import inexact
+from fldiag.problem.problem import Problem
+from fldiag.problem.stack import groups
+from fldiag.surface.evaluator import Evaluator
+
+
+class Gain(nn.Module):
+    """Every feature times a weight of its own."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, size))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+class Folded(nn.Module):
+    def forward(self, x):
+        return x.abs()
+
+
+class GainLink(Weighted):
+    def apply(self, a, weight, bias=None):
+        return a * weight
+
+    def back(self, g, weight, a):
+        return g * weight
+
+    def weigh(self, g, a, weight):
+        return (g * a).sum(0)
+
+
+class Sign(Link):
+    def forward(self, a):
+        return a.abs(), a.sign()
+
+    def tangent(self, saved, t):
+        return t * saved
+
+    def back(self, saved, g):
+        return (g.reshape(len(saved), -1, *saved.shape[1:]) * saved.unsqueeze(1)).reshape(g.shape)
+
+
+def gain_squares(m, a, g, total):
+    each = (g * a.unsqueeze(1)).square().sum((0, 1)).double()
+    return {"weight": each.sum() if total else each}
+
+
+GAIN = Layer(call=lambda m, name, views, x: x * views[f"{name}.weight"],
+             stacked=lambda m, name, views, x, rows: x * views[f"{name}.weight"].unsqueeze(1),
+             links=lambda m, name, buffers: [GainLink(name, bias=False)], squares=gain_squares, obstacle=no_obstacle,
+             macs=lambda m, out: out.numel())
+FOLDED = Layer(stacked=as_it_is, links=lambda m, name, buffers: [Sign()], obstacle=no_obstacle)
+
+
+@pytest.fixture
+def known(monkeypatch):
+    monkeypatch.setitem(LAYERS, Gain, GAIN)
+    monkeypatch.setitem(LAYERS, Folded, FOLDED)
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, 5), Folded(), Gain(5), nn.ReLU(), nn.Linear(5, 3)).double()
+
+
+def problem(module=None):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(12, 1, 2, 3, dtype=torch.float64, generator=generator)
+    return Problem(module or net(), cross_entropy, (x, torch.arange(12) % 3), dtype=torch.float64)
+
+
+def dense(p):
+    x, y = p.read(0, p.n)
+    return torch.func.hessian(lambda w: p.criterion(p.call(w, x), y))(p.w)
+
+
+def test_without_an_entry_everything_goes_the_general_way():
+    p = problem()
+    assert chain_of(net()) is None and not Network(net()).stackable
+    assert p.hessian().form == "double backward" and Evaluator(p, [p.w]).chain is None
+    assert "(Gain) holds weights outside affine layers" in inexact(p)
+    assert diagonal_of(p).estimator.startswith("hutchinson") and forward_macs(net(), (1, 2, 3)) == 6 * 5 + 5 * 3
+
+
+def test_models_are_stacked_by_the_entry(known):
+    module = net()
+    network = Network(module, precision="fp64")
+    assert network.stackable and groups(network, {0: 5, 1: 5}, "auto") == [[0], [1]]  # the link takes one model at a time
+    rows = flatten(module) + 0.1 * torch.randn(4, network.size, dtype=torch.float64)
+    x = torch.randn(4, 7, 1, 2, 3, dtype=torch.float64)
+    found = network.bind(rows)(x)
+    for k in range(4):
+        alone = torch.func.functional_call(module, network.layout.views(rows[k]), (x[k],))
+        assert torch.allclose(found[k], alone, rtol=1e-12, atol=1e-13)
+    assert forward_macs(module, (1, 2, 3)) == 6 * 5 + 5 + 5 * 3
+
+
+def test_curvature_is_computed_by_the_entry(known):
+    p = problem()
+    h, expected = p.hessian(), dense(p)
+    assert isinstance(h, ChainOperator) and h.form == "r-operator"
+    found = torch.stack([h(e) for e in torch.eye(p.layout.size, dtype=torch.float64)])
+    assert torch.allclose(found, expected, rtol=1e-9, atol=1e-12)
+    d = diagonal_of(p)
+    assert inexact(p) is None and d.estimator == "exact"
+    assert torch.allclose(d.values, expected.diagonal(), rtol=1e-9, atol=1e-12)
+    assert diagonal_of(p, entries=False).trace == pytest.approx(float(expected.trace()), rel=1e-12)
+
+
+def test_surfaces_are_evaluated_by_the_entry(known):
+    p = problem()
+    direction = torch.randn(p.layout.size, dtype=torch.float64)
+    fast, plain = Evaluator(p, [direction]), Evaluator(p, [direction], fast=False)
+    assert fast.chain is not None and plain.chain is None
+    assert fast(0.3)[0] == pytest.approx(plain(0.3)[0], rel=1e-12)
+
+
+def test_a_rule_left_out_falls_back_alone(known, monkeypatch):
+    monkeypatch.setitem(LAYERS, Gain, dataclasses.replace(GAIN, call=None, links=None, squares=None))
+    p = problem()
+    assert Network(net()).stackable
+    assert p.hessian().form == "double backward" and inexact(p) is not None and Evaluator(p, [p.w]).chain is None
+
+
+def test_settings_that_do_not_fit_fall_back(known, monkeypatch):
+    monkeypatch.setitem(LAYERS, Gain, dataclasses.replace(GAIN, fits=lambda m: len(m.weight) > 5))
+    assert chain_of(net()) is None and problem().hessian().form == "double backward"
+
+
+def test_a_subclass_has_no_rules_but_counts_as_its_parent():
+    class Scaled(nn.Linear):
+        def forward(self, x):
+            return 3 * super().forward(x)
+
+    assert rules(Scaled(2, 2)) == Layer() and kin(Scaled(2, 2)) is LAYERS[nn.Linear]
+    assert forward_macs(nn.Sequential(Scaled(4, 2)), (4,)) == 8
