@@ -16,9 +16,9 @@ from fldiag.diagnostics.landscape import interactive
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.registry import Progress
-from fldiag.report import clients, curves, pairs, steps, summary, surfaces
+from fldiag.report import clients, pairs, performance, steps, summary, surfaces
 from fldiag.report.collect import Collection, Source
-from fldiag.report.page import Section
+from fldiag.report.elements import Section
 from fldiag.results.provenance import provenance
 
 #: matplotlib's marks and dashes in plotly's words, and as paths of a small legend.
@@ -43,8 +43,8 @@ def write(found: Collection, path: str | Path, *, title: str | None = None, prog
     made: list[Section] = []
     steps.collect(found)
     parts: list[Callable[[Collection], Section]] = [
-        summary.summary, curves.curves, surfaces.landscapes, surfaces.spectrum, clients.forgetting, clients.drift, pairs.matching,
-        pairs.account, curves.personal, steps.steps]
+        summary.summary, performance.curves, surfaces.landscapes, surfaces.spectrum, clients.forgetting, clients.drift, pairs.matching,
+        pairs.account, performance.personal, steps.steps]
     for i, part in enumerate(parts):
         told(i, len(parts) + 1, part.__name__)
         made.append(part(found))

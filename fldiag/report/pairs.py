@@ -13,7 +13,7 @@ from fldiag.plotting.style import number
 from fldiag.plotting.tables import floats
 from fldiag.report.clients import absent
 from fldiag.report.collect import Collection, Member
-from fldiag.report.page import Control, Figure, Group, Section, Table, axes, literal, plus_minus, short, shorts
+from fldiag.report.elements import Control, Figure, Group, Section, Table, axes, literal, plus_minus, short, shorts
 from fldiag.report.summary import worlds
 from fldiag.results import select
 from fldiag.results.select import last_round, only

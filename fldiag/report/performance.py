@@ -9,7 +9,20 @@ import pandas as pd
 
 from fldiag.plotting.style import number
 from fldiag.report.collect import Collection, Member, Source
-from fldiag.report.page import Figure, Group, Missing, Section, Table, axes, lines, literal, percent, plus_minus, series, shorts
+from fldiag.report.elements import (
+    Figure,
+    Group,
+    Missing,
+    Section,
+    Table,
+    axes,
+    lines,
+    literal,
+    percent,
+    plus_minus,
+    series,
+    shorts,
+)
 from fldiag.report.summary import accuracy, interval, recipe, worlds
 from fldiag.results import select
 from fldiag.results.select import last_round, only
