@@ -43,8 +43,8 @@ def write(found: Collection, path: str | Path, *, title: str | None = None, prog
     made: list[Section] = []
     steps.collect(found)
     parts: list[Callable[[Collection], Section]] = [
-        summary.summary, performance.curves, surfaces.landscapes, surfaces.spectrum, clients.forgetting, clients.drift, pairs.matching,
-        pairs.account, performance.personal, steps.steps]
+        summary.summary, performance.curves, surfaces.landscapes, surfaces.spectrum, clients.forgetting, clients.drift,
+        pairs.matching, pairs.account, performance.personal, steps.steps]
     for i, part in enumerate(parts):
         told(i, len(parts) + 1, part.__name__)
         made.append(part(found))
