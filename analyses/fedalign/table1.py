@@ -1,7 +1,7 @@
 """FedAlign Table 1: accuracy, curvature of the global model, and how alike the clients' curvatures are."""
 
+from fldiag.figures.paper_tables import table_of
 from fldiag.figures.study import final, matching
-from fldiag.figures.tables import table_of
 
 GLOBAL = {"moment": "aggregated", "scope": "global"}
 PAIRS = {"scope": "global", "diag_mode": "tensor_trace", "self_pairs": True, "slice": "train"}

@@ -185,7 +185,7 @@ def _claims(claim: claims.Claim, every: list[tuple[Path, dict[str, Any]]]) -> It
 
 def write(out: Path) -> list[Path]:
     """Rebuild ``ledger.md``, ``gallery.md`` and ``ledger.csv``; returns them. Raises FldiagError when it cannot write."""
-    from fldiag.figures.page import gallery, page
+    from fldiag.figures.ledger_page import gallery, page
 
     found = rows(out)
     there = made(out)

@@ -16,10 +16,10 @@ from fldiag.config import Config
 from fldiag.errors import FldiagError
 from fldiag.figures import gather, plan, reported, workers
 from fldiag.figures.caption import NOT_YET, about, unfinished
+from fldiag.figures.paper_tables import markdown
 from fldiag.figures.plan import Plan, Task
 from fldiag.figures.scales import SCALES, Scale, packed
 from fldiag.figures.study import Study
-from fldiag.figures.tables import markdown
 from fldiag.plotting import style
 from fldiag.registry import Progress
 from fldiag.results import files

@@ -5,7 +5,7 @@ How to write a study
 A file ``analyses/<paper>/<id>.py`` with the name of the id in ``reported.csv`` and one variable ``STUDY``; it is found by
 itself. A table whose cells are final accuracies takes its runs from ``reported.csv``::
 
-    from fldiag.figures.tables import table_of
+    from fldiag.figures.paper_tables import table_of
 
     STUDY = table_of("fedsol", "table2", title="Accuracy of 8 methods", caption="Final test accuracy.")
 

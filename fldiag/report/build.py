@@ -16,10 +16,10 @@ from fldiag.diagnostics.landscape import interactive
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.registry import Progress
-from fldiag.report import clients, curves, pairs, steps, summary, surfaces
+from fldiag.report import clients, pairs, performance, steps, summary, surfaces
 from fldiag.report.collect import Collection, Source
+from fldiag.report.elements import Section
 from fldiag.report.guard import guarded
-from fldiag.report.page import Section
 from fldiag.results.files import write_text
 from fldiag.results.provenance import provenance
 
@@ -45,8 +45,8 @@ def write(found: Collection, path: str | Path, *, title: str | None = None, prog
     made: list[Section] = []
     steps.collect(found)
     parts: list[Callable[[Collection], Section]] = [
-        summary.summary, curves.curves, surfaces.landscapes, surfaces.spectrum, clients.forgetting, clients.drift, pairs.matching,
-        pairs.account, curves.personal, steps.steps]
+        summary.summary, performance.curves, surfaces.landscapes, surfaces.spectrum, clients.forgetting, clients.drift,
+        pairs.matching, pairs.account, performance.personal, steps.steps]
     for i, part in enumerate(parts):
         told(i, len(parts) + 1, part.__name__)
         made.append(guarded(part, found))

@@ -11,8 +11,7 @@ import pandas as pd
 from fldiag.plotting.style import number
 from fldiag.plotting.tables import floats
 from fldiag.report.collect import Collection, Member
-from fldiag.report.curves import command
-from fldiag.report.page import (
+from fldiag.report.elements import (
     Control,
     Figure,
     Group,
@@ -27,6 +26,7 @@ from fldiag.report.page import (
     short,
     shorts,
 )
+from fldiag.report.performance import command
 from fldiag.report.summary import worlds
 from fldiag.results import select
 from fldiag.results.select import last_round, only

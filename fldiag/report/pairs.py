@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from fldiag.plotting.style import number
 from fldiag.plotting.tables import floats
 from fldiag.report.clients import absent
 from fldiag.report.collect import Collection, Member
-from fldiag.report.page import Control, Figure, Group, Section, Table, axes, literal, plus_minus, short, shorts
+from fldiag.report.elements import Control, Figure, Group, Section, Table, axes, literal, plus_minus, short, shorts
 from fldiag.report.summary import worlds
 from fldiag.results import select
 from fldiag.results.select import last_round, only
@@ -29,30 +29,7 @@ def matching(found: Collection) -> Section:
                       "small and H_D near 1 where two clients' Hessians agree. Blank: a client with itself, and what is not "
                       "defined.")
     members = [(m, s.frame) for m, s in found.having("matching")]
-    pairs = [(m, only(f, metric=list(METRICS), scope="pair")) for m, f in members]
-    forms = list(dict.fromkeys(p for _, rows in pairs for p in zip(rows["diag_mode"], rows["data"], strict=True)))
-    forms.sort(key=lambda p: p not in PAPER)
-    rounds = sorted({int(r) for _, rows in pairs for r in rows["round"].dropna()})
-    if forms and rounds:
-        group = Group(pairs=True, controls=[Control("matching-form", "Hessians compared by", [_form(p) for p in forms])])
-        if len(rounds) > 1:
-            group.controls.append(Control("matching-round", "Round", [str(r) for r in rounds], slider=True,
-                                          start=len(rounds) - 1))
-        ranges = {(metric, p): _range([only(rows, metric=metric, diag_mode=p[0], data=p[1]) for _, rows in pairs], metric)
-                  for metric in METRICS for p in forms}
-        for m, rows in pairs:
-            for metric, text in METRICS.items():
-                frames = {}
-                for p in forms:
-                    part = only(rows, metric=metric, diag_mode=p[0], data=p[1])
-                    for r in rounds:
-                        key = _form(p) + (f"|{r}" if len(rounds) > 1 else "")
-                        frames[key] = square(only(part, round=r), *ranges[metric, p])
-                group.figures.append(Figure(f"{m.label}: {text}", {
-                    "kind": "heatmap", "controls": [c.id for c in group.controls], "frames": frames, "colours": "sequential",
-                    "what": metric, "square": True, **axes("client", x="client")}, run=m.place))
-        section.groups.append(group)
-    _curvature(section, members, worlds(found.members))
+    section.groups = [*_matrices(members), *_curvature(members, worlds(found.members))]
     section.missing = [absent(m, "matching") for m in found.members if "matching" not in m.tables]
     cells = [row for m, f in members for row in _means(m, f)]
     if cells:
@@ -60,6 +37,33 @@ def matching(found: Collection) -> Section:
             "Run", "Round", "D", "Hessians on", "H_N", "H_D", "H_N with self pairs", "H_D with self pairs"), cells))
     section.sources = [s.place for _, s in found.having("matching")]
     return section
+
+
+def _matrices(members: Sequence[tuple[Member, pd.DataFrame]]) -> Iterator[Group]:
+    """H_N and H_D of every run, client by client; one choice of the form and of the round for all. Nothing without pairs."""
+    pairs = [(m, only(f, metric=list(METRICS), scope="pair")) for m, f in members]
+    forms = list(dict.fromkeys(p for _, rows in pairs for p in zip(rows["diag_mode"], rows["data"], strict=True)))
+    forms.sort(key=lambda p: p not in PAPER)
+    rounds = sorted({int(r) for _, rows in pairs for r in rows["round"].dropna()})
+    if not forms or not rounds:
+        return
+    group = Group(pairs=True, controls=[Control("matching-form", "Hessians compared by", [_form(p) for p in forms])])
+    if len(rounds) > 1:
+        group.controls.append(Control("matching-round", "Round", [str(r) for r in rounds], slider=True, start=len(rounds) - 1))
+    ranges = {(metric, p): _range([only(rows, metric=metric, diag_mode=p[0], data=p[1]) for _, rows in pairs], metric)
+              for metric in METRICS for p in forms}
+    for m, rows in pairs:
+        for metric, text in METRICS.items():
+            frames = {}
+            for p in forms:
+                part = only(rows, metric=metric, diag_mode=p[0], data=p[1])
+                for r in rounds:
+                    key = _form(p) + (f"|{r}" if len(rounds) > 1 else "")
+                    frames[key] = square(only(part, round=r), *ranges[metric, p])
+            group.figures.append(Figure(f"{m.label}: {text}", {
+                "kind": "heatmap", "controls": [c.id for c in group.controls], "frames": frames, "colours": "sequential",
+                "what": metric, "square": True, **axes("client", x="client")}, run=m.place))
+    yield group
 
 
 def _form(p: tuple[str, str]) -> str:
@@ -97,7 +101,7 @@ def square(rows: pd.DataFrame, low: float, high: float, log: bool = False) -> di
             "ticks": [[float(d), number(10.0**d, 1).removeprefix("1×")] for d in decades]}
 
 
-def _curvature(section: Section, members: Sequence[tuple[Member, pd.DataFrame]], names: dict[str, str]) -> None:
+def _curvature(members: Sequence[tuple[Member, pd.DataFrame]], names: dict[str, str]) -> Iterator[Group]:
     """lambda_max and trace of every client in the last round, runs beside each other where model and data agree."""
     groups: dict[tuple[str, str], list[tuple[Member, pd.DataFrame]]] = {}
     for m, f in members:
@@ -105,24 +109,28 @@ def _curvature(section: Section, members: Sequence[tuple[Member, pd.DataFrame]],
         if last is not None:
             groups.setdefault((m.data, m.model), []).append((m, only(f, round=last, moment="trained", scope="client")))
     for (data, _), part in groups.items():
-        group = Group(title="Curvature of the clients, last round" + (f", {names[data]}" if len(names) > 1 else ""))
-        for metric, text, column, more in (("eigenvalue", "Largest eigenvalue of a client's Hessian", "residual", {"index": 1}),
-                                           ("trace", "Trace of a client's Hessian", "stderr", {"layer": None})):
-            drawn, ids = [], set()
-            for m, f in part:
-                rows = only(f, metric=metric, **more).drop_duplicates("client").dropna(subset=["value"]).sort_values("client")
-                if len(rows):
-                    where = sorted({"own data" if str(s).startswith("client") else "all data" for s in rows["slice"]})
-                    drawn.append({"name": literal(f"{m.label} ({', '.join(where)})"), "run": m.place, "look": m.place,
-                                  "x": [str(int(c)) for c in rows["client"]], "y": shorts(rows["value"]),
-                                  "error": shorts(rows[column])})
-                    ids |= {int(c) for c in rows["client"]}
-            if drawn:
-                frame = {"series": drawn, "labels": [str(c) for c in sorted(ids)]}
-                group.figures.append(Figure(text, {"kind": "bars", "controls": [], "frames": {"": frame},
-                                                   **axes(text.split(" of")[0].lower(), x="client")}))
-        if group.figures:
-            section.groups.append(group)
+        eigenvalues = [(m, only(f, metric="eigenvalue", index=1)) for m, f in part]
+        traces = [(m, only(f, metric="trace", layer=None)) for m, f in part]
+        figures = [*_bars("Largest eigenvalue of a client's Hessian", eigenvalues, "residual"),
+                   *_bars("Trace of a client's Hessian", traces, "stderr")]
+        if figures:
+            yield Group(figures, "Curvature of the clients, last round" + (f", {names[data]}" if len(names) > 1 else ""))
+
+
+def _bars(text: str, members: Sequence[tuple[Member, pd.DataFrame]], error: str) -> Iterator[Figure]:
+    """A bar a client and run, with ``error`` as its error bar. Nothing without values."""
+    drawn, ids = [], set()
+    for m, f in members:
+        rows = f.drop_duplicates("client").dropna(subset=["value"]).sort_values("client")
+        if len(rows):
+            where = sorted({"own data" if str(s).startswith("client") else "all data" for s in rows["slice"]})
+            drawn.append({"name": literal(f"{m.label} ({', '.join(where)})"), "run": m.place, "look": m.place,
+                          "x": [str(int(c)) for c in rows["client"]], "y": shorts(rows["value"]), "error": shorts(rows[error])})
+            ids |= {int(c) for c in rows["client"]}
+    if drawn:
+        frame = {"series": drawn, "labels": [str(c) for c in sorted(ids)]}
+        yield Figure(text, {"kind": "bars", "controls": [], "frames": {"": frame},
+                            **axes(text.split(" of")[0].lower(), x="client")})
 
 
 def _means(m: Member, frame: pd.DataFrame) -> list[list[str]]:
@@ -149,41 +157,42 @@ def account(found: Collection) -> Section:
                       "+ rest, with gradient g and Hessian H at the received weights. Above zero an update does harm.")
     tables = found.having("account")
     scales = {m.data: _reach([s.frame for other, s in tables if other.data == m.data]) for m, _ in tables}
-    for m, source in tables:
-        frame = source.frame
-        rounds = select.rounds(frame, "change")
-        if not rounds:
-            continue
-        id_ = f"account-round-{m.place}"
-        slider = Control(id_, "Round", [str(r) for r in rounds], slider=True, start=len(rounds) - 1)
-        group = Group(title=m.label, pairs=True, controls=[slider] if len(rounds) > 1 else [])
-        controls = [c.id for c in group.controls]
-        slice_ = str(only(frame, metric="change")["slice"].iloc[0])
-        parts = {str(r) if controls else "": only(frame, round=r) for r in rounds}
-        end = "" if controls else f", round {rounds[0]}"
-        for caption, x, frames in (
-                (f"Terms of every client's update{end}", "client (all: the aggregated update)", {
-                    k: _terms(part) for k, part in parts.items()}),
-                (f"Along the Hessian eigenvectors, mean over clients{end}", "eigenvector", {
-                    k: _split(only(part, estimator="eigen", moment="trained"), "index") for k, part in parts.items()}),
-                (f"By layer, mean over clients{end}", "layer", {
-                    k: _split(only(part, estimator="layer", moment="trained"), "layer") for k, part in parts.items()})):
-            if any(f["labels"] for f in frames.values()):
-                group.figures.append(Figure(caption, {"kind": "terms", "controls": controls, "frames": frames,
-                                                      **axes(f"change of the {slice_} loss", x=x)}, run=m.place))
-        harm = {k: _harm(only(part, metric="harm"), *scales[m.data]) for k, part in parts.items()}
-        if any(h["x"] for h in harm.values()):
-            group.figures.append(Figure(f"Who hurts whom: change of the loss of a client by another's update{end}", {
-                "kind": "heatmap", "controls": controls, "frames": harm, "colours": "diverging", "square": True,
-                "what": "change of the loss", **axes("update of client", x="its own loss changes")}, run=m.place))
-        section.groups.append(group)
+    section.groups = [group for m, source in tables for group in _of_a_run(m, source.frame, *scales[m.data])]
     section.missing = [absent(m, "forgetting", "--why") for m in found.members if "account" not in m.tables]
-    rows = [row for m, s in found.having("account") for row in _all(m, s.frame)]
+    rows = [row for m, s in tables for row in _all(m, s.frame)]
     if rows:
         section.tables.append(Table("The aggregated update, and the mean over the clients' updates, in the last round", (
             "Run", "Round", "Loss of", "Update", "Change", "Linear", "Quadratic", "Rest"), rows))
-    section.sources = [s.place for _, s in found.having("account")]
+    section.sources = [s.place for _, s in tables]
     return section
+
+
+def _of_a_run(m: Member, frame: pd.DataFrame, near: float, reach: float) -> Iterator[Group]:
+    """A run's terms by client, eigenvector and layer, and who hurts whom; a slider where there are several rounds."""
+    rounds = select.rounds(frame, "change")
+    if not rounds:
+        return
+    slider = Control(f"account-round-{m.place}", "Round", [str(r) for r in rounds], slider=True, start=len(rounds) - 1)
+    group = Group(title=m.label, pairs=True, controls=[slider] if len(rounds) > 1 else [])
+    controls = [c.id for c in group.controls]
+    end = "" if controls else f", round {rounds[0]}"
+    parts = {str(r) if controls else "": only(frame, round=r) for r in rounds}
+    clients = {k: _terms(part) for k, part in parts.items()}
+    vectors = {k: _split(only(part, estimator="eigen", moment="trained"), "index") for k, part in parts.items()}
+    layers = {k: _split(only(part, estimator="layer", moment="trained"), "layer") for k, part in parts.items()}
+    change = f"change of the {only(frame, metric='change')['slice'].iloc[0]} loss"
+    for caption, x, frames in (("Terms of every client's update", "client (all: the aggregated update)", clients),
+                               ("Along the Hessian eigenvectors, mean over clients", "eigenvector", vectors),
+                               ("By layer, mean over clients", "layer", layers)):
+        if any(f["labels"] for f in frames.values()):
+            spec = {"kind": "terms", "controls": controls, "frames": frames, **axes(change, x=x)}
+            group.figures.append(Figure(caption + end, spec, run=m.place))
+    harm = {k: _harm(only(part, metric="harm"), near, reach) for k, part in parts.items()}
+    if any(h["x"] for h in harm.values()):
+        group.figures.append(Figure(f"Who hurts whom: change of the loss of a client by another's update{end}", {
+            "kind": "heatmap", "controls": controls, "frames": harm, "colours": "diverging", "square": True,
+            "what": "change of the loss", **axes("update of client", x="its own loss changes")}, run=m.place))
+    yield group
 
 
 def _terms(rows: pd.DataFrame) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,33 +90,41 @@ def candidates(runs: Mapping[Path, Mapping[int, str]], places: Sequence[Path], f
 
     ``notes`` grows by what looks as if it should have been of use and is not.
     """
-    seen: set[Path] = set()
-    for place in places:
-        if not place.exists():
-            raise FldiagError(f"{place} is not there", "give a folder that holds tables, or a table", usage=True)
-    folders = [p for run in runs for p in (run / "diagnostics", run.parent)] + [fallback]
-    files = [(f, True) for p in places for f in ([p.with_suffix(".json")] if p.is_file() else sorted(p.rglob("*.json")))]
-    files += [(f, False) for p in folders if p.is_dir() for f in sorted(p.glob("*.json"))]
-    for file, given in files:
-        csv = file.with_name(file.name.removesuffix(".json") + ".csv")
-        if file.resolve() in seen or not csv.is_file():
-            continue
-        seen.add(file.resolve())
+    for file, given in _provenance_files(runs, places, fallback):
+        csv = _table_of(file)
         try:
             about = json.loads(file.read_text("utf-8"))
         except (OSError, ValueError):
             notes.append(f"{file.name} beside {csv.name} cannot be read, so its table is not shown.")
             continue
         kind = _kind(about, csv)
-        if kind:
-            made = Candidate(kind, csv, about, _claims(about), given, csv.stat().st_mtime)
-            if not any(made.owned(rounds) for rounds in runs.values()):
-                inside = any(file.parent == run / "diagnostics" for run in runs)
-                if given or inside:
-                    notes.append(f"{csv.name} is not shown: it was made from other checkpoints than those of "
-                             f"{'this run' if len(runs) == 1 else 'these runs'}.")
-                continue
+        if kind is None:
+            continue
+        made = Candidate(kind, csv, about, _claims(about), given, csv.stat().st_mtime)
+        if any(made.owned(rounds) for rounds in runs.values()):
             yield made
+        elif given or any(file.parent == run / "diagnostics" for run in runs):
+            notes.append(f"{csv.name} is not shown: it was made from other checkpoints than those of "
+                         f"{'this run' if len(runs) == 1 else 'these runs'}.")
+
+
+def _provenance_files(runs: Iterable[Path], places: Sequence[Path], fallback: Path) -> Iterator[tuple[Path, bool]]:
+    """Every json beside a csv, once, and whether it lies in ``places``: those come first."""
+    for place in places:
+        if not place.exists():
+            raise FldiagError(f"{place} is not there", "give a folder that holds tables, or a table", usage=True)
+    folders = [p for run in runs for p in (run / "diagnostics", run.parent)] + [fallback]
+    files = [(f, True) for p in places for f in ([p.with_suffix(".json")] if p.is_file() else sorted(p.rglob("*.json")))]
+    files += [(f, False) for p in folders if p.is_dir() for f in sorted(p.glob("*.json"))]
+    seen: set[Path] = set()
+    for file, given in files:
+        if file.resolve() not in seen and _table_of(file).is_file():
+            seen.add(file.resolve())
+            yield file, given
+
+
+def _table_of(provenance: Path) -> Path:
+    return provenance.with_name(provenance.name.removesuffix(".json") + ".csv")
 
 
 def _kind(about: Any, csv: Path) -> str | None:

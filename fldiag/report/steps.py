@@ -9,7 +9,7 @@ import pandas as pd
 
 from fldiag.errors import FldiagError
 from fldiag.report.collect import Claim, Collection, Member, Source
-from fldiag.report.page import Control, Figure, Group, Missing, Section, Table, axes, plus_minus, series, short
+from fldiag.report.elements import Control, Figure, Group, Missing, Section, Table, axes, plus_minus, series, short
 from fldiag.results.files import csv_text
 from fldiag.results.select import only, spread
 

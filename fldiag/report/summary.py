@@ -14,7 +14,7 @@ from fldiag import registry
 from fldiag.errors import FldiagError
 from fldiag.plotting.style import number
 from fldiag.report.collect import Collection, Member
-from fldiag.report.page import Section, Table, percent, plus_minus
+from fldiag.report.elements import Section, Table, percent, plus_minus
 from fldiag.results import select
 from fldiag.results.select import last_round, only
 from fldiag.results.shares import wilson

@@ -12,8 +12,8 @@ from fldiag.diagnostics.landscape.surfaces import Surface, scale
 from fldiag.diagnostics.landscape.surfaces import surfaces as grids_of
 from fldiag.plotting.style import number
 from fldiag.report.collect import Claim, Collection, Member, Source
-from fldiag.report.curves import command
-from fldiag.report.page import Figure, Group, Missing, Section, Table, axes, literal, plus_minus, shorts
+from fldiag.report.elements import Figure, Group, Missing, Section, Table, axes, literal, plus_minus, shorts
+from fldiag.report.performance import command
 from fldiag.report.summary import worlds
 from fldiag.results import select
 from fldiag.results.select import only

@@ -9,7 +9,7 @@ given, and are chosen here (``Protocol``). Trained by the training core, measure
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -242,25 +242,33 @@ def run(protocols: Sequence[Protocol] = (Protocol(),), methods: Sequence[str] = 
     Raises FldiagError for unknown methods, seeds that are no seeds, and trainings that diverge.
     """
     seeds = list(seeds)
+    _check(protocols, methods, seeds)
+    shown = seeds[0] if shown is None and len(protocols) == 1 else shown
+    jobs = [Job(p, m, int(s), s == shown) for p in protocols for s in seeds for m in methods]
+    return _stacked([*_trainings(jobs, None if keep is None else Cache(keep), executor, progress, on_damage)])
+
+
+def _check(protocols: Sequence[Protocol], methods: Sequence[str], seeds: Sequence[int]) -> None:
+    """Raises FldiagError for what cannot be trained, before anything is."""
     if not protocols or not methods or not seeds:
         raise FldiagError("nothing to train", "give at least one protocol, method and seed", usage=True)
     for name, values in (("seeds", seeds), ("methods", methods), ("protocols", protocols)):
         if len(set(values)) != len(values):
             raise FldiagError(f"{name} = {list(values)} has one twice", "give each once", usage=True)
     if not all(isinstance(s, (int, np.integer)) and not isinstance(s, bool) and s >= 0 for s in seeds):
-        raise FldiagError(f"seeds = {seeds} are not seeds", "give whole numbers of at least 0", usage=True)
-    shown = seeds[0] if shown is None and len(protocols) == 1 else shown
+        raise FldiagError(f"seeds = {list(seeds)} are not seeds", "give whole numbers of at least 0", usage=True)
     for method in methods:
-        config(protocols[0], method, seeds[0], 1)  # an unknown one is refused before anything is trained
-    jobs = [Job(p, m, int(s), s == shown) for p in protocols for s in seeds for m in methods]
-    cache = None if keep is None else Cache(keep)
-    found = [None if cache is None else cache.get(job.name, job.key, on_damage) for job in jobs]
+        config(protocols[0], method, seeds[0], 1)  # refuses an unknown method
+
+
+def _trainings(jobs: Sequence[Job], kept: Cache | None, executor: str, progress: Progress | None,
+               on_damage: Tell | None) -> Iterator[pd.DataFrame]:
+    """The table of every job, in order: those that are kept, and the others as soon as they are trained."""
+    found = [None if kept is None else kept.get(job.name, job.key, on_damage) for job in jobs]
     missing = [job for job, frame in zip(jobs, found, strict=True) if frame is None]
     kind, workers = executors.parse(executor)
-    workers = min(workers, len(missing))
     pool: executors.Executor = (executors.Serial(Trainer().train) if kind == "serial" or not missing
-                                else executors.Processes(Trainer, {}, "train", workers))
-    made: list[pd.DataFrame] = []
+                                else executors.Processes(Trainer, {}, "train", min(workers, len(missing))))
     try:
         fresh = iter(pool.map(missing))
         for done, (job, frame) in enumerate(zip(jobs, found, strict=True)):
@@ -268,14 +276,13 @@ def run(protocols: Sequence[Protocol] = (Protocol(),), methods: Sequence[str] = 
                 progress(done, len(jobs), f"{job.protocol.name}, {job.method}, seed {job.seed}")
             if frame is None:
                 frame = job.as_table(next(fresh))
-                if cache is not None:
-                    cache.put(job.name, job.key, frame, {**provenance(), "training": asdict(job)})
-            made.append(frame)
+                if kept is not None:
+                    kept.put(job.name, job.key, frame, {**provenance(), "training": asdict(job)})
+            yield frame
         if progress:
             progress(len(jobs), len(jobs), "done")
     finally:
         pool.close()
-    return _stacked(made)
 
 
 def _stacked(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:

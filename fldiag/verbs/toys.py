@@ -16,14 +16,12 @@ from fldiag.console import Console
 from fldiag.diagnosis import subjects
 from fldiag.diagnosis.measure import LONG as ANNOUNCE
 from fldiag.errors import FldiagError
-from fldiag.plotting import iris as flowers
 from fldiag.plotting import style
-from fldiag.plotting import toy as picture
 from fldiag.results import files
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.select import number
 from fldiag.toys import iris as iris_toy
-from fldiag.toys import iris_reported
+from fldiag.toys import iris_picture, iris_reported, plane_picture
 from fldiag.toys import plane as toy
 
 
@@ -33,7 +31,7 @@ def plane(console: Console, rho: float, beta: float, a: tuple[float, ...] | None
     frame = toy.run(**options)
     path = subjects.prepare(out or subjects.FALLBACK) / f"toy-plane-rho{rho:g}-beta{beta:g}"
     written = files.write_table(frame, path, {**provenance(), "geometry": geometry})
-    pictures = style.save(picture.draw(frame, geometry), path, ("pdf", "png"))
+    pictures = style.save(plane_picture.draw(frame, geometry), path, ("pdf", "png"))
     rows = []
     for (method, client), part in frame[frame["client"].notna()].groupby(["method", "client"], sort=True):
         row = {"method": method, "client": int(client), "a": float(part["a"].iloc[0])}
@@ -72,11 +70,11 @@ def iris(console: Console, protocol: iris_toy.Protocol | None, methods: Sequence
     summary = files.write_text(files.beside(path, "-summary.csv"), files.csv_text(found))
     seed_rows = iris_reported.per_seed(frame)
     if protocol is None:
-        pictures = style.save(flowers.protocols(seed_rows, iris_reported.REPORTED), path, ("pdf", "png"))
+        pictures = style.save(iris_picture.protocols(seed_rows, iris_reported.REPORTED), path, ("pdf", "png"))
     else:
-        pictures = style.save(flowers.measures(seed_rows, frame, iris_reported.REPORTED),
+        pictures = style.save(iris_picture.measures(seed_rows, frame, iris_reported.REPORTED),
                               path.with_name(f"{path.name}-measures"), ("pdf", "png"))
-        pictures += style.save(flowers.regions(frame), path, ("pdf", "png"))
+        pictures += style.save(iris_picture.regions(frame), path, ("pdf", "png"))
     shutil.rmtree(keep, ignore_errors=True)
     _shown(console, found, several=len(protocols) > 1)
     for sentence in said:

@@ -155,3 +155,8 @@ def test_the_library_never_prints():
     for file in BELOW:
         calls = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
         assert not [n.lineno for n in calls if n.func.id == "print"], file
+
+
+def test_no_two_files_of_one_name_among_what_shows_results():
+    names = [f.name for f in FILES if f.parent.name in {"report", "figures", "toys", "export", "plotting"} and f.name != "__init__.py"]
+    assert len(names) == len(set(names))

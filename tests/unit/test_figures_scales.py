@@ -6,10 +6,10 @@ import pytest
 
 from fldiag.errors import FldiagError
 from fldiag.figures import reported, scales
+from fldiag.figures.paper_tables import trials
 from fldiag.figures.reported import FEDERATION, MARKS, rows
 from fldiag.figures.scales import LeftOut, questions, reduction, scale
 from fldiag.figures.study import Trial, drift, final, landscape, spectrum
-from fldiag.figures.tables import trials
 
 FEDSOL = Trial("fedsol-cifar10-lda0.1", "fedsol", {"method.rho": 2.0})
 

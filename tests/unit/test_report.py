@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 import reports
 
-from fldiag.report import clients, curves, pairs, steps, summary, surfaces
+from fldiag.report import clients, pairs, performance, steps, summary, surfaces
 from fldiag.report.collect import collect
-from fldiag.report.curves import _one_source
-from fldiag.report.page import percent, plus_minus, series, short
+from fldiag.report.elements import percent, plus_minus, series, short
+from fldiag.report.performance import _one_source
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +109,7 @@ def test_runs_that_differ_by_the_seed_are_averaged_and_no_others(tmp_path):
     assert row["Runs"] == "s0, s1, s2" and row["Seeds"] == "0, 1, 2"
     assert row["Test accuracy"] == plus_minus(0.63, statistics.stdev(accuracies), share=True)
     assert summary.seeds(found.members[2:], "") is None
-    drawn = frame_of(curves.curves(found).groups[0].figures[0])["series"]
+    drawn = frame_of(performance.curves(found).groups[0].figures[0])["series"]
     mean = next(s for s in drawn if s["name"].startswith("mean of 3 seeds"))
     assert mean["y"] == pytest.approx([0.61, 0.62, 0.63]) and mean["high"][0] == pytest.approx(0.71)
     assert sum(bool(s.get("faint")) for s in drawn) == 3
@@ -130,8 +130,8 @@ def test_different_data_are_drawn_apart_and_the_report_says_so(tmp_path):
     found = collect([reports.everything(reports.run(tmp_path / n, data=d)).path for n, d in (("a", "d0"), ("b", "d1"), ("c", "d0"))])
     assert "not to be compared" in summary.remarks(found)[0]
     assert len([t for t in summary.summary(found).tables if t.caption.startswith("Runs on")]) == 2
-    for section in (curves.curves(found), clients.forgetting(found), clients.drift(found), surfaces.landscapes(found),
-                    surfaces.spectrum(found), curves.personal(found)):
+    for section in (performance.curves(found), clients.forgetting(found), clients.drift(found), surfaces.landscapes(found),
+                    surfaces.spectrum(found), performance.personal(found)):
         for figure in section.figures:
             runs = {s["run"] for f in figure.spec["frames"].values() for s in f.get("series", ())}
             assert runs <= {0, 2} or runs <= {1}, (section.id, figure.caption)
@@ -142,7 +142,7 @@ def test_different_models_share_no_scale_of_weights(tmp_path):
     found = collect([reports.everything(reports.run(tmp_path / n, model__hidden=h)).path for n, h in (("a", "[8]"), ("b", "[9]"))])
     assert any("different models" in r for r in summary.remarks(found))
     assert len(surfaces.landscapes(found).groups) == 2 and len(clients.drift(found).groups) == 4
-    assert {s["run"] for s in frame_of(curves.curves(found).groups[0].figures[0])["series"]} == {0, 1}  # accuracies may be
+    assert {s["run"] for s in frame_of(performance.curves(found).groups[0].figures[0])["series"]} == {0, 1}  # accuracies may be
 
 
 def test_surfaces_on_one_slice_share_a_scale_and_others_do_not(tmp_path):
@@ -174,7 +174,7 @@ def test_missing_tables_are_named_with_a_command_a_shell_understands(tmp_path):
     found = collect([made.path])
     expected = {"landscapes": "landscape", "curvature": "spectrum", "forgetting": "forgetting", "drift": "drift", "matching": "matching",
                 "account": "forgetting", "personal": "personalise"}
-    for part in (surfaces.landscapes, surfaces.spectrum, clients.forgetting, clients.drift, pairs.matching, pairs.account, curves.personal):
+    for part in (surfaces.landscapes, surfaces.spectrum, clients.forgetting, clients.drift, pairs.matching, pairs.account, performance.personal):
         section = part(found)
         (missing,) = section.missing
         assert shlex.split(missing.command)[:3] == ["fldiag", expected[section.id], str(made.path)], section.id
@@ -257,7 +257,7 @@ def test_account_sums_up_and_keeps_signs(two):
 
 
 def test_personal_accuracy_counts_every_client_once(two):
-    section = curves.personal(two)
+    section = performance.personal(two)
     box = frame_of(section.figures[0])["series"][0]
     assert box["x"] == [0] * 3 + [1] * 3 + [2] * 3 and box["text"][:3] == ["client 1", "client 4", "client 7"]
     values = [0.51, 0.54, 0.57]
@@ -286,8 +286,8 @@ def test_many_recorded_rounds_are_thinned_with_both_ends_kept(tmp_path):
 
 
 def test_everything_a_figure_holds_is_json(two):
-    for part in (curves.curves, surfaces.landscapes, surfaces.spectrum, clients.forgetting, clients.drift, pairs.matching, pairs.account,
-                 curves.personal, steps.steps):
+    for part in (performance.curves, surfaces.landscapes, surfaces.spectrum, clients.forgetting, clients.drift, pairs.matching, pairs.account,
+                 performance.personal, steps.steps):
         for figure in part(two).figures:
             json.dumps(figure.spec, allow_nan=False)
 

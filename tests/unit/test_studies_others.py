@@ -15,10 +15,10 @@ from fldiag import config as configs
 from fldiag import data
 from fldiag.errors import FldiagError
 from fldiag.figures import claims, costs, gather, plan, reported
+from fldiag.figures.paper_tables import VALUES, first_rounds
 from fldiag.figures.questions import finite
 from fldiag.figures.scales import SCALES, scale
 from fldiag.figures.study import Trial
-from fldiag.figures.tables import VALUES, first_rounds
 from fldiag.results import files
 from fldiag.results.table import table
 

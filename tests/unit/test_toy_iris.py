@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from fldiag import models
 from fldiag.errors import FldiagError
-from fldiag.plotting.iris import classes
 from fldiag.results.table import check, table
 from fldiag.toys import iris, iris_measures, iris_reported
+from fldiag.toys.iris_picture import classes
 from fldiag.training.schedule import Seeded
 
 LABELS = load_iris().target

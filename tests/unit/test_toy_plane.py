@@ -9,9 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fldiag.errors import FldiagError
-from fldiag.plotting import toy
 from fldiag.results.table import check
-from fldiag.toys import plane
+from fldiag.toys import plane, plane_picture
 
 W_G, W_L = (0.5, -0.4), (3.0, 2.0)
 D = math.hypot(2.5, 2.4)
@@ -294,7 +293,7 @@ def test_geometry_and_picture(default):
     assert found["distance"] == pytest.approx(D)
     np.testing.assert_allclose(found["equilibrium"], (1.917919, 0.961202), atol=5e-7)
     assert plane.geometry(rho=5.0)["equilibrium"] is None
-    assert len(toy.draw(default, found).axes) == 2
+    assert len(plane_picture.draw(default, found).axes) == 2
 
 
 def test_repeats_and_leaves_the_global_generator_alone():
