@@ -8,10 +8,10 @@ from torch.nn.functional import cross_entropy
 
 from fldiag.curvature.lanczos import lanczos
 from fldiag.diagnostics import Problem
-from fldiag.diagnostics import spectrum as module
 from fldiag.diagnostics.density import density, quadrature
 from fldiag.diagnostics.spectrum import spectrum
 from fldiag.errors import FldiagError
+from fldiag.problem import eigenpairs as module
 from fldiag.results.table import check
 
 

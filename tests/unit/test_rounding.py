@@ -24,7 +24,7 @@ def test_the_order_of_a_sum_passes_and_an_error_beyond_it_does_not(dtype, n):
     if dtype == torch.float32:
         close(serial, exact, terms=n)  # the coarser of the two counts
         if n > 1:
-            with pytest.raises(AssertionError, match="in torch.float64 explains"):
+            with pytest.raises(AssertionError, match=r"in torch\.float64 explains"):
                 close(serial, exact, terms=n, dtype=torch.float64)
     with pytest.raises(AssertionError, match="differ by"):
         close(serial * (1 + 20 * n**0.5 * torch.finfo(dtype).eps), other, terms=n)
