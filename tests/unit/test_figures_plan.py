@@ -8,7 +8,7 @@ from fldiag.errors import FldiagError
 from fldiag.figures import make, plan, workers
 from fldiag.figures.caption import run_about
 from fldiag.figures.scales import scale
-from fldiag.figures.study import Study, Trial, curve, drift, final, matching, personal, spectrum
+from fldiag.figures.study import Study, Trial, curve, diagnostic, final, personal
 
 SMOKE = scale("smoke")
 PRESET = "fedsol-cifar10-lda0.1"
@@ -32,7 +32,7 @@ def test_studies_with_the_same_protocol_are_one_run(tmp_path):
 
 
 def test_a_run_keeps_what_any_study_wants_whichever_is_asked_for(tmp_path):
-    plain, hungry = study("plain", Trial(PRESET, "fedavg")), study("hungry", Trial(PRESET, "fedavg"), ask=(drift(steps="kl"),))
+    plain, hungry = study("plain", Trial(PRESET, "fedavg")), study("hungry", Trial(PRESET, "fedavg"), ask=(diagnostic("drift", steps="kl"),))
     alone, both = made([plain], [plain, hungry], tmp_path), made([plain, hungry], [plain, hungry], tmp_path)
     (task,), (other,) = alone.tasks.values(), both.tasks.values()
     assert task.config == other.config and task.config.checkpoint.clients == "sampled" and task.config.metrics.proximal == "kl"
@@ -43,13 +43,13 @@ def test_a_run_keeps_what_any_study_wants_whichever_is_asked_for(tmp_path):
 
 def test_studies_that_cannot_share_a_recording_are_told(tmp_path):
     with pytest.raises(FldiagError, match="different proximal losses"):
-        made([study("a", Trial(PRESET, "fedavg"), ask=(drift(steps="kl"), drift(steps="l2")))], store=tmp_path)
+        made([study("a", Trial(PRESET, "fedavg"), ask=(diagnostic("drift", steps="kl"), diagnostic("drift", steps="l2")))], store=tmp_path)
 
 
 def test_rounds_of_a_history_are_spread_and_end_with_the_last(tmp_path):
-    (task,) = plan.made(scale("small"), [study("a", Trial(PRESET, "fedavg"), ask=(drift(),))], [], tmp_path).tasks.values()
+    (task,) = plan.made(scale("small"), [study("a", Trial(PRESET, "fedavg"), ask=(diagnostic("drift"),))], [], tmp_path).tasks.values()
     assert task.rounds == (2, 4, 6, 8, 10, 12)
-    task = next(iter(plan.made(scale("paper"), [study("a", Trial(PRESET, "fedavg"), ask=(drift(),))], [], tmp_path).tasks.values()))
+    task = next(iter(plan.made(scale("paper"), [study("a", Trial(PRESET, "fedavg"), ask=(diagnostic("drift"),))], [], tmp_path).tasks.values()))
     assert len(task.rounds) == 30 and task.rounds[-1] == 300 and all(r % 10 == 0 for r in task.rounds)
 
 
@@ -69,7 +69,7 @@ def test_a_trial_that_is_no_config_names_its_study(tmp_path):
 def trained(tmp_path_factory):
     """A finished run of which the client weights of all rounds are wanted, and its bench."""
     store = tmp_path_factory.mktemp("store")
-    (task,) = made([study("a", Trial(PRESET, "scaffold"), ask=(final(), drift(rho=(), propositions=False)))], store=store).tasks.values()
+    (task,) = made([study("a", Trial(PRESET, "scaffold"), ask=(final(), diagnostic("drift", rho=(), propositions=False)))], store=store).tasks.values()
     outcome = workers.perform(task, workers.Bench(SMOKE, store, strict=True), lambda *event: None)
     return task, outcome, workers.Bench(SMOKE, store, strict=True)
 
@@ -125,7 +125,7 @@ def test_a_damaged_answer_is_asked_again_and_that_is_said(trained):
 
 def test_a_new_question_is_asked_of_the_old_run_where_it_has_the_weights(trained):
     task, outcome, bench = trained
-    (more,) = made([study("b", Trial(PRESET, "scaffold"), ask=(spectrum(samples=50, k=1),))], store=bench.store).tasks.values()
+    (more,) = made([study("b", Trial(PRESET, "scaffold"), ask=(diagnostic("spectrum", samples=50, k=1),))], store=bench.store).tasks.values()
     assert more.config.checkpoint != task.config.checkpoint and more.where(bench.store) == outcome.path
     (states,) = made([study("c", Trial(PRESET, "scaffold"), ask=(personal(1),))], store=bench.store).tasks.values()
     assert states.where(bench.store) != outcome.path, "the clients' states are gone"
@@ -135,13 +135,13 @@ def test_a_poorer_run_does_not_serve(tmp_path):
     (poor,) = made([study("a", Trial(PRESET, "fedavg"))], store=tmp_path).tasks.values()
     path = workers.perform(poor, workers.Bench(SMOKE, tmp_path, strict=True), lambda *event: None).path
     assert Run.open(path).rounds == [4]
-    for ask in (drift(), matching()):  # of several rounds, of the last
+    for ask in (diagnostic("drift"), diagnostic("matching")):  # of several rounds, of the last
         (rich,) = made([study("a", Trial(PRESET, "fedavg"), ask=(ask,))], store=tmp_path).tasks.values()
         assert rich.core == poor.core and rich.where(tmp_path) != path
 
 
 def test_a_failure_is_an_outcome(tmp_path):
-    (task,) = made([study("a", Trial(PRESET, "fedavg"), ask=(spectrum(k=2, params="nothing.*"), final()))], store=tmp_path).tasks.values()
+    (task,) = made([study("a", Trial(PRESET, "fedavg"), ask=(diagnostic("spectrum", k=2, params="nothing.*"), final()))], store=tmp_path).tasks.values()
     outcome = workers.perform(task, workers.Bench(SMOKE, tmp_path), lambda *event: None)
     assert outcome.error.startswith("spectrum: ") and not task.done(outcome.path)
     assert isinstance(plan.answers(outcome.path).get(next(k for k in task.asks if k.startswith("final"))), pd.DataFrame)
