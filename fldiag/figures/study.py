@@ -192,7 +192,8 @@ def diagnostic(name: str, *, seeds: int | None = None, steps: str | None = None,
     item = known.item("diagnostics", name)
     if item is None:
         raise unknown("diagnostic", name, known.names("diagnostics"))
-    needs: Literal["last", "clients", "rounds"] = "rounds" if known.over_rounds(item) else "clients" if item["needs"] == "clients" else "last"
+    needs: Literal["last", "clients", "rounds"] = "clients" if item["needs"] == "clients" else "last"
+    needs = "rounds" if known.over_rounds(item) else needs
     return Ask(name, options, needs, steps, seeds)
 
 

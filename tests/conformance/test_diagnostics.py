@@ -50,7 +50,7 @@ def test_there_are_diagnostics():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_documented_and_validated(name):
-    assert len(entry(name).summary) > 20
+    assert len(entry(name).headline) > 20
     with pytest.raises(FldiagError, match="unknown key 'no_such_option'"):
         entry(name).validate({"no_such_option": 1})
 

@@ -202,7 +202,7 @@ def test_a_client_without_a_step_changes_nothing_of_itself(name):
 @every_method
 def test_documented_with_source_equations_and_cost(name):
     entry = registry.method.get(name)
-    assert entry.summary.endswith(".")
+    assert entry.headline.endswith(".")
     assert len(entry.meta["source"]) > 10
     assert "Cost:" in entry.doc
     assert "Server:" in entry.doc

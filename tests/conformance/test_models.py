@@ -134,7 +134,7 @@ def test_the_initialisation_is_the_seeds_alone(name):
 @every_model
 def test_described_with_its_size(name):
     entry = registry.model.get(name)
-    assert entry.summary
+    assert entry.headline
     assert list(inspect.signature(entry.build).parameters)[:2] == ["shape", "classes"]
 
 

@@ -40,7 +40,7 @@ def test_there_are_diagnostics_of_runs():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_documented_and_validated(name):
-    assert len(registry.diagnostic.get(name).summary) > 20
+    assert len(registry.diagnostic.get(name).headline) > 20
     with pytest.raises(FldiagError, match="unknown key 'no_such_option'"):
         fldiag.diagnose(federation(), name, no_such_option=1)
 

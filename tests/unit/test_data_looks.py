@@ -63,7 +63,7 @@ def test_the_default_variant_and_its_mention(name, default):
 
 def test_every_look_is_well_formed_and_every_set_with_looks_is_registered():
     for name, variants in LOOKS.items():
-        assert name in registry.dataset and registry.dataset.get(name).summary.endswith(".")
+        assert name in registry.dataset and registry.dataset.get(name).headline.endswith(".")
         for look in variants.values():
             augment.plan(look.augment)
             assert len(look.mean) == len(look.std) and all(0 < v < 1 for v in (*look.mean, *look.std))

@@ -65,7 +65,7 @@ def test_iris_is_standardised_by_its_training_split():
 
 def test_descriptions_are_one_sentence():
     for name in ("digits", "iris", "mnist", "cifar10", "cifar100", "svhn"):
-        assert registry.dataset.get(name).summary.endswith(".")
+        assert registry.dataset.get(name).headline.endswith(".")
 
 
 @pytest.mark.parametrize("name, shape, classes, seen", [

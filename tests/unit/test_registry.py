@@ -29,7 +29,7 @@ def sample(problem, k: Annotated[int, Field(ge=1)] = 5, mode: Literal["a", "b"] 
 
 def test_a_signature_is_a_schema():
     it = entry(sample, ("problem",))
-    assert it.summary == "Says what it does."
+    assert it.headline == "Says what it does."
     assert list(it.options.model_fields) == ["k", "mode", "scale"]
     assert it.validate({"scale": 2}) == {"k": 5, "mode": "a", "scale": 2.0}
     for wrong, message in (({}, "scale"), ({"scale": 1, "k": 0}, "k = 0"), ({"scale": 1, "mode": "c"}, "mode = 'c'"),
