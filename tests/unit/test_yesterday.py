@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from fldiag.checkpoint.store import Run
+from fldiag.checkpoint.run import Run
 
 import fldiag
 
