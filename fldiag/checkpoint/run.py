@@ -5,7 +5,7 @@
     RUN/run.json          config, status, rounds done, every file with its sha256
     RUN/rounds/0030.pt    checkpoint of a round
     RUN/state/…           what training needs to go on: server and client state, only the newest
-    RUN/metrics/0030.parquet  one row a number per round, up to that round; only the newest
+    RUN/metrics/0030.parquet  one row a number per round, up to that round; only the newest (0030-1: the second of that round)
     RUN/steps/0030.parquet  numbers of the local steps of that round, when they are recorded (metrics.steps)
     RUN/partition.npz     indices of every client's examples
 
@@ -35,7 +35,7 @@ from fldiag.results import files
 
 #: What training itself writes into these folders (with the temporary names of a write that was cut off): nothing else is
 #: ever removed from them.
-_TABLE = r"\.?\d+\.parquet.*"
+_TABLE = r"\.?\d+(-\d+)?\.parquet.*"
 OWN = {"state": r"\.?(server|client-\d+)-\d+\.pt.*", "metrics": _TABLE, "steps": _TABLE}
 
 
@@ -179,10 +179,13 @@ class Run:
         files.write_atomic(self.path / "run.json", lambda f: f.write(text.encode()))
 
     def put_metrics(self, frame: pd.DataFrame) -> None:
+        """A second table of the same round gets a name of its own: the one that run.json lists stays until that is written."""
         buffer = io.BytesIO()
         frame.to_parquet(buffer, index=False)
-        self.index["files"].pop(self.index.get("metrics"), None)
-        self.index["metrics"] = f"metrics/{frame['round'].max():04d}.parquet"
+        before, name = self.index.get("metrics"), f"metrics/{frame['round'].max():04d}"
+        found = re.fullmatch(re.escape(name) + r"(?:-(\d+))?\.parquet", str(before))
+        self.index["files"].pop(before, None)
+        self.index["metrics"] = f"{name}.parquet" if found is None else f"{name}-{int(found[1] or 0) + 1}.parquet"
         self.put(self.index["metrics"], lambda f: f.write(buffer.getvalue()))
 
     @property

@@ -160,6 +160,18 @@ def test_a_forged_table_of_metrics_is_refused(copy):
         _ = copy.metrics
 
 
+def test_metrics_of_the_same_round_do_not_replace_those_that_run_json_lists(copy):
+    """A kill between the new table and run.json leaves a run that can be read."""
+    first = copy.metrics
+    for name, factor in (("metrics/0002-1.parquet", 2), ("metrics/0002-2.parquet", 3)):
+        copy.put_metrics(first.assign(value=first["value"] * factor))
+        assert copy.index["metrics"] == name and Run.open(copy.path).metrics.equals(first)
+    copy.commit()
+    copy.clean()
+    assert Run.open(copy.path).metrics["value"].equals(first["value"] * 3)
+    assert [f.name for f in (copy.path / "metrics").iterdir()] == ["0002-2.parquet"]
+
+
 def test_a_run_without_metrics(copy):
     del copy.index["metrics"]
     with pytest.raises(FldiagError, match="no table of metrics"):
