@@ -19,6 +19,8 @@ from fldiag.registry import Progress
 from fldiag.report import clients, pairs, performance, steps, summary, surfaces
 from fldiag.report.collect import Collection, Source
 from fldiag.report.elements import Section
+from fldiag.report.guard import guarded
+from fldiag.results.files import write_text
 from fldiag.results.provenance import provenance
 
 #: matplotlib's marks and dashes in plotly's words, and as paths of a small legend.
@@ -47,10 +49,10 @@ def write(found: Collection, path: str | Path, *, title: str | None = None, prog
         pairs.matching, pairs.account, performance.personal, steps.steps]
     for i, part in enumerate(parts):
         told(i, len(parts) + 1, part.__name__)
-        made.append(part(found))
+        made.append(guarded(part, found))
     told(len(parts), len(parts) + 1, "writing")
     text = render(found, made, title or default_title(found))
-    written = style.write(path, text.encode("utf-8"))
+    written = write_text(path, text)
     told(len(parts) + 1, len(parts) + 1, "written")
     return written
 

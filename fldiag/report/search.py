@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from fldiag.errors import FldiagError
+from fldiag.results.files import read_csv_bytes
 from fldiag.results.table import COLUMNS, check
 
 #: Tables of the rounds of one run, and tables of single checkpoints.
@@ -158,8 +159,8 @@ def _claims(about: dict[str, Any]) -> list[Claim]:
 
 
 def read(candidate: Candidate) -> Source:
-    """The table. Raises FldiagError, OSError or ValueError for what is no result table."""
-    raw = candidate.csv.read_bytes()
+    """The table. Raises FldiagError for a csv that was changed, and FldiagError, OSError or ValueError for what is no table."""
+    raw = read_csv_bytes(candidate.csv, candidate.about)
     frame = check(pd.read_csv(io.BytesIO(raw), dtype=_TEXT, low_memory=False))
     for column in ("value", "stderr", "residual", "round", "client", "client_b", "index", "x", "y", "low", "high"):
         if column in frame.columns:

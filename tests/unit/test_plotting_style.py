@@ -11,6 +11,7 @@ import pytest
 
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
+from fldiag.results import files
 
 
 def simple(value: float = 1.0):
@@ -86,16 +87,16 @@ def test_write_replaces_the_old_file_whole_or_not_at_all(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(style.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(FldiagError, match="No space left"):
-        style.write(target, b"new and long")
+        files.write_bytes(target, b"new and long")
     assert target.read_bytes() == b"old" and [p.name for p in tmp_path.iterdir()] == ["a.png"]
 
 
 def test_a_folder_that_is_a_file_is_a_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(FldiagError, match="cannot write"):
-        style.write(tmp_path / "file" / "a.png", b"x")
+        files.write_bytes(tmp_path / "file" / "a.png", b"x")
 
 
 def lightness(color: str) -> float:

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers import close
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -272,7 +273,7 @@ def test_hovering(rho):
     for client in (0, 1):
         path = pick(frame, "trajectory", "fedsol", client=client)["value"]
         hover = pick(frame, "hover_radius", "fedsol", client=client)
-        assert hover["value"].item() == path.iloc[-(len(path) // 4):].max()
+        close(hover["value"].item(), path.iloc[-(len(path) // 4):].max(), terms=2)
         assert 0 < hover["value"].item() < D / 2
         assert not hover["converged"].item()
     assert pick(frame, "end_point", "fedprox")["converged"].all()
