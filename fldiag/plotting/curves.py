@@ -38,19 +38,13 @@ def draw(table: pd.DataFrame, metric: str | Sequence[str] = "accuracy", *, smoot
         raise FldiagError(f"smooth is {smooth}", "give a number of rounds, 1 for none", usage=True)
     need(table, ("metric", by, "round", "value", *(where or {})), PICTURE)
     for column, value in (where or {}).items():
-        kept = table[(table[column] == value).fillna(False).astype(bool)]
-        if kept.empty:
-            there = ", ".join(map(str, table[column].dropna().unique()[:8])) or "nothing"
-            raise FldiagError(f"no row of the {PICTURE} table has {column} = {value!r}", f"it has {there}", usage=True)
-        table = kept
+        table = _kept(table, column, value)
     panels = [(m, _one(select(table, m, PICTURE), m)) for m in metrics]
     series = [(m, rows, _series(rows, by)) for m, rows in panels]
     labels = list(dict.fromkeys(name for _, _, found in series for name in found))
-    seeds = {n: max(int(f[n]["count"].max()) for _, _, f in series if n in f) for n in labels}
-    texts = [f"{n} (± std of {seeds[n]})" if seeds[n] > 1 else n for n in labels]
     looks = style.looks(labels)
     width = width or (style.ONE_COLUMN if len(panels) == 1 else style.TWO_COLUMNS)
-    texts = [style.wrap(t, width - 0.6)[0] for t in texts]
+    texts = [style.wrap(t, width - 0.6)[0] for t in _texts(labels, [found for _, _, found in series])]
     columns = max(1, min(len(texts), int(width / (max(style.text_width(t, 7) for t in texts) + 0.48))))
     with style.paper():
         across = min(len(panels), 3)
@@ -68,6 +62,21 @@ def draw(table: pd.DataFrame, metric: str | Sequence[str] = "accuracy", *, smoot
         style.legend(fig, handles, texts, loc="outside lower center", ncols=columns, handlelength=2.6,
                      columnspacing=1.2, borderpad=0.2)
     return fig
+
+
+def _kept(table: pd.DataFrame, column: str, value: Any) -> pd.DataFrame:
+    """The rows with the value, or FldiagError when there are none."""
+    kept = table[(table[column] == value).fillna(False).astype(bool)]
+    if kept.empty:
+        there = ", ".join(map(str, table[column].dropna().unique()[:8])) or "nothing"
+        raise FldiagError(f"no row of the {PICTURE} table has {column} = {value!r}", f"it has {there}", usage=True)
+    return kept
+
+
+def _texts(labels: Sequence[str], panels: Sequence[Mapping[str, pd.DataFrame]]) -> list[str]:
+    """The legend's texts: the names, and of how many seeds the band is where there is one."""
+    seeds = {n: max(int(found[n]["count"].max()) for found in panels if n in found) for n in labels}
+    return [f"{n} (± std of {seeds[n]})" if seeds[n] > 1 else n for n in labels]
 
 
 def _one(rows: pd.DataFrame, metric: str) -> pd.DataFrame:

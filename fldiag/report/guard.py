@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fldiag.errors import FldiagError
 from fldiag.report.collect import Collection, Member
-from fldiag.report.page import Section
+from fldiag.report.elements import Section
 
 
 def guarded(part: Callable[[Collection], Section], found: Collection) -> Section:

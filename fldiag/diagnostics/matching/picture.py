@@ -68,32 +68,11 @@ def draw_last(table: pd.DataFrame) -> Figure:
 
 
 def _pairs(fig, ax, metric: str, rows: pd.DataFrame, text: str, clients: list[int]) -> None:
-    where = {c: i for i, c in enumerate(clients)}
-    cells = np.full((len(clients), len(clients)), np.nan)
-    pairs = only(rows, scope="pair")
-    for a, b, value in zip(pairs["client"], pairs["client_b"], floats(pairs["value"]), strict=True):
-        cells[where[int(a)], where[int(b)]] = cells[where[int(b)], where[int(a)]] = value
-    known = cells[np.isfinite(cells)]
-    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
-    norm: Normalize
-    if metric == "H_N" and low > 0 and high > 100 * low:
-        norm = LogNorm(max(low, high * 1e-4), high)  # four decades: one odd pair shall not bleach the others
-    else:
-        norm = Normalize(0 if metric == "H_N" else min(low, high - 1e-3), high if metric == "H_N" else max(high, low + 1e-3))
-        if metric == "H_N" and high <= 0:
-            norm = Normalize(0, 1)
+    """A matrix of clients, its colour bar, its mean, and the numbers where there is room for them."""
+    cells = _cells(rows, clients)
+    norm = _norm(metric, cells[np.isfinite(cells)])
     image = ax.imshow(cells, cmap=style.COLORMAP, norm=norm, interpolation="nearest", aspect="equal")
-    bar = fig.colorbar(image, ax=ax, fraction=0.046, pad=0.03)
-    bar.ax.tick_params(labelsize=6)
-    bar.ax.yaxis.set_minor_locator(NullLocator())
-    if isinstance(norm, LogNorm):
-        decades = np.floor(np.log10(norm.vmin or 1)), np.ceil(np.log10(norm.vmax or 1))
-        step = max(1, int((decades[1] - decades[0]) // 4))
-        ticks = [t for t in 10.0 ** np.arange(decades[0], decades[1] + 1, step) if norm.vmin <= t <= high]
-        bar.set_ticks(ticks if len(ticks) > 1 else [norm.vmin, high])
-    else:
-        bar.ax.yaxis.set_major_locator(MaxNLocator(4))
-    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: style.number(v, 3)))
+    _colour_bar(fig.colorbar(image, ax=ax, fraction=0.046, pad=0.03), norm)
     stride = -(-len(clients) // 10)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_ticks(range(0, len(clients), stride), [str(c) for c in clients[::stride]])
@@ -107,6 +86,40 @@ def _pairs(fig, ax, metric: str, rows: pd.DataFrame, text: str, clients: list[in
     ax.set_title(f"{name}, mean {style.plain(style.number(mean, 3))}\n{style.plain(text)}", fontsize=7.5)
     ax.set_xlabel("client")
     ax.spines[["top", "right"]].set_visible(True)
+
+
+def _cells(rows: pd.DataFrame, clients: list[int]) -> np.ndarray:
+    """Client by client, each pair in both halves; nan for a client with itself."""
+    where = {c: i for i, c in enumerate(clients)}
+    cells = np.full((len(clients), len(clients)), np.nan)
+    pairs = only(rows, scope="pair")
+    for a, b, value in zip(pairs["client"], pairs["client_b"], floats(pairs["value"]), strict=True):
+        cells[where[int(a)], where[int(b)]] = cells[where[int(b)], where[int(a)]] = value
+    return cells
+
+
+def _norm(metric: str, known: np.ndarray) -> Normalize:
+    """The colours of the finite values: H_N from 0, or logarithmic where it spans decades; others from low to high."""
+    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+    if metric != "H_N":
+        return Normalize(min(low, high - 1e-3), max(high, low + 1e-3))
+    if low > 0 and high > 100 * low:
+        return LogNorm(max(low, high * 1e-4), high)  # four decades: one odd pair shall not bleach the others
+    return Normalize(0, high if high > 0 else 1)
+
+
+def _colour_bar(bar, norm: Normalize) -> None:
+    bar.ax.tick_params(labelsize=6)
+    bar.ax.yaxis.set_minor_locator(NullLocator())
+    if isinstance(norm, LogNorm):
+        low, high = norm.vmin or 1, norm.vmax or 1
+        decades = np.floor(np.log10(low)), np.ceil(np.log10(high))
+        step = max(1, int((decades[1] - decades[0]) // 4))
+        ticks = [t for t in 10.0 ** np.arange(decades[0], decades[1] + 1, step) if low <= t <= high]
+        bar.set_ticks(ticks if len(ticks) > 1 else [low, high])
+    else:
+        bar.ax.yaxis.set_major_locator(MaxNLocator(4))
+    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: style.number(v, 3)))
 
 
 def _bar(rows: pd.DataFrame, kind: str) -> pd.DataFrame:

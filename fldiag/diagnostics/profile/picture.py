@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -117,29 +119,20 @@ def _lines(ax, rows: pd.DataFrame) -> None:
 
 
 def _ways(ax, rows: pd.DataFrame) -> None:
+    """The loss along every way with its barrier; of many ways in colour only the one with the largest."""
     curves = _curves(rows, "loss")
     barriers = {i: _value(rows, "barrier", i) for i in curves}
-    worst = max(barriers, key=lambda i: -np.inf if np.isnan(barriers[i]) else barriers[i])
-    many, handles, texts = len(curves) > _MANY, [], []
-    worst = worst if barriers[worst] > 0 else 0
+    many, worst = len(curves) > _MANY, _worst(barriers)
+    handles, texts = [], []
     for place, (index, line) in enumerate(curves.items()):
-        shown = not many or index == worst
-        look = style.look(1 if many else place) if shown else style.Look("#8a8a8a", "o", "-")
-        _curve(ax, line, look, 1.3 if shown else 0.7, 1.0 if shown else 0.8, band=shown)
-        if not shown:
+        if many and index != worst:
+            _curve(ax, line, style.Look("#8a8a8a", "o", "-"), 0.7, 0.8, band=False)
             continue
-        at = _value(rows, "barrier", index, "x")
-        value = floats(line["value"])
-        if np.isfinite(barriers[index]) and barriers[index] > 0:
-            ends = (1 - at) * value[0] + at * value[-1]
-            ax.plot([at, at], [ends, ends + barriers[index]], color=look.color, linewidth=0.8, linestyle=(0, (1, 1)))
-            ax.plot(at, ends + barriers[index], look.marker, color=look.color, markersize=3.6, label="barrier")
-        who = f"client {int(line['client'].iloc[0])}" if _clients(rows) else f"way {index}"
-        error = _value(rows, "barrier", index, "stderr")
-        said = f" ± {style.number(error, 2)}" if np.isfinite(error) else ""
+        look = style.look(1 if many else place)
+        _curve(ax, line, look, 1.3, 1.0, band=True)
+        _barrier(ax, line, _value(rows, "barrier", index, "x"), barriers[index], look)
         handles.append(Line2D([], [], color=look.color, marker=look.marker, markersize=3.6))
-        found = f"barrier {style.number(barriers[index], 3)}{said}" if barriers[index] else "no barrier"
-        texts.append(f"{who}: {found}" + (" (the largest)" if many else ""))
+        texts.append(_said(rows, line, index, barriers[index]) + (" (the largest)" if many else ""))
     if many:
         mean = style.number(float(np.mean([b for b in barriers.values() if np.isfinite(b)] or [np.nan])), 3)
         handles.append(Line2D([], [], color="#8a8a8a", linewidth=0.7))
@@ -150,6 +143,29 @@ def _ways(ax, rows: pd.DataFrame) -> None:
         handles.append(Line2D([], [], linestyle=""))
         texts.append(f"batch-norm statistics: {used[0]}")
     _legend(ax, handles, texts)
+
+
+def _worst(barriers: Mapping[int, float]) -> int:
+    """The way with the largest barrier; 0, which no way has, where there is none."""
+    worst = max(barriers, key=lambda i: -np.inf if np.isnan(barriers[i]) else barriers[i])
+    return worst if barriers[worst] > 0 else 0
+
+
+def _barrier(ax, line: pd.DataFrame, at: float, height: float, look: style.Look) -> None:
+    """Dotted from the straight line between the ends up to the curve, where there is a barrier."""
+    if np.isfinite(height) and height > 0:
+        value = floats(line["value"])
+        ends = (1 - at) * value[0] + at * value[-1]
+        ax.plot([at, at], [ends, ends + height], color=look.color, linewidth=0.8, linestyle=(0, (1, 1)))
+        ax.plot(at, ends + height, look.marker, color=look.color, markersize=3.6, label="barrier")
+
+
+def _said(rows: pd.DataFrame, line: pd.DataFrame, index: int, height: float) -> str:
+    who = f"client {int(line['client'].iloc[0])}" if _clients(rows) else f"way {index}"
+    if not height:
+        return f"{who}: no barrier"
+    error = _value(rows, "barrier", index, "stderr")
+    return f"{who}: barrier {style.number(height, 3)}" + (f" ± {style.number(error, 2)}" if np.isfinite(error) else "")
 
 
 def _legend(ax, handles: list, texts: list[str]) -> None:
