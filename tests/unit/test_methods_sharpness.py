@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import classification, config, federation, final, play, quadratics, trace
+from helpers import classification, close, config, federation, final, play, quadratics, trace
 from torch import nn
 
 UNEQUAL = (20, 13, 7)
@@ -51,7 +51,7 @@ def test_T_SAM_3_where_every_weight_is_one_the_adaptive_ball_is_the_ball():
         spy = trace(made)
         play(made)
         first.append((spy.e[0], spy.g[0]))
-    assert far(first[0][0], first[1][0]) <= 1e-14
+    close(first[0][0], first[1][0], terms=110)  # of the norm
     assert far(first[0][1], first[1][1]) <= 1e-12
     assert far(first[0][0], 0 * signs[0]) > 1e-3
 
