@@ -7,6 +7,7 @@ in no file: it is known by the names of their entry points, and imported when it
 from __future__ import annotations
 
 import json
+import sys
 import types
 import typing
 from functools import cache
@@ -142,4 +143,4 @@ def text() -> str:
 if __name__ == "__main__":
     with resources.as_file(resources.files("fldiag").joinpath(FILE)) as file:
         file.write_text(text())
-        print(file)
+        sys.stdout.write(f"{file}\n")

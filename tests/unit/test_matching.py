@@ -99,7 +99,7 @@ def test_known_hessians_of_least_squares(inputs):
 
 
 def test_T_HN_2_scaling_a_hessian_leaves_its_directions(inputs):
-    frame = ask(regression(inputs[0], np.sqrt(3) * inputs[0], inputs[1]), data="client", k=2)
+    frame = ask(regression(inputs[0], np.sqrt(3) * inputs[0], inputs[1]), on="client", k=2)
     size = one(frame, "diagonal_norm", client=0, data="client").value
     assert pair(frame, "H_D", 0, 1, "diag", "client") == pytest.approx(1)
     assert pair(frame, "H_N", 0, 1, "diag", "client") == pytest.approx((3 * size - size) ** 2, rel=1e-5)
@@ -109,7 +109,7 @@ def test_T_HN_2_scaling_a_hessian_leaves_its_directions(inputs):
 
 
 def test_a_client_without_curvature_has_no_direction(inputs):
-    frame = ask(regression(inputs[0], inputs[1], np.zeros((5, 4), np.float32)), data="client", k=1)
+    frame = ask(regression(inputs[0], inputs[1], np.zeros((5, 4), np.float32)), on="client", k=1)
     hit = one(frame, "H_D", scope="pair", client=0, client_b=2, diag_mode="diag")
     assert pd.isna(hit.value) and hit.masked
     known = pair(frame, "H_D", 0, 1, "diag", "client")
@@ -207,7 +207,7 @@ def test_the_clients_shares_sum_up_to_the_pooled_curvature(dtype):
     """Of all clients with data, also those that were not in the round."""
     _w, others = moved(tanh_net())
     made, *_ = federation(tanh_net(), others[:2], ids=[2, 0], dtype=dtype)
-    frame = ask(made, k=4, data="global", max_products=20, deflate=2)
+    frame = ask(made, k=4, on="global", max_products=20, deflate=2)
     tops = frame[(frame.metric == "eigenvalue") & (frame.moment == "aggregated")]
     for index, value in zip(tops["index"], tops.value, strict=True):
         shares = frame[(frame.metric == "curvature_share") & (frame["index"] == index)]
@@ -267,7 +267,7 @@ def test_estimates_say_so_and_lie_within_their_errors():
 
 
 def test_only_the_data_asked_for():
-    frame = ask(federation()[0], data="global", k=1, split=False)
+    frame = ask(federation()[0], on="global", k=1, split=False)
     assert set(frame.data.dropna()) == {"global"} and set(frame["slice"]) == {"train"}
     assert (frame[frame.metric == "trace"].n_examples == sum(SIZES)).all()
 

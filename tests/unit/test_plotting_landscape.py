@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fldiag.diagnostics.landscape import interactive
 from fldiag.diagnostics.landscape import picture as landscape
 from fldiag.diagnostics.landscape.surfaces import scale, surfaces
 from fldiag.errors import FldiagError
@@ -189,7 +190,7 @@ def test_drawing_is_repeatable_to_the_byte_and_leaves_no_settings_behind(tmp_pat
     for ending in ("png", "pdf"):
         one, two = (style.save(landscape.draw(frame), tmp_path / f"{i}.{ending}")[0].read_bytes() for i in (1, 2))
         assert one == two
-    pages = [landscape.interactive(frame, tmp_path / f"{i}.html").read_bytes() for i in (1, 2)]
+    pages = [interactive.page(frame) for _ in range(2)]
     assert pages[0] == pages[1] and dict(matplotlib.rcParams) == before
     pd.testing.assert_frame_equal(frame, kept)
 
@@ -210,7 +211,7 @@ class Reader(html.parser.HTMLParser):
 
 
 def page(tmp_path, frame, **options) -> tuple[str, Reader]:
-    text = landscape.interactive(frame, tmp_path / "p.html", **options).read_text("utf-8")
+    text = interactive.page(frame, **options)
     return text, Reader(text)
 
 
@@ -261,6 +262,6 @@ def test_page_holds_the_tables_numbers_one_scene_a_run_on_one_scale(tmp_path):
 def test_page_never_offers_to_send_the_data_away():
     from importlib import resources
 
-    script = (resources.files("fldiag.plotting") / "landscape.js").read_text("utf-8")
+    script = (resources.files("fldiag.diagnostics.landscape") / "landscape.js").read_text("utf-8")
     assert "modeBarButtons:" in script and "showSendToCloud: false" in script
     assert not re.search(r"https?://|fetch\(|XMLHttpRequest|innerHTML", script)

@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 
+from fldiag.diagnostics.landscape import interactive
 from fldiag.diagnostics.landscape import picture as landscape
 from fldiag.diagnostics.landscape.surfaces import surfaces
 from fldiag.results.table import table
@@ -23,7 +24,7 @@ def contours(fig):
 
 
 def page(tmp_path, frame) -> str:
-    return landscape.interactive(frame, tmp_path / "p.html").read_text("utf-8")
+    return interactive.page(frame)
 
 
 def interpolated(run="A"):
