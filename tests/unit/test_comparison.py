@@ -30,7 +30,7 @@ def test_spaces_of_zero_eigenvalues_are_masked_and_not_in_the_mean():
     rng = np.random.default_rng(0)
     full, other, flat = rng.normal(size=(9, 4)), rng.normal(size=(7, 4)), np.zeros((5, 4))
     single = np.outer(np.ones(6), rng.normal(size=4))  # of rank one
-    frame = fldiag.diagnose(regression(full, other, flat, single), "matching", data="client", k=2)
+    frame = fldiag.diagnose(regression(full, other, flat, single), "matching", on="client", k=2)
     known = one(frame, "eigenspace_overlap", client=0, client_b=1)
     assert 0 < known.value < 1 and known.converged and not known.masked
     for a, b in ((0, 2), (0, 3), (1, 2), (1, 3), (2, 3)):
@@ -40,7 +40,7 @@ def test_spaces_of_zero_eigenvalues_are_masked_and_not_in_the_mean():
     assert len(frame[frame.metric == "principal_angle"]) == 2  # of the one pair
     shown = frame[(frame.metric == "global_overlap") & (frame.scope == "client")]
     assert shown.value.isna().tolist() == [False, False, True, True]
-    first = fldiag.diagnose(regression(full, single), "matching", data="client", k=1)  # one eigenvector is known of both
+    first = fldiag.diagnose(regression(full, single), "matching", on="client", k=1)  # one eigenvector is known of both
     assert one(first, "eigenspace_overlap", client=0, client_b=1).value > 0
 
 
@@ -76,7 +76,7 @@ def test_the_norm_of_a_diagonal_is_the_same_in_matching_and_alone():
     given = Dataset("noise", data, torch.arange(20) % 3, data[:3], torch.arange(3), 3)
     w, others = moved(net)
     made = history(net, given, [np.arange(11), np.arange(11, 20)], stored(w, others[:2]), dtype=torch.float64)
-    frame = fldiag.diagnose(made, "matching", k=0, data="client", split=False, max_products=30, deflate=5, seed=4)
+    frame = fldiag.diagnose(made, "matching", k=0, on="client", split=False, max_products=30, deflate=5, seed=4)
     for k in (0, 1):
         p = made.problem((others[k], {}), made.pool.own(k), "one")
         alone = diagonal(p, max_products=30, deflate=5, seed=4)
