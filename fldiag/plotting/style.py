@@ -29,6 +29,8 @@ from fldiag.errors import FldiagError
 ONE_COLUMN, TWO_COLUMNS = 3.35, 6.9
 #: Perceptually uniform, monotone in lightness (so it survives greyscale), safe for colour-blind readers.
 COLORMAP = "viridis"
+#: From one sign to the other through white, safe for colour-blind readers: orange is above zero, purple below.
+DIVERGING = "PuOr_r"
 DPI = 300
 FORMATS = ("png", "pdf")
 
@@ -203,12 +205,17 @@ def save(fig: Figure, path: str | Path, formats: Sequence[str] | None = None) ->
             raise FldiagError(f"cannot write a figure to {str(target)!r}: format {target.suffix!r} is not known",
                               "end the path in .png or .pdf, or give it without an ending", usage=True)
     for target in targets:
-        kind, buffer = target.suffix.lower()[1:], io.BytesIO()
-        blank = {"CreationDate": None} if kind == "pdf" else {"Software": None}
-        with paper():
-            fig.savefig(buffer, format=kind, dpi=DPI, metadata=blank)
-        write(target, buffer.getvalue())
+        write(target, encode(fig, target.suffix.lower()[1:]))
     return targets
+
+
+def encode(fig: Figure, kind: str, dpi: int = DPI) -> bytes:
+    """The figure as ``png`` or ``pdf``; the same figure gives the same bytes."""
+    buffer = io.BytesIO()
+    blank = {"CreationDate": None} if kind == "pdf" else {"Software": None}
+    with paper():
+        fig.savefig(buffer, format=kind, dpi=dpi, metadata=blank)
+    return buffer.getvalue()
 
 
 def write(path: str | Path, content: bytes) -> Path:

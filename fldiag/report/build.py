@@ -7,18 +7,19 @@ import gzip
 import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fldiag.diagnostics.forgetting.picture import DIVERGING
-from fldiag.diagnostics.landscape import interactive
+from fldiag import registry
+from fldiag.diagnosis.question import diagnostic
 from fldiag.errors import FldiagError
-from fldiag.plotting import style
+from fldiag.plotting import pages, style
+from fldiag.plotting.sections import Section
 from fldiag.registry import Progress
-from fldiag.report import clients, curves, pairs, steps, summary, surfaces
+from fldiag.report import curves, derived, steps, summary
 from fldiag.report.collect import Collection, Source
-from fldiag.report.page import Section
 from fldiag.results.provenance import provenance
 
 #: matplotlib's marks and dashes in plotly's words, and as paths of a small legend.
@@ -40,19 +41,41 @@ def write(found: Collection, path: str | Path, *, title: str | None = None, prog
     if not path.parent.is_dir():
         raise FldiagError(f"folder {path.parent} is not there", "make it, or choose another with --out", usage=True)
     told = progress or (lambda done, total, text: None)
-    made: list[Section] = []
     steps.collect(found)
-    parts: list[Callable[[Collection], Section]] = [
-        summary.summary, curves.curves, surfaces.landscapes, surfaces.spectrum, clients.forgetting, clients.drift, pairs.matching,
-        pairs.account, curves.personal, steps.steps]
-    for i, part in enumerate(parts):
-        told(i, len(parts) + 1, part.__name__)
-        made.append(part(found))
+    parts = sections(found)
+    made: list[Section] = []
+    for i, (name, part) in enumerate(parts):
+        told(i, len(parts) + 1, name)
+        made += part(found)
     told(len(parts), len(parts) + 1, "writing")
-    text = render(found, made, title or default_title(found))
+    text = render(found, apart(made), title or default_title(found))
     written = style.write(path, text.encode("utf-8"))
     told(len(parts) + 1, len(parts) + 1, "written")
     return written
+
+
+#: What makes sections of a collection: usually one, none where there is nothing to say.
+Part = Callable[[Collection], Sequence[Section]]
+
+
+def sections(found: Collection) -> list[tuple[str, Part]]:
+    """What the report consists of, in order, by name: its own sections, and between them those of all diagnostics."""
+    def own(part: Callable[[Collection], Section]) -> Part:
+        return lambda found: [part(found)]
+
+    entries = sorted((diagnostic(name) for name in registry.diagnostic.names()), key=lambda e: (e.order, e.name))
+    return [("summary", own(summary.summary)), ("curves", own(curves.curves)),
+            *((e.name, partial(derived.sections, e)) for e in entries), ("steps", own(steps.steps))]
+
+
+def apart(made: Sequence[Section]) -> Sequence[Section]:
+    """The sections, with marks of their own: two of the same would be one place on the page."""
+    taken = {"content", "data", "plotly", "sources", "trouble"}  # what else the page has
+    for section in made:
+        mark = "".join(c if c.isalnum() and c.isascii() else "-" for c in section.id)
+        section.id = mark if mark not in taken else f"{mark}-{len(taken)}"
+        taken.add(section.id)
+    return made
 
 
 def default_title(found: Collection) -> str:
@@ -75,7 +98,7 @@ def render(found: Collection, sections: Sequence[Section], title: str) -> str:
     plotly, script = get_plotlyjs(), (home / "report.js").read_text("utf-8")
     scale = colours(style.COLORMAP)
     data = {"figures": [f.spec for f in figures], "looks": [_look(m.look) for m in found.members],
-            "colours": {"sequential": scale, "diverging": colours(DIVERGING)}, "files": [_file(s) for s in found.sources]}
+            "colours": {"sequential": scale, "diverging": colours(style.DIVERGING)}, "files": [_file(s) for s in found.sources]}
 
     def owners(source: Source) -> str:
         return ", ".join(m.label for m in found.members if any(source is s for s in m.tables.values()))
@@ -84,7 +107,7 @@ def render(found: Collection, sections: Sequence[Section], title: str) -> str:
         title=title, sections=sections, members=found.members, sources=found.sources, owners=owners, about=about, config=config,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), version=provenance()["fldiag"], shapes=_SHAPES,
         stops=", ".join(scale), style=(home / "report.css").read_text("utf-8"), script=script,
-        policy=interactive._policy(plotly, script),
+        policy=pages.policy(plotly, script),
         packed={"plotly": pack(plotly), "data": pack(json.dumps(data, allow_nan=False, separators=(",", ":")))},
         tables=[pack(s.raw) for s in found.sources])
 

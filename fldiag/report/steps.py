@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 
 from fldiag.errors import FldiagError
+from fldiag.plotting.sections import Control, Figure, Group, Missing, Section, Table, axes, plus_minus, series, short
 from fldiag.report.collect import Claim, Collection, Member, Source
-from fldiag.report.page import Control, Figure, Group, Missing, Section, Table, axes, plus_minus, series, short
 from fldiag.results.select import only
 
 #: Tables of steps are large: at most so many rounds of a run are shown, evenly spread.
