@@ -251,6 +251,10 @@ class Config(Section):
         """A config as a run stored it, which may be older than some keys. Raises pydantic.ValidationError."""
         return cls.model_validate(identity.as_stored(tree))
 
+    def __repr__(self) -> str:
+        return (f"Config({self.name!r}, {self.method.name} on {self.data.name}, {self.model.name}, {self.clients.per_round} of "
+                f"{self.clients.total} clients, {self.rounds} rounds, seed {self.seed})")
+
     @classmethod
     def load(cls, source: str | Path, **overrides: Any) -> Config:
         """A config from a preset's name or a TOML file, with keys replaced as by ``replace``.

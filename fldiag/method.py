@@ -174,6 +174,9 @@ class Method:
     def __init__(self, *parts: Part):
         self.parts = parts
 
+    def __repr__(self) -> str:
+        return f"Method({', '.join(type(part).__name__ for part in self.parts)})"
+
     def __iter__(self) -> Iterator[Part]:
         return iter(self.parts)
 

@@ -42,6 +42,10 @@ class Checkpoint:
     model: Any = None  # what the user gave: a module, a name or pkg.mod:factory
     data: Any = None
 
+    def __repr__(self) -> str:
+        size = sum(t.numel() for t in self.state.values())
+        return f"Checkpoint({str(self.path)!r}, {self.label}, {size:,} numbers, {len(self.client_ids)} clients)"
+
     @property
     def round(self) -> int | None:
         return self.manifest.get("round")

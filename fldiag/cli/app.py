@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+from fldiag import known
+
+
+class Verbs(TyperGroup):
+    """The verbs, and those of diagnostics that other packages bring: named in the help by their entry points, and imported
+    when they are typed."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        own = super().list_commands(ctx)
+        return [*own, *(name for name in known.plugins("diagnostics") if name not in own)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found = super().get_command(ctx, cmd_name)
+        package = None if found else known.plugins("diagnostics").get(cmd_name)
+        return found if package is None else TyperCommand(cmd_name, help=f"A diagnostic of the package {package}.")
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0] if args else ""
+        if super().get_command(ctx, name) is None and name in known.plugins("diagnostics"):
+            from fldiag.cli import diagnostics
+
+            return name, diagnostics.command(name), args[1:]
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(cls=Verbs, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+                  context_settings={"help_option_names": ["-h", "--help"]},
                   help="Diagnose federated learning: train, and look at what the checkpoints say.")
 toy = typer.Typer(no_args_is_help=True, help="The two toys: pictures one can check by hand.")
 

@@ -92,10 +92,17 @@ def _option(option: known.Item) -> Any:
 
 
 def add(name: str) -> None:
-    """Make ``fldiag NAME`` known. Nothing happens for what is no diagnostic."""
-    item = known.item("diagnostics", name)
-    if item is not None:
-        app.command(name)(verb(name, item))
+    """Make ``fldiag NAME`` known, for a diagnostic that is built in."""
+    app.command(name)(verb(name, known.built_in()["diagnostics"][name]))
+
+
+def command(name: str) -> Any:
+    """The verb of another package's diagnostic, which is imported for it."""
+    with errors(debug=False):
+        item = known.item("diagnostics", name)
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    alone.command(name)(verb(name, item or {}))
+    return typer.main.get_command(alone)
 
 
 @app.command()

@@ -133,7 +133,9 @@ def density(problem: Problem, progress: Progress | None = None, *,
             max_products: Annotated[int | None, Field(ge=1, description="Hessian-vector products allowed for them.")] = None,
             matrix: Annotated[Matrix, Field(description="hessian, or ggn (Gauss-Newton).")] = "hessian",
             seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
-    """Share of Hessian eigenvalues per unit, smoothed, over the whole range of the spectrum.
+    """The spectral density of the Hessian: how many eigenvalues lie where.
+
+    The share of eigenvalues per unit, smoothed, over the whole range of the spectrum.
 
     The ``k`` largest eigenvalues are computed (or taken from a ``strict`` spectrum of the same problem), taken out
     and put back as themselves; ``steps`` Lanczos steps from each of ``probes`` random vectors sample the rest. Rows

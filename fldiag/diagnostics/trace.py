@@ -31,7 +31,7 @@ def trace(problem: Problem, progress: Progress | None = None, *,
           max_products: Annotated[int, Field(ge=2, description="Hessian-vector products allowed for an estimate.")] = 200,
           deflate: Annotated[int, Field(ge=0, description="Of these, products that span what is counted exactly.")] = 20,
           seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
-    """Trace of the Hessian, exact where the network is piecewise linear in each layer's weights.
+    """The trace of the Hessian, whole and by layer; exact where the network is piecewise linear in each layer's weights.
 
     Rows ``trace`` for the whole and ``per`` layer (weight and bias together) or tensor. ``estimator``: ``exact``
     (diag(H) = diag(J^T H_L J), found from the module graph), else ``hutchinson-deflated`` (or ``hutchinson`` with

@@ -110,6 +110,10 @@ class Problem:
         self._held: dict[int, tuple[Tensor, Tensor]] = {}
         self._recalled: dict[Any, Any] = {}
 
+    def __repr__(self) -> str:
+        name = f"{self.name!r}, " if self.name else ""
+        return f"Problem({name}{self.layout.size:,} parameters, {self.n} examples of {self.slice_name!r}, {self.dtype})"
+
     # -- what is known about the problem
 
     def probe(self) -> Facts:

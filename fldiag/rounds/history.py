@@ -64,6 +64,10 @@ class History:
         self.notes: list[dict[str, Any]] = []
         self.read: list[int] = []
 
+    def __repr__(self) -> str:
+        n = len(self._rounds)
+        return f"History({self.name!r}, {n} round{'s' * (n != 1)}, {len(self.parts)} clients, {self.layout.size:,} parameters)"
+
     @staticmethod
     def of(run: Run, *, rounds: Sequence[int] | None = None, samples: int | None = None,
            stack: Literal["auto", "on", "off"] = "auto", device: str = "cpu", dtype: torch.dtype = torch.float32,

@@ -44,7 +44,7 @@ def account(history: History, progress: Progress | None = None, *,
             every_round: Annotated[bool | None, Field(description="All rounds, not only the last (default: where --rounds "
                                                                   "chooses them).")] = None,
             seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
-    """Each update's harm to the global loss: gradient conflict, sharp directions, or beyond the quadratic range.
+    """Why it forgot: what each client's update does to the global loss, to second order.
 
     At the received weights, with g and H gradient and Hessian of the loss on ``slice`` (all clients' training data, or
     the test split) and d a client's update: L(w + d) - L(w) = g'd + d'Hd / 2 + rest. Rows of each client (moment trained)

@@ -54,7 +54,7 @@ def drift(history: History, progress: Progress | None = None, *,
           gradients: Annotated[bool, Field(description="Cosines with the global gradient.")] = True,
           representation: Annotated[bool, Field(description="CKA of trained and received models.")] = True,
           propositions: Annotated[bool, Field(description="Propositions 1 and 2 in the last round.")] = True) -> pd.DataFrame:
-    """Divergence of the clients' weights, cosines of updates and gradients, proximal loss and Lambda, representations.
+    """How clients drift apart: distances and cosines of weights, updates and gradients, proximal loss, CKA.
 
     Rows of every stored round with client weights; scope client (each), pair (two clients) and global (the mean, over
     ``n_clients`` clients or their pairs). d_k is a client's update: trained minus received weights.

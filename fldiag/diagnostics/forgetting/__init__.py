@@ -43,7 +43,7 @@ def forgetting(history: History, progress: Progress | None = None, *,
                min_count: Annotated[int, Field(ge=1, description="Mask numbers on fewer examples.")] = 5,
                confidence: Annotated[float, Field(gt=0, lt=1, description="Confidence level of the accuracy intervals.")] = 0.95,
                store: Any = None) -> pd.DataFrame:
-    """Accuracy and loss before and after local training and after averaging; what is forgotten, by class and client.
+    """What local training forgets and averaging restores: accuracy before and after, by class, client and round.
 
     Every stored round, moments received, trained and aggregated, on slices ``test``, ``client:k/train`` (the client's
     own data) and ``client:k/others`` (all other clients' data). Accuracies are shares in [0, 1] with Wilson's

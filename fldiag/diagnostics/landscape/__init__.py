@@ -102,7 +102,9 @@ def landscape(problem: Problem, progress: Progress | None = None, *,
               tol: Annotated[float, Field(gt=0, lt=1, description="Relative error allowed in each eigenvalue.")] = 1e-3,
               max_products: Annotated[int, Field(ge=2, description="Hessian-vector products allowed for them.")] = 100,
               seed: Annotated[int, Field(description="Random seed.")] = 0, store: Any = None) -> pd.DataFrame:
-    """The mean loss on a grid of points w + x d1 + y d2, with standard errors over the examples.
+    """The loss surface around checkpoints, with λ1 and λ1/λ5: picture, interactive page, table.
+
+    Rows ``loss``: the mean loss at a grid of points w + x d1 + y d2, with standard errors over the examples.
 
     ``directions``: ``eigen`` (top two Hessian eigenvectors; adds the rows of the spectrum), ``random``
     (filter-normalised, ``seed``), ``plane`` (with the two weight sets of ``through``; adds rows ``point``) or

@@ -81,7 +81,7 @@ def matching(history: History, progress: Progress | None = None, *,
              tol: Annotated[float, Field(gt=0, lt=1, description="Relative error allowed in each eigenvalue.")] = 1e-3,
              seed: Annotated[int, Field(description="Random seed.")] = 0,
              stack: Annotated[Stack, Field(description="Clients side by side: auto, on or off.")] = "auto") -> pd.DataFrame:
-    """Cross-client Hessian matching: H_N and H_D, top eigenvalues and traces, overlap of the sharpest directions.
+    """How alike the clients' Hessians are: H_N, H_D, top eigenvalues, traces, overlap of eigenspaces.
 
     Hessians H_k of the clients' trained weights, on each client's own training data (``on`` client) or on all clients'
     (global); by default both. Rows:

@@ -124,7 +124,7 @@ def spectrum(problem: Problem, progress: Progress | None = None, *,
                                                                     "code (10).")] = None,
              resample: Annotated[bool, Field(description="With --batches: drawn anew for every product.")] = False,
              seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
-    """Top-k Hessian eigenvalues with residuals, lambda_1 / lambda_5, and the loss.
+    """Top-k Hessian eigenvalues, each with its residual and whether it converged; on request trace, diagonal and density.
 
     Rows ``loss`` (with its standard error over the examples), ``eigenvalue`` (index 1..k, each with the
     residual ||Hv - lambda v||: an eigenvalue lies that close) and ``eigenvalue_ratio`` (not from the smallest ones, nor to

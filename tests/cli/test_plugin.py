@@ -1,0 +1,105 @@
+"""A diagnostic is one object: one file of another package, found by its entry point, is a verb with help, cache, files and
+pictures, can be asked by name, stands in the report, and is a question of a paper's figure."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+HERE = Path(__file__).parents[1]
+ENTRY_POINTS = "[fldiag.diagnostics]\nroughness = made_up\nwobble = made_up\n"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with the made-up package installed as pip installs it, and a run to ask."""
+    folder = tmp_path_factory.mktemp("plugin")
+    site, about = folder / "site", folder / "site" / "made_up-1.0.dist-info"
+    about.mkdir(parents=True)
+    shutil.copy(HERE / "plugin" / "made_up.py", site)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: made-up\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(ENTRY_POINTS)
+    typed(folder, "train", "digits", "--set", "rounds=2", "--set", "model.name=mlp", "--set", "model.hidden=[8]", "--set",
+          "checkpoint.clients=sampled", "--set", "train.epochs=1", "--set", "clients.per_round=3", "--out", "run")
+    return folder
+
+
+def environment(folder):
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder / "site"), str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
+            "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+
+
+def typed(folder, *arguments, code=0):
+    found = subprocess.run([sys.executable, "-m", "fldiag.cli", *map(str, arguments)], cwd=folder, env=environment(folder),
+                           capture_output=True, text=True)
+    assert found.returncode == code, (found.stdout, found.stderr)
+    return found.stdout + found.stderr if code else found.stdout
+
+
+def test_it_is_named_without_being_imported(place):
+    shutil.copytree(place / "site", place / "broken")
+    (place / "broken" / "made_up.py").write_text("raise RuntimeError('imported')")
+    env = {**environment(place), "PYTHONPATH": os.pathsep.join([str(place / "broken"), str(HERE.parent)])}
+
+    def read(*arguments):
+        return subprocess.run([sys.executable, "-m", "fldiag.cli", *arguments], env=env, capture_output=True, text=True)
+
+    assert "roughness" in read("--help").stdout and "made-up" in read("list", "diagnostics").stdout
+    failed = read("roughness", "x.pt")
+    assert failed.returncode == 1 and "Traceback" not in failed.stderr
+
+
+def test_the_verb_and_its_help(place):
+    text = typed(place, "roughness", "--help")
+    assert all(part in text for part in ("--power", "Which norm of the gradient", "--samples", "--json", "--out", "fldiag roughness"))
+    assert "--scale" in typed(place, "wobble", "-h") and "made-up" in typed(place, "list", "diagnostics")
+    assert "Which norm" in typed(place, "explain", "roughness")
+
+
+def test_files_pictures_cache_and_summary(place):
+    for _ in range(2):
+        text = typed(place, "roughness", "run", "--power", "3", "--called", "calls", "--device", "cpu")
+    png = place / text.strip().splitlines()[-1]
+    assert png.read_bytes()[:4] == b"\x89PNG" and png.with_suffix(".pdf").is_file() and "power 3" in text
+    frame, about = pd.read_csv(png.with_suffix(".csv")), json.loads(png.with_suffix(".json").read_text())
+    assert frame["metric"].tolist() == ["roughness"] and about["diagnostic"] == "roughness" and about["options"]["power"] == 3
+    assert (place / "calls").read_text() == "x", "asked again, it is read from the cache"
+    found = json.loads(typed(place, "roughness", "run", "--power", "3", "--called", "calls", "--json", "--device", "cpu"))
+    assert found["rows"][0]["value"] == pytest.approx(frame["value"].iloc[0], rel=1e-6) and found["paths"][-1].endswith(".png")
+
+
+def test_of_a_run_and_by_name(place):
+    wobble = pd.read_csv(place / typed(place, "wobble", "run", "--device", "cpu").strip().splitlines()[-1].replace(".png", ".csv"))
+    assert wobble["round"].tolist() == [1, 2]
+    by_name = typed(place, "diagnose", "wobble", "run", "--set", "scale=2.0", "--device", "cpu").strip().splitlines()[-1]
+    twice = pd.read_csv(place / by_name.replace(".png", ".csv"))
+    assert (twice["value"] / wobble["value"]).tolist() == pytest.approx([2, 2])
+    assert "scale = -1" in typed(place, "wobble", "run", "--scale", "-1", code=2)
+
+
+def test_it_stands_in_the_report(place):
+    typed(place, "wobble", "run", "--device", "cpu")
+    typed(place, "report", "run", "--out", "page")
+    (page,) = (place / "page").glob("*.html")
+    assert "wobble" in page.read_text("utf-8")
+
+
+def test_it_is_a_question_of_a_figure(place):
+    script = """
+import fldiag
+from fldiag.checkpoint.run import Run
+from fldiag.figures import questions
+run = Run.open("run")
+subject = questions.Subject(run.config, run, tuple(run.rounds))
+print(questions.answer(subject, "wobble", {"scale": 3.0})["metric"].tolist(), questions.answer(subject, "roughness", {})["metric"].tolist())
+table = fldiag.diagnose(run, "roughness", power=1)
+print(type(fldiag.draw(table)).__name__)
+"""
+    found = subprocess.run([sys.executable, "-c", script], cwd=place, env=environment(place), capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert "['roughness']" in found.stdout and "'wobble'" in found.stdout and "Figure" in found.stdout

@@ -1,0 +1,55 @@
+"""A package of somebody else's, in one file: two diagnostics, and nothing else of fldiag knows of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import pandas as pd
+from pydantic import Field
+
+from fldiag.plotting import style
+from fldiag.registry import diagnostic
+from fldiag.results.summary import Say, Small
+from fldiag.results.table import table
+
+
+def draw(frame, ax=None):
+    if ax is None:
+        fig = style.figure(3.0, 2.0)
+        ax = fig.subplots()
+    ax.plot(range(len(frame)), frame["value"].astype(float), "o")
+    return ax.figure
+
+
+def summary(frame, options):
+    yield Say(f"power {options['power']}")
+    yield Small([{"metric": m, "value": v} for m, v in zip(frame["metric"], frame["value"], strict=True)],
+                {"metric": "metric", "value": "value"})
+
+
+@diagnostic("roughness", draw=draw, summary=summary, cost=lambda problem, options: 1.0, example="ckpt.pt --power 3")
+def roughness(problem, progress=None, *,
+              power: Annotated[int, Field(ge=1, description="Which norm of the gradient.")] = 2,
+              called: Annotated[str | None, Field(description="A file that counts the calls.")] = None) -> pd.DataFrame:
+    """A norm of the gradient at the weights."""
+    _count(called)
+    value = float(problem.gradient().abs().pow(power).sum() ** (1 / power))
+    return table([{"metric": "roughness", "value": value, "estimator": "exact"}], **problem.common)
+
+
+@diagnostic("wobble", on="run", needs="clients", draw=draw, order=7)
+def wobble(history, progress=None, *, scale: Annotated[float, Field(gt=0, description="Of what is told.")] = 1.0) -> pd.DataFrame:
+    """How far the global weights move from round to round."""
+    rows = []
+    for stored in history.each(progress):
+        moved = (stored.aggregated - stored.received).norm() * scale
+        rows.append({"metric": "wobble", "round": stored.round, "moment": "aggregated", "scope": "global", "value": float(moved),
+                     "estimator": "exact"})
+    return table([*rows, *history.notes], **history.common)
+
+
+def _count(called):
+    if called:
+        with Path(called).open("a") as f:
+            f.write("x")

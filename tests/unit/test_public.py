@@ -1,0 +1,93 @@
+"""The public names: what the command line can do, Python can do, with the same names; each is itself whatever was imported."""
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import fldiag
+from fldiag import api, known, registry
+from fldiag.diagnosis.options import SHARED
+from fldiag.diagnosis.question import diagnostic
+from fldiag.diagnosis.subjects import TAKES
+
+PUBLIC = ["Checkpoint", "Config", "FldiagError", "History", "Method", "Part", "Problem", "Run", "catalogue", "diagnose", "draw",
+          "load", "train"]
+
+
+def test_the_names_are_those_of_the_contract():
+    assert sorted(fldiag.__all__) == PUBLIC and dir(fldiag) == PUBLIC
+
+
+def test_no_public_name_is_a_module_whatever_was_imported():
+    """In a process of its own: a submodule replaces an attribute of the package when it is first imported."""
+    script = """
+import importlib, pkgutil, types, fldiag
+for module in pkgutil.walk_packages(fldiag.__path__, "fldiag."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+for name in fldiag.__all__:
+    assert not isinstance(getattr(fldiag, name), types.ModuleType), name
+    assert callable(getattr(fldiag, name)), name
+assert fldiag.catalogue("methods") and fldiag.Config.load("digits").rounds == 30
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-1500:]
+    assert not {m.name for m in pkgutil.iter_modules(fldiag.__path__)} & set(PUBLIC)
+
+
+@pytest.mark.parametrize("name", ["train", "load", "draw", "catalogue"])
+def test_signatures_say_their_options(name):
+    parameters = inspect.signature(getattr(fldiag, name)).parameters.values()
+    assert not [p.name for p in parameters if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+
+
+@pytest.mark.parametrize("name", ["train", "load", "diagnose", "draw", "catalogue"])
+def test_docstrings_say_what_goes_in_and_out(name):
+    text = inspect.getdoc(getattr(fldiag, name))
+    assert all(part in text for part in ("Args:", "Raises:")) and (name == "load" or "Returns:" in text)
+
+
+def test_examples_run():
+    assert doctest.testmod(api).failed == 0
+
+
+def test_every_option_of_the_command_line_is_one_of_python():
+    for name, item in known.built_in()["diagnostics"].items():
+        entry = diagnostic(name)
+        own = {*entry.options.model_fields, *entry.also, *TAKES[entry.on], "precision"}
+        shared = {s.name for s in SHARED if entry.on in s.on}
+        assert shared <= own and {o["name"] for o in item["options"]} <= own
+
+
+def test_an_object_is_one_informative_line(tmp_path):
+    net = torch.nn.Linear(2, 3)
+    problem = fldiag.Problem(net, F.cross_entropy, (torch.eye(2), torch.tensor([0, 2])), name="mine")
+    config = fldiag.Config.load("digits", rounds=1, clients__per_round=2, train__epochs=1, checkpoint__clients="sampled")
+    run = fldiag.train(config, out=tmp_path / "run")
+    history = fldiag.History.of(run)
+    lines = [repr(x) for x in (problem, run, run.checkpoint(), history, registry.method.get("fedavg").build(), config)]
+    assert all("\n" not in line and len(line) < 200 for line in lines), lines
+    assert "9 parameters" in lines[0] and "mine" in lines[0] and "1 rounds" in lines[1] and "fedavg" in lines[2]
+    assert "1 round" in lines[3] and "fedavg" in lines[5]
+
+
+def test_a_picture_of_a_table(tmp_path):
+    problem = fldiag.Problem(torch.nn.Linear(2, 3), F.cross_entropy, (torch.eye(2), torch.tensor([0, 2])))
+    table = fldiag.diagnose(problem, "spectrum", k=2)
+    assert type(fldiag.draw(table)).__name__ == "Figure"
+    with pytest.raises(fldiag.FldiagError, match="does not say which diagnostic"):
+        fldiag.draw(table.drop(columns=[]).assign(value=1.0).pipe(lambda t: type(t)(t.to_dict("list"))))
+    assert fldiag.draw(type(table)(table.to_dict("list")), name="spectrum") is not None
+
+
+def test_types_of_the_decorators():
+    assert all(isinstance(getattr(registry, kind), registry.Registry) for kind in known.KINDS.values())
+    assert isinstance(importlib.import_module("fldiag.registry"), types.ModuleType)
