@@ -17,7 +17,7 @@ from fldiag.diagnosis.question import diagnostic
 from fldiag.errors import FldiagError
 from fldiag.plotting import pages, style
 from fldiag.plotting.sections import Section
-from fldiag.registry import Progress
+from fldiag.registry import Diagnostic, Progress
 from fldiag.report import curves, derived, steps, summary
 from fldiag.report.collect import Collection, Source
 from fldiag.results.provenance import provenance
@@ -42,7 +42,7 @@ def write(found: Collection, path: str | Path, *, title: str | None = None, prog
         raise FldiagError(f"folder {path.parent} is not there", "make it, or choose another with --out", usage=True)
     told = progress or (lambda done, total, text: None)
     steps.collect(found)
-    parts = sections(found)
+    parts = sections()
     made: list[Section] = []
     for i, (name, part) in enumerate(parts):
         told(i, len(parts) + 1, name)
@@ -58,14 +58,18 @@ def write(found: Collection, path: str | Path, *, title: str | None = None, prog
 Part = Callable[[Collection], Sequence[Section]]
 
 
-def sections(found: Collection) -> list[tuple[str, Part]]:
+def sections() -> list[tuple[str, Part]]:
     """What the report consists of, in order, by name: its own sections, and between them those of all diagnostics."""
     def own(part: Callable[[Collection], Section]) -> Part:
         return lambda found: [part(found)]
 
-    entries = sorted((diagnostic(name) for name in registry.diagnostic.names()), key=lambda e: (e.order, e.name))
     return [("summary", own(summary.summary)), ("curves", own(curves.curves)),
-            *((e.name, partial(derived.sections, e)) for e in entries), ("steps", own(steps.steps))]
+            *((e.name, partial(derived.sections, e)) for e in entries()), ("steps", own(steps.steps))]
+
+
+def entries() -> list[Diagnostic]:
+    """All diagnostics, in the order of their sections."""
+    return sorted((diagnostic(name) for name in registry.diagnostic.names()), key=lambda e: (e.order, e.name))
 
 
 def apart(made: Sequence[Section]) -> Sequence[Section]:
