@@ -45,10 +45,11 @@ class Figure:
 
 @dataclass
 class Picture:
-    """A picture that is drawn already: a matplotlib figure as PNG. ``run``: the run it is about, None for all."""
+    """A picture that is drawn already, as PNG; ``width``: in the page's pixels. ``run``: the run it is about, None for all."""
 
     caption: str
     png: bytes
+    width: int
     run: int | None = None
 
     @property

@@ -209,12 +209,12 @@ def save(fig: Figure, path: str | Path, formats: Sequence[str] | None = None) ->
     return targets
 
 
-def encode(fig: Figure, kind: str, dpi: int = DPI) -> bytes:
+def encode(fig: Figure, kind: str) -> bytes:
     """The figure as ``png`` or ``pdf``; the same figure gives the same bytes."""
     buffer = io.BytesIO()
     blank = {"CreationDate": None} if kind == "pdf" else {"Software": None}
     with paper():
-        fig.savefig(buffer, format=kind, dpi=dpi, metadata=blank)
+        fig.savefig(buffer, format=kind, dpi=DPI, metadata=blank)
     return buffer.getvalue()
 
 

@@ -156,6 +156,9 @@ def about(source: Source) -> list[tuple[str, str]]:
         if c.round is None:
             where = ", ".join([*([c.slice] if c.slice else []), *([] if c.n is None else [f"{c.n:,} examples"])])
             rows.append((f"sha256 of {c.label or 'the checkpoint'}" + (f" ({where})" if where else ""), c.sha256))
+    if isinstance(others := known.get("through"), list) and others:
+        few = ", ".join(map(str, others)) if len(others) <= 3 else f"{others[0]} to {others[-1]}"
+        rows.append((f"sha256 of the {len(others)} checkpoints that it goes through", few))
     names = {"config": "Config hash", "fldiag": "fldiag", "torch": "torch", "dtype": "Numbers", "device": "Device",
              "device_name": "Device name", "threads": "Threads", "seed": "Seed", "history": "Hash of weights and data"}
     rows += [(text, str(known[key])) for key, text in names.items() if known.get(key) is not None]

@@ -18,8 +18,8 @@ from fldiag.registry import Diagnostic
 from fldiag.report.collect import Collection, Member, Source
 from fldiag.results.summary import Small
 
-#: Dots an inch of the pictures in a page: sharp on a dense screen, small to send.
-DPI = 160
+#: Pixels of the page for an inch of a picture, which has about twice as many of its own: for dense screens.
+PIXELS = 160
 
 
 def sections(entry: Diagnostic, found: Collection) -> list[Section]:
@@ -73,7 +73,7 @@ def _show(made: Section, entry: Diagnostic, source: Source, members: Sequence[Me
             picture = draw(frame) if draw else None
             if isinstance(picture, matplotlib.figure.Figure):  # others are pages of their own
                 caption = " ".join([f"{group.title}:", entry.name, *ending.split("-")]).strip()
-                group.pictures.append(Picture(caption, style.encode(picture, "png", DPI),
+                group.pictures.append(Picture(caption, style.encode(picture, "png"), round(PIXELS * picture.get_figwidth()),
                                               members[0].place if len(members) == 1 else None))
         except Exception as error:
             group.notes.append(f"{source.name} is not drawn: {_what(error)}.")

@@ -15,7 +15,7 @@ from fldiag.checkpoint.run import Run
 from fldiag.diagnosis.answer import answer
 from fldiag.plotting import style
 from fldiag.plotting.sections import Figure, Group, Section, Table, lines
-from fldiag.report import build, derived
+from fldiag.report import build
 from fldiag.report.collect import collect
 from fldiag.results.summary import Note, Say, Small
 
@@ -92,7 +92,8 @@ def test_without_a_section_it_shows_its_summary_and_its_picture(tmp_path, add):
     assert "exponent 3, shape round" in shown, "options of the table, with the defaults of the others"
     assert "&lt;b&gt;two&lt;/b&gt; bumps" in shown and "<b>two" not in shown
     first, again = pictures(shown)
-    assert first == again == style.encode(draw(pd.DataFrame({"value": [0, 0.125, 0.25]})), "png", derived.DPI)
+    assert 'width="320"' in shown
+    assert first == again == style.encode(draw(pd.DataFrame({"value": [0, 0.125, 0.25]})), "png")
     assert first.startswith(b"\x89PNG") and "img-src data:" in re.search('Content-Security-Policy" content="([^"]*)"', text).group(1)
     assert f"<code>fldiag bumps {b.path}</code>" in shown and "not computed yet" in shown
     assert reports.sha(a, 3) in shown, "where it comes from"
