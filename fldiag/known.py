@@ -53,6 +53,11 @@ def item(kind: str, name: str) -> Item | None:
     return found
 
 
+def over_rounds(item: Item) -> bool:
+    """Whether a diagnostic looks at all rounds of a run, rather than at the last one unless it is told otherwise."""
+    return bool(item["on"] == "run" and not any(o["name"] == "every_round" for o in item["options"]))
+
+
 def describe(entry: Any) -> Item:
     """What the file says of one registered thing."""
     meta = {k: _plain(v) for k, v in entry.meta.items()}

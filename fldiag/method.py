@@ -19,6 +19,10 @@ slot                    what a part may do there
 ``personalise``         after the last round: how a client makes a model of its own
 ======================  ==========================================================================
 
+A part that reads what another part sends, uploads or keeps names it in ``needs``, and ``Method`` refuses a composition
+without it. A new slot: a method of ``Part`` that does nothing, a line in this table, and its one call (on the client in
+``training/client.py``, on the server in ``training/server.py`` or ``training/rounds.py``).
+
 Rows: during local training every vector is [k, P] for the k clients still training in a stack; reduce over
 the last axis with ``keepdim`` and the same line serves one client or many.
 """
@@ -79,6 +83,10 @@ class Part:
     sent: tuple[str, ...] = ()
     #: names of what ``finish`` uploads besides w_k
     uploaded: tuple[str, ...] = ()
+    #: names in ``local.state``, ``round.state`` or ``local.memo`` that this part keeps for other parts to read
+    provides: tuple[str, ...] = ()
+    #: names that other parts of the method must send, upload or provide: without them the method is refused
+    needs: tuple[str, ...] = ()
     #: the part reads ``out.maps`` (staged models)
     maps: bool = False
     #: pieces that the part cuts each minibatch into
@@ -169,10 +177,16 @@ class Round:
 
 
 class Method:
-    """An ordered composition of parts."""
+    """An ordered composition of parts. Raises FldiagError when a part needs what none of the others provides."""
 
     def __init__(self, *parts: Part):
         self.parts = parts
+        for part in parts:
+            there = {name for p in parts if p is not part for name in (*p.sent, *p.uploaded, *p.provides)}
+            missing = [name for name in part.needs if name not in there]
+            if missing:
+                raise FldiagError(f"{type(part).__name__} needs {missing[0]!r}, which no other part of the method sends, uploads "
+                                  "or keeps for it", f"compose it with {_providers(missing[0])}")
 
     def __repr__(self) -> str:
         return f"Method({', '.join(type(part).__name__ for part in self.parts)})"
@@ -216,6 +230,16 @@ class Method:
     @property
     def personal(self) -> Personal | None:
         return next((found for part in self.parts if (found := part.personalise()) is not None), None)
+
+
+def _providers(name: str) -> str:
+    """The parts that say for all their instances that they provide ``name``, as the end of a sentence."""
+    families: list[type[Part]] = [Part]
+    for family in families:  # grows on the way, down to the last descendant
+        families += family.__subclasses__()
+    said = {p.__name__: [vars(p).get(key) for key in ("sent", "uploaded", "provides")] for p in families}
+    found = sorted(p for p, lists in said.items() if any(isinstance(names, tuple) and name in names for names in lists))
+    return " or ".join(found) or f"a part that has {name!r} in sent, uploaded or provides"
 
 
 def method(name: str, *, source: str, neutral: dict[str, Any] | None = None, equals: str | None = None,

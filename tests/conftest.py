@@ -1,4 +1,4 @@
-"""Makes ``tests/helpers.py`` importable from every test folder, also in worker processes."""
+"""For all tests: ``tests/helpers.py`` importable from every folder (also in worker processes), one thread, and which are numeric."""
 
 import sys
 from pathlib import Path
@@ -8,8 +8,16 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from processors import numeric
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if numeric(item.path):
+            item.add_marker(pytest.mark.numeric)
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
-    """The same bits whatever machine runs the tests, and no crowding under ``pytest -n``."""
+    """The same bits at every run on one machine (another processor rounds otherwise), and no crowding under ``pytest -n``."""
     torch.set_num_threads(1)

@@ -8,9 +8,26 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import torch
 
+ROOT = Path(__file__).parent
+#: Folders and files whose tests depend on how a processor rounds: `make test-processors` and CI run them as other ones, too.
+NUMERIC = {
+    "golden", "parity",
+    "conformance/test_diagnostics.py", "conformance/test_methods.py", "conformance/test_model_curvature.py",
+    "conformance/test_models.py", "conformance/test_run_diagnostics.py",
+    *(f"unit/test_{name}.py" for name in (
+        # curvature and surfaces
+        "account", "comparison", "curvature_properties", "density", "diagonal", "drift", "evaluator", "grid", "hvp", "lanczos",
+        "landscape", "matching", "piecewise", "probe", "problem", "profile", "rop", "rounding", "spectrum", "stacked", "trust",
+        # training
+        "methods_averages", "methods_combined", "methods_contrast", "methods_control", "methods_distill_server",
+        "methods_distillation", "methods_fedproj", "methods_fedsol", "methods_gradient_projection", "methods_memory",
+        "methods_momentum", "methods_penalties", "methods_personal", "methods_reference", "methods_regularisation",
+        "methods_server", "methods_sharpness", "methods_strategy", "methods_subnetworks", "network", "optim", "protocol",
+        "rounds", "slimmable", "step", "steps", "stochastic_models", "toy_plane", "vit"))}
 #: By PyTorch's names, from the least to the greatest: what holds PyTorch, oneDNN, MKL and OpenBLAS (NumPy, SciPy) to each.
 PROCESSORS = {
     "DEFAULT": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
@@ -18,6 +35,13 @@ PROCESSORS = {
     "AVX2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
              "OPENBLAS_CORETYPE": "Haswell"},
     "AVX512": {}}
+
+
+def numeric(path: Path) -> bool:
+    if not path.is_relative_to(ROOT):
+        return False
+    inside = path.relative_to(ROOT)
+    return inside.as_posix() in NUMERIC or inside.parts[0] in NUMERIC
 
 
 def lesser(capability: str) -> list[str]:

@@ -1,7 +1,7 @@
 """FedAlign Figure 1: the loss around the global models."""
 
 from fldiag.diagnostics.landscape import picture as surfaces
-from fldiag.figures.study import Study, Trial, landscape, spectrum
+from fldiag.figures.study import Study, Trial, diagnostic
 
 PRESET = "fedalign-cifar100-lda0.5"
 
@@ -15,4 +15,4 @@ STUDY = Study(
     caption="Training loss of the final global models of FedAvg and GradAug along the top two Hessian eigenvectors "
             "(λ ± the bound of its numerical error, not a spread).",
     trials=(Trial(PRESET, "fedavg", label="FedAvg"), Trial(PRESET, "gradaug", label="GradAug")),
-    ask=(spectrum(), landscape()), draw=draw)
+    ask=(diagnostic("spectrum"), diagnostic("landscape", seeds=1)), draw=draw)

@@ -1,7 +1,7 @@
 """FedAlign Table 1: accuracy, curvature of the global model, and how alike the clients' curvatures are."""
 
-from fldiag.figures.study import final, matching
-from fldiag.figures.tables import table_of
+from fldiag.figures.paper_tables import table_of
+from fldiag.figures.study import diagnostic, final
 
 GLOBAL = {"moment": "aggregated", "scope": "global"}
 PAIRS = {"scope": "global", "diag_mode": "tensor_trace", "self_pairs": True, "slice": "train"}
@@ -11,7 +11,7 @@ STUDY = table_of(
     caption="Final test accuracy in percent; largest Hessian eigenvalue and trace of the global model; H_N and H_D of the "
             "clients' models as in the released code: one trace for each tensor, on everybody's data, pairs k = j included. "
             "Traces and eigenvalues are of one slice of training examples without augmentation, not of ten augmented batches.",
-    ask=(final(), matching(data="global", split=False)),
+    ask=(final(), diagnostic("matching", on="global", split=False)),
     pick={"accuracy": {"metric": "accuracy"}, "lambda_max": {"metric": "eigenvalue", "index": 1, **GLOBAL},
           "trace": {"metric": "trace", **GLOBAL}, "H_N": {"metric": "H_N", **PAIRS}, "H_D": {"metric": "H_D", **PAIRS}},
     seeds=3)

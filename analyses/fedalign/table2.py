@@ -1,6 +1,6 @@
 """FedAlign Table 2: how unlike the clients are."""
 
-from fldiag.figures.tables import table_of
+from fldiag.figures.paper_tables import table_of
 
 STUDY = table_of("fedalign", "table2", title="Accuracy and heterogeneity",
                  caption="Final test accuracy in percent under LDA 0.1, 0.5, 2.5 and equal clients. FedAlign: Table 6.")

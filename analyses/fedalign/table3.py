@@ -1,6 +1,6 @@
 """FedAlign Table 3: local epochs."""
 
-from fldiag.figures.tables import table_of
+from fldiag.figures.paper_tables import table_of
 
 STUDY = table_of("fedalign", "table3", title="Accuracy and local epochs",
                  caption="Final test accuracy in percent. FedAlign: Table 6.")

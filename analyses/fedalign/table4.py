@@ -1,6 +1,6 @@
 """FedAlign Table 4: number of clients."""
 
-from fldiag.figures.tables import table_of
+from fldiag.figures.paper_tables import table_of
 
 STUDY = table_of("fedalign", "table4", title="Accuracy and number of clients",
                  caption="Final test accuracy in percent; with a quarter of 64 clients a round after 25 and 100 rounds. "

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from fldiag.figures.paper_tables import table_of, trials
 from fldiag.figures.study import ACCURACY, final, flops, seconds
-from fldiag.figures.tables import table_of, trials
 
 RUNS = trials("fedalign", "table5")
 METRICS = ("MFLOPs", "params_M", "seconds_per_round")

@@ -1,5 +1,5 @@
 """FedAlign Table 6: FedAlign in the settings of Tables 2 to 4."""
 
-from fldiag.figures.tables import table_of
+from fldiag.figures.paper_tables import table_of
 
 STUDY = table_of("fedalign", "table6", title="FedAlign in all settings", caption="Final test accuracy in percent.")

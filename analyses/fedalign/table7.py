@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from fldiag.figures.paper_tables import table_of, trials
 from fldiag.figures.study import ACCURACY, final, flops
-from fldiag.figures.tables import table_of, trials
 
 RUNS = trials("fedalign", "table7")
 COUNTED = trials("fedalign", "table7", where=lambda row: row.metric == "GFLOPs")

@@ -3,11 +3,11 @@
 import numpy as np
 
 from fldiag.figures.study import Study, iris
-from fldiag.plotting import iris as toy
+from fldiag.toys import iris_picture
 
 
 def draw(table):
-    return toy.regions(table[(table["ask"] == "iris") & (table["run"] == table["run"].iloc[0])])
+    return iris_picture.regions(table[(table["ask"] == "iris") & (table["run"] == table["run"].iloc[0])])
 
 
 def derive(table):

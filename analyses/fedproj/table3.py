@@ -1,6 +1,6 @@
 """FedProj Table 3 (Figure 3b): the penalty on the distilled weights."""
 
-from fldiag.figures.tables import table_of
+from fldiag.figures.paper_tables import table_of
 
 STUDY = table_of("fedproj", "table3", title="FedProj and its weight penalty",
                  caption="Final test accuracy in percent over gamma_wd, whose term is inert in the released code and not here.")

@@ -1,8 +1,8 @@
 """FedSOL Figure 10: learning curves of eight methods on six data sets."""
 
+from fldiag.figures.paper_tables import trials
 from fldiag.figures.pictures import stand_ins
 from fldiag.figures.study import Study, curve
-from fldiag.figures.tables import trials
 from fldiag.plotting import curves
 
 

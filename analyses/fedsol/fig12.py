@@ -1,12 +1,12 @@
 """FedSOL Figure 12: the toy in the plane."""
 
 from fldiag.figures.study import Study, plane
-from fldiag.plotting import toy
+from fldiag.toys import plane_picture
 
 
 def draw(table):
     start, goal = (table.loc[table["metric"] == m, ["x", "y"]].iloc[0].tolist() for m in ("w_g", "w_l"))
-    return toy.draw(table, {"w_g": start, "w_l": goal, "a": sorted(table["a"].dropna().unique())})
+    return plane_picture.draw(table, {"w_g": start, "w_l": goal, "a": sorted(table["a"].dropna().unique())})
 
 
 STUDY = Study(

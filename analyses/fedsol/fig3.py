@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from fldiag.figures.study import Study, Trial, drift
+from fldiag.figures.study import Study, Trial, diagnostic
 from fldiag.plotting import curves
 
 PRESET = "fedsol-cifar10-lda0.1"
@@ -22,4 +22,4 @@ STUDY = Study(
             "the sampled clients (left); the clients' proximal loss on their own data after training (right). FedAvg is rho = 0.",
     trials=(Trial(PRESET, "fedavg", label="FedAvg"),
             *(Trial(PRESET, "fedsol", {"method.rho": rho}, label=f"FedSOL, rho {rho}") for rho in (0.5, 1.0, 2.0))),
-    ask=(drift(steps="kl", rho=(), gradients=False, representation=False, propositions=False),), draw=draw, seeds=3)
+    ask=(diagnostic("drift", steps="kl", rho=(), gradients=False, representation=False, propositions=False),), draw=draw, seeds=3)

@@ -3,7 +3,7 @@
 from matplotlib.ticker import LogLocator
 
 from fldiag.figures import pictures
-from fldiag.figures.study import Study, Trial, drift, final
+from fldiag.figures.study import Study, Trial, diagnostic, final
 from fldiag.plotting import style
 
 PRESET, ROUND = "fedsol-cifar10-lda0.1", 200
@@ -49,6 +49,6 @@ STUDY = Study(
             "root of the layer's size it is 1 when all entries move alike).",
     trials=tuple(Trial(PRESET, "fedsol", {"method.rho": rho, **more}, label, setting=f"rho={rho}", ask=ask)
                  for label, more in (("adaptive", {}), ("fixed", {"method.strength": "fixed"})) for rho in RHOS
-                 for ask in [(drift(rho=(), gradients=False, representation=False, propositions=False),)
+                 for ask in [(diagnostic("drift", rho=(), gradients=False, representation=False, propositions=False),)
                              if (rho, label) == (AT, "adaptive") else ()]),
     ask=(final(),), draw=draw)

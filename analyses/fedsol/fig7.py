@@ -3,7 +3,7 @@
 import numpy as np
 
 from fldiag.diagnostics.forgetting.picture import rounds
-from fldiag.figures.study import Study, Trial, forgetting
+from fldiag.figures.study import Study, Trial, diagnostic
 from fldiag.plotting import style
 from fldiag.results.select import only
 
@@ -43,4 +43,4 @@ STUDY = Study(
     caption="Test accuracy of the model that the clients receive, and mean test accuracy of their trained models (left); test "
             "accuracy of the averaged model by class (right), means over the seeds. Two shards a client, rho = 2.",
     trials=(Trial(PRESET, "fedavg", label="FedAvg"), Trial(PRESET, "fedsol", {"method.rho": 2.0}, label="FedSOL")),
-    ask=(forgetting(),), draw=draw, seeds=3)
+    ask=(diagnostic("forgetting"),), draw=draw, seeds=3)

@@ -1,7 +1,7 @@
 """FedSOL Figure 8: the loss around the global models."""
 
 from fldiag.diagnostics.landscape import picture as surfaces
-from fldiag.figures.study import Study, Trial, landscape, spectrum
+from fldiag.figures.study import Study, Trial, diagnostic
 
 PRESET = "fedsol-cifar10-lda0.1"
 
@@ -17,4 +17,4 @@ STUDY = Study(
             "ledger's statements of all seeds.",
     trials=(Trial(PRESET, "fedavg", label="FedAvg"), Trial(PRESET, "fedasam", label="FedASAM"),
             Trial(PRESET, "fedsol", {"method.rho": 2.0}, label="FedSOL")),
-    ask=(spectrum(), landscape()), draw=draw, seeds=3)
+    ask=(diagnostic("spectrum"), diagnostic("landscape", seeds=1)), draw=draw, seeds=3)

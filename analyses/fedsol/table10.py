@@ -1,6 +1,6 @@
 """FedSOL Table 10: ways to combine the local and the proximal loss."""
 
-from fldiag.figures.tables import table_of
+from fldiag.figures.paper_tables import table_of
 
 STUDY = table_of("fedsol", "table10", title="Strategies",
                  caption="Final test accuracy in percent of the strategies A0 (FedAvg), A1 (FedSOL) to A6. Their radius and "

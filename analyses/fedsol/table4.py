@@ -1,6 +1,6 @@
 """FedSOL Table 4: other methods' proximal losses, alone and within FedSOL."""
 
-from fldiag.figures.tables import table_of
+from fldiag.figures.paper_tables import table_of
 
 STUDY = table_of("fedsol", "table4", title="FedSOL with other proximal losses",
                  caption="Final test accuracy in percent of five methods alone, and of FedSOL with their proximal loss (loss=), "

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from fldiag.figures.paper_tables import table_of, trials
 from fldiag.figures.study import ACCURACY, cost, final
-from fldiag.figures.tables import table_of, trials
 
 
 def asked(trial):

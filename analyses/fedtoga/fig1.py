@@ -1,7 +1,7 @@
 """FedTOGA Figure 1: the loss around the global model as clients differ more."""
 
 from fldiag.diagnostics.landscape import picture as surfaces
-from fldiag.figures.study import Study, Trial, landscape, spectrum
+from fldiag.figures.study import Study, Trial, diagnostic
 
 SPLITS = {"dir0.6": "Dirichlet 0.6", "dir0.1": "Dirichlet 0.1", "path3": "3 classes a client"}
 
@@ -16,4 +16,4 @@ STUDY = Study(
             "(λ ± the bound of its numerical error, not a spread). "
             "The paper's text names neither method nor partitions of its panels a to c; d to f are a sketch.",
     trials=tuple(Trial(f"fedtoga-cifar10-{split}", "fedavg", label=text) for split, text in SPLITS.items()),
-    ask=(spectrum(), landscape()), draw=draw)
+    ask=(diagnostic("spectrum"), diagnostic("landscape", seeds=1)), draw=draw)

@@ -1,8 +1,8 @@
 """FedTOGA Figure 5 and following: test accuracy over the rounds, a panel for each data set, partition and participation."""
 
+from fldiag.figures.paper_tables import own
 from fldiag.figures.pictures import stand_ins
 from fldiag.figures.study import Study, Trial, curve
-from fldiag.figures.tables import own
 from fldiag.plotting import curves
 
 METHODS = {"fedsam": "FedSAM", "mofedsam": "MoFedSAM", "fedgamma": "FedGAMMA", "fedspeed": "FedSpeed", "fedsmoo": "FedSMOO",

@@ -1,7 +1,7 @@
 """FedTOGA Table 1: accuracy with LeNet."""
 
+from fldiag.figures.paper_tables import table_of
 from fldiag.figures.study import best
-from fldiag.figures.tables import table_of
 
 STUDY = table_of("fedtoga", "table1", title="Accuracy with LeNet",
                  caption="Highest test accuracy of any round (as the released code reports it) in "

@@ -1,7 +1,7 @@
 """FedTOGA Table 2: accuracy with ResNet-18."""
 
+from fldiag.figures.paper_tables import table_of
 from fldiag.figures.study import best
-from fldiag.figures.tables import table_of
 
 STUDY = table_of("fedtoga", "table2", title="Accuracy with ResNet-18",
                  caption="Highest test accuracy of any round (as the released code reports it) in "

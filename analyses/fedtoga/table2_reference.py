@@ -1,7 +1,7 @@
 """What the code that FedTOGA builds on reports for the setting of Table 2."""
 
+from fldiag.figures.paper_tables import table_of
 from fldiag.figures.study import best
-from fldiag.figures.tables import table_of
 
 STUDY = table_of("fedtoga", "table2_reference", title="Accuracy with ResNet-18: reference of FL-Simulator",
                  caption="Highest test accuracy in percent of any of 1000 rounds, 10 % of 100 clients, Dirichlet 0.6; no other "

@@ -2,8 +2,8 @@
 
 import pandas as pd
 
+from fldiag.figures.paper_tables import first_rounds, table_of
 from fldiag.figures.study import curve, reach
-from fldiag.figures.tables import first_rounds, table_of
 
 LEVELS = (80, 82)
 

@@ -1,7 +1,7 @@
 """FedTOGA Table 7: published results beside new ones."""
 
+from fldiag.figures.paper_tables import table_of
 from fldiag.figures.study import best
-from fldiag.figures.tables import table_of
 
 STUDY = table_of("fedtoga", "table7", title="Old and new results with ResNet-18",
                  caption="Highest test accuracy of any round (as the released code reports it) in "

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from fldiag.figures.paper_tables import first_rounds, table_of, trials
 from fldiag.figures.study import curve, reach
-from fldiag.figures.tables import first_rounds, table_of, trials
 
 #: By partition, those of the paper.
 LEVELS = {"partition=dirichlet;alpha=0.6": (80, 82), "partition=dirichlet;alpha=0.1": (76, 78),

@@ -1,8 +1,8 @@
 """FedTOGA Table 9: seconds per round."""
 
 from fldiag.figures import pictures
+from fldiag.figures.paper_tables import own
 from fldiag.figures.study import Study, Trial, seconds
-from fldiag.figures.tables import own
 
 METHODS = ("fedsam", "mofedsam", "fedgamma", "fedspeed", "fedsmoo", "fedlesam_d", "fedtoga")
 

@@ -145,8 +145,14 @@ class Run:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """Raises FldiagError when the table is missing or damaged."""
-        path = self.path / str(self.index.get("metrics"))
+        """Raises FldiagError when the table is missing or is not the one that training wrote."""
+        name = self.index.get("metrics")
+        if not isinstance(name, str):
+            raise FldiagError(f"run {self.path} has no table of metrics", "train at least one round")
+        return self._table(name)
+
+    def _table(self, name: str) -> pd.DataFrame:
+        path = self.verified(name)
         try:
             return pd.read_parquet(path)
         except (OSError, ValueError) as error:
@@ -206,8 +212,8 @@ class Run:
             raise FldiagError(f"run {self.path} recorded no local steps" + (f" of round {round}" if there else ""),
                               f"it has those of {len(there)} rounds up to {there[-1]}" if there else
                               "train with --set metrics.steps=true", usage=True)
-        return pd.concat([pd.read_parquet(self.verified(f"steps/{r:04d}.parquet"))
-                          for r in (there if round is None else [round])], ignore_index=True)
+        return pd.concat([self._table(f"steps/{r:04d}.parquet") for r in (there if round is None else [round])],
+                         ignore_index=True)
 
     def put_steps(self, round: int, frame: pd.DataFrame) -> None:
         buffer = io.BytesIO()

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fldiag.curvature.lanczos import EigenPairs, Search
+from fldiag.curvature.lanczos import EigenPairs, Steps
 from fldiag.errors import FldiagError
 
 
 def lockstep(operator: Callable[[Sequence[int]], Callable[[Tensor], Tensor]],
-             searches: Sequence[Search]) -> list[EigenPairs | FldiagError]:
+             searches: Sequence[Steps]) -> list[EigenPairs | FldiagError]:
     """Several searches, whose products are taken together; of each its result, or why it failed.
 
     ``operator(active)`` gives the products [len(active), P] -> [len(active), P] of these searches. It is asked for

@@ -17,6 +17,11 @@ from fldiag.seeding import torch_rng
 Which = Literal["largest", "smallest", "magnitude"]
 
 
+def height(values: np.ndarray, which: Which) -> np.ndarray:
+    """How near eigenvalues are to the end of the spectrum that is searched."""
+    return {"largest": values, "smallest": -values, "magnitude": np.abs(values)}[which]
+
+
 @dataclass
 class Ritz:
     """Ritz values in the order asked for, their coefficients on the processed vectors, measured residuals."""
@@ -111,8 +116,7 @@ class Iteration:
         rows = self.rows()
         square = rows[self.processed]
         theta, y = np.linalg.eigh((square + square.T) / 2)
-        keys = {"largest": -theta, "smallest": theta, "magnitude": -np.abs(theta)}
-        order = np.argsort(keys[self.which], kind="stable")
+        order = np.argsort(-height(theta, self.which), kind="stable")
         theta, y = theta[order], y[:, order]
         rest = rows @ y
         rest[self.processed] -= y * theta

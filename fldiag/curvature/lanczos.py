@@ -10,14 +10,16 @@ rounding did to the recurrence.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from typing import get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fldiag.curvature.basis import Krylov
-from fldiag.curvature.iteration import Iteration, Ritz, Which
+from fldiag.curvature.iteration import Iteration, Ritz, Which, height
 from fldiag.curvature.overlooked import Unseen, innocent
 from fldiag.errors import FldiagError
 
@@ -44,8 +46,8 @@ class EigenPairs:
     missed: float = 1.0
 
 
-#: Asks for the product of every vector that it yields.
-Search = Generator[Tensor, Tensor, EigenPairs]
+#: Yields every vector whose product it needs, is sent that product, and returns the eigenpairs.
+Steps = Generator[Tensor, Tensor, EigenPairs]
 
 
 def lanczos(operator: Callable[[Tensor], Tensor], size: int, k: int, *, which: Which = "largest",
@@ -69,110 +71,157 @@ def lanczos(operator: Callable[[Tensor], Tensor], size: int, k: int, *, which: W
 
     Raises FldiagError for a wrong option or a product that is not finite.
     """
-    it = search(size, k, which, tol, max_products, miss, noise, seed, limit, strict, device, progress)
-    v = next(it)
+    steps = Search(size, k, which=which, tol=tol, max_products=max_products, miss=miss, noise=noise, seed=seed, limit=limit,
+                   strict=strict, device=device, progress=progress).steps()
+    v = next(steps)
     while True:
         try:
-            v = it.send(operator(v))
+            v = steps.send(operator(v))
         except StopIteration as end:
             return end.value
 
 
-def search(size: int, k: int, which: Which, tol: float, max_products: int, miss: float, noise: float, seed: int,
-           limit: int | None, strict: bool, device: str | torch.device, progress: Progress | None) -> Search:
-    """``lanczos`` one product at a time: yields a vector [P], is sent its product, and returns the eigenpairs."""
-    if k < 1 or max_products < 1 or not 0 < tol < 1 or which not in ("largest", "smallest", "magnitude"):
-        raise FldiagError(f"no eigenpairs for k = {k}, max_products = {max_products}, tol = {tol}, {which!r}",
-                          "k and max_products at least 1, 0 < tol < 1, which: largest, smallest or magnitude",
-                          usage=True)
-    k = min(k, size)
-    limit = max(limit or max(100, 3 * k + 20), k + 8)
-    it = Iteration(None, size, which, noise, seed, torch.device(device))
-    count = 0
+@dataclass
+class Search:
+    """``lanczos`` one product at a time, with its options: see ``steps``.
 
-    def slack(values: np.ndarray) -> np.ndarray:
-        return np.maximum(tol * np.abs(values), noise * it.scale)
+    The first sequence finds the eigenpairs. Every time they are converged, a second one looks for what it overlooked.
+    """
 
-    def settled(r: Ritz) -> np.ndarray:
-        return (r.residuals[:k] if strict else r.bounds) <= slack(r.values[:k])
+    size: int
+    k: int
+    _: KW_ONLY
+    which: Which
+    tol: float
+    max_products: int
+    miss: float
+    noise: float
+    seed: int
+    limit: int | None
+    strict: bool
+    device: str | torch.device
+    progress: Progress | None
 
-    def product(j: int) -> Generator[Tensor, Tensor, tuple[int | None, Ritz]]:
-        nonlocal count
-        if len(it.basis) >= limit and len(it.processed) > k + 2:
-            j = it.shrink(max(k + 2, limit // 2), j)
-        new = it.take(j, (yield it.basis[j]))
-        r = it.bounded(k)
-        count += 1
-        tell(r)
-        return new, r
+    def __post_init__(self) -> None:
+        if self.k < 1 or self.max_products < 1 or not 0 < self.tol < 1 or self.which not in get_args(Which):
+            raise FldiagError(
+                f"no eigenpairs for k = {self.k}, max_products = {self.max_products}, tol = {self.tol}, {self.which!r}",
+                "k and max_products at least 1, 0 < tol < 1, which: largest, smallest or magnitude", usage=True)
+        self.k = min(self.k, self.size)
+        self.most = max(self.limit or max(100, 3 * self.k + 20), self.k + 8)  # basis vectors
+        self.first = self._sequence()
+        self.products = 0
 
-    def tell(r: Ritz) -> None:
-        if progress:
-            progress(count, max_products, f"{int(settled(r).sum())} of {k} eigenvalues converged")
+    def _sequence(self) -> Iteration:
+        return Iteration(None, self.size, self.which, self.noise, self.seed, torch.device(self.device))
 
-    def converged(r: Ritz) -> bool:
-        return len(r.values) >= k and bool(settled(r).all())
+    def steps(self) -> Steps:
+        """Yields a vector [P], is sent its product, and so on; returns the eigenpairs."""
+        risk, due = 1.0, 0
+        while True:
+            found = yield from self._extend()
+            due -= 1
+            if due <= 0 and self._converged(found):
+                risk = yield from self._look_again(found)
+                if self._certain(risk):
+                    break
+                due = len(self.first.waiting)  # what was found lies in their span
+            if self.products >= self.max_products or self._exhausted():
+                break
+        risk = 0.0 if self._exhausted() else risk
+        k, vectors = self.k, self.first.vectors(found, self.k)
+        good = self._settled(found) & self._certain(risk) if len(vectors) == k else np.zeros(len(vectors), dtype=bool)
+        return EigenPairs(found.values[:k], vectors, found.residuals[:k], found.bounds, good, self.products, risk)
 
-    def looked_again(r: Ritz) -> Generator[Tensor, Tensor, float]:
+    # -- what counts as found
+
+    def _slack(self, values: np.ndarray) -> np.ndarray:
+        return np.maximum(self.tol * np.abs(values), self.noise * self.first.scale)
+
+    def _settled(self, r: Ritz) -> np.ndarray:
+        return (r.residuals[:self.k] if self.strict else r.bounds) <= self._slack(r.values[:self.k])
+
+    def _converged(self, r: Ritz) -> bool:
+        return len(r.values) >= self.k and bool(self._settled(r).all())
+
+    def _certain(self, risk: float) -> bool:
+        return risk <= self.miss or not self.miss
+
+    def _exhausted(self) -> bool:
+        """The whole space was seen."""
+        return self.first.full and not self.first.waiting
+
+    # -- the first sequence
+
+    def _extend(self) -> Generator[Tensor, Tensor, Ritz]:
+        """One product more, and the Ritz pairs after it."""
+        first = self.first
+        j = first.waiting.pop(0) if first.waiting else first.fresh()
+        if len(first.basis) >= self.most and len(first.processed) > self.k + 2:
+            j = first.shrink(max(self.k + 2, self.most // 2), j)
+        new = first.take(j, (yield first.basis[j]))
+        first.waiting += [] if new is None else [new]
+        found = first.bounded(self.k)
+        self._count(found)
+        return found
+
+    def _count(self, r: Ritz) -> None:
+        self.products += 1
+        if self.progress:
+            self.progress(self.products, self.max_products, f"{int(self._settled(r).sum())} of {self.k} eigenvalues converged")
+
+    # -- the second sequence
+
+    def _look_again(self, r: Ritz) -> Generator[Tensor, Tensor, float]:
         """The probability that an eigenvalue beside the k found lies where the bounds need none; 1 when one does.
 
         The second sequence runs in the complement of the k vectors, not of the basis, where a neighbour that mixes
         with one of them would lie hidden.
         """
-        nonlocal count
-        if it.full or not miss:
-            return 1.0 if it.waiting or not it.full else 0.0
-        height = {"largest": r.values, "smallest": -r.values, "magnitude": np.abs(r.values)}[which]
-        room = slack(r.values[:k])
+        first = self.first
+        if first.full or not self.miss:
+            return 0.0 if self._exhausted() else 1.0
+        edge, taken_out = self._edge(r)
+        known = torch.as_tensor(first.on_basis(r, taken_out), device=first.device)
+        outside = partial(first.basis.without, coefficients=known)
+        second = self._sequence()
+        second.starts, first.starts = first.starts, first.starts + 1
+        room = self.size - taken_out
+        ends = {"largest": [edge], "smallest": [-edge], "magnitude": [edge, -edge]}[self.which]
+        unseen, risk = [Unseen(point, room) for point in ends], 1.0
+        new: int | None = second.fresh(outside)
+        while risk > self.miss and self.products < self.max_products and new is not None and len(second.basis) <= self.most:
+            j, product = new, (yield second.basis[new])
+            self._count(r)
+            new = second.take(j, outside(product.to(first.device, torch.float64)))
+            ahead = second.ritz()
+            if height(ahead.values, self.which)[0] > edge:
+                first.add(second.vectors(ahead, 1)[0])
+                return 1.0
+            risk = self._risk(second, j, new, unseen) if len(second.basis) < room else 0.0
+        return risk
+
+    def _edge(self, r: Ritz) -> tuple[float, int]:
+        """How far from the k found another eigenvalue must stay (as a ``height``) for their bounds to hold, and how many Ritz
+        vectors may be taken out of the search for one beyond."""
+        k, heights, room = self.k, height(r.values, self.which), self._slack(r.values[:self.k])
         # a residual above the tolerance counts squared over the gap to the nearest other eigenvalue
         uncertain = r.residuals[:k] > room
         reach = np.where(uncertain, -r.residuals[:k] ** 2 / np.where(uncertain, room, 1.0), room)
-        edge = float((height[:k] + reach).min())
-        keep, fall = innocent(height, r.residuals, edge, k)
-        edge -= fall
-        points = {"largest": [edge], "smallest": [-edge], "magnitude": [edge, -edge]}[which]
-        known = torch.as_tensor(it.on_basis(r, keep), device=it.device)
+        edge = float((heights[:k] + reach).min())
+        taken_out, fall = innocent(heights, r.residuals, edge, k)
+        return edge - fall, taken_out
 
-        def outside(v: Tensor) -> Tensor:
-            return it.basis.without(v, known)
-
-        second = Iteration(None, size, which, noise, seed, it.device)
-        second.starts, it.starts = it.starts, it.starts + 1
-        new: int | None = second.fresh(outside)
-        unseen, risk = [Unseen(point, size - keep) for point in points], 1.0
-        while risk > miss and count < max_products and new is not None and len(second.basis) <= limit:
-            j, u = new, (yield second.basis[new])
-            count += 1
-            tell(r)
-            new = second.take(j, outside(u.to(it.device, torch.float64)))
-            ahead = second.ritz()
-            top = float(ahead.values[0])
-            if {"largest": top, "smallest": -top, "magnitude": abs(top)}[which] > edge:
-                it.add(second.vectors(ahead, 1)[0])
-                return 1.0
-            column = second.columns[-1]
-            # a sequence that ends does so with a remainder below the noise, which may still hold a small share
-            remainder = noise * max(it.scale, second.scale) if new is None else float(column[new])
-            for eye in unseen if remainder else []:
-                eye.extend(float(column[j]), remainder)
-            risk = max(eye.probability for eye in unseen) if remainder and len(second.basis) < size - keep else 0.0
-        return risk
-
-    result, risk, due = None, 1.0, 0
-    while count < max_products and not (it.full and not it.waiting):
-        new, result = yield from product(it.waiting.pop(0) if it.waiting else it.fresh())
-        it.waiting += [] if new is None else [new]
-        due -= 1
-        if due <= 0 and converged(result):
-            risk = yield from looked_again(result)
-            if risk <= miss or not miss:
-                break
-            due = len(it.waiting)  # what was found lies in their span
-    assert result is not None  # size and max_products are at least 1
-    risk = 0.0 if it.full and not it.waiting else risk
-    vectors = it.vectors(result, k)
-    good = settled(result) & (risk <= miss or not miss) if len(vectors) == k else np.zeros(len(vectors), dtype=bool)
-    return EigenPairs(result.values[:k], vectors, result.residuals[:k], result.bounds, good, count, risk)
+    def _risk(self, second: Iteration, j: int, new: int | None, unseen: list[Unseen]) -> float:
+        """The probability after the product of basis vector j, whose remainder became the vector ``new``."""
+        column = second.columns[-1]
+        # a sequence that ends does so with a remainder below the noise, which may still hold a small share
+        remainder = self.noise * max(self.first.scale, second.scale) if new is None else float(column[new])
+        if not remainder:
+            return 0.0
+        for end in unseen:
+            end.extend(float(column[j]), remainder)
+        return max(end.probability for end in unseen)
 
 
 def krylov(operator: Callable[[Tensor], Tensor], size: int, products: int, *, noise: float = 1e-6, seed: int = 0,

@@ -32,7 +32,9 @@ def diagonal(problem: Problem, progress: Progress | None = None, *,
              max_products: Annotated[int, Field(ge=2, description="Hessian-vector products allowed for an estimate.")] = 200,
              deflate: Annotated[int, Field(ge=0, description="Of these, products that span what is counted exactly.")] = 20,
              seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
-    """The Hessian's diagonal in numbers: its norm, largest and smallest entry; exact where the network is piecewise linear in each layer's weights.
+    """The Hessian's diagonal in numbers: its norm, largest and smallest entry, whole and by layer.
+
+    Exact where the network is piecewise linear in each layer's weights.
 
     Rows ``diagonal_norm`` (Euclidean norm; what H_N compares), ``diagonal_max``, ``diagonal_min`` and ``trace``, for
     the whole and ``per`` layer or tensor. ``estimator``: exact, or hutchinson-deflated with standard errors: such

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import pandas as pd
 
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
+from fldiag.results.files import provenance_beside, read_csv_bytes
 from fldiag.results.table import COLUMNS
 
 #: What tells the numbers of one metric apart, in the order in which tags spell it.
@@ -46,7 +48,7 @@ def collect(run: Run, tables: Sequence[Path] = (), *, per_client: bool = False) 
     """The run's own metrics, its diagnostics' tables (csv in RUN/diagnostics) and ``tables`` (csv or parquet).
 
     Rows of single clients only with ``per_client``. Surfaces over a plane and what is masked or not finite are left out.
-    Raises FldiagError for a table that cannot be read or is none of fldiag's.
+    Raises FldiagError for a table that cannot be read, was changed after it was written, or is none of fldiag's.
     """
     there = [*sorted((run.path / "diagnostics").glob("*.csv")), *tables]
     short = [re.sub(r"-[0-9a-f]{8}$", "", path.stem) for path in there]
@@ -127,7 +129,9 @@ def _spell(column: pd.Series, title: str) -> pd.Series:
 
 def _read(path: Path) -> pd.DataFrame:
     try:
-        return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+        if path.suffix == ".parquet":
+            return pd.read_parquet(path)
+        return pd.read_csv(io.BytesIO(read_csv_bytes(path, provenance_beside(path))))
     except (OSError, ValueError, pd.errors.ParserError) as error:
         raise FldiagError(f"{path} cannot be read: {str(error).splitlines()[0]}", "give a csv or parquet table") from None
 

@@ -13,7 +13,7 @@ import pandas as pd
 from fldiag.checkpoint.run import Run
 from fldiag.config import Config
 from fldiag.figures import gather
-from fldiag.figures.plan import Plan
+from fldiag.figures.plan import Plan, answers
 from fldiag.figures.questions import CLOCK
 from fldiag.figures.scales import questions, reduction
 from fldiag.figures.study import Study
@@ -144,8 +144,10 @@ def run_about(the_plan: Plan, core: str, path: Path) -> dict[str, Any]:
     run = Run.open(path)
     where = {k: run.index["provenance"].get(k) for k in ("fldiag", "commit", "torch", "capability", "device_name",
                                                                  "threads")}
+    there = answers(path)
+    unverified = [key for key in the_plan.tasks[core].asks if there.unverified(key)]
     return {"hash": core[:10], "status": run.status, "rounds": run.done, **where, "segments": run.index.get("segments", []),
-            "config": config}
+            "config": config, **({"unverified": unverified} if unverified else {})}
 
 
 def public(text: str, store: Path) -> str:

@@ -11,8 +11,8 @@ import pandas as pd
 from fldiag.config import Config
 from fldiag.errors import FldiagError
 from fldiag.figures import questions as asks
-from fldiag.figures import reported, workers
-from fldiag.figures.plan import Plan, answer_path, ask_key
+from fldiag.figures import reported
+from fldiag.figures.plan import Answers, Plan, answers, ask_key
 from fldiag.figures.study import Ask, Study, Trial
 from fldiag.results.select import only
 from fldiag.results.table import table
@@ -50,7 +50,8 @@ def answered(study: Study, plan: Plan, paths: Mapping[str, Path]) -> set[str]:
     for (name, number, seed), core in plan.cells.items():
         if name == study.name and core in paths:
             keys = (ask_key(plan.scale, a, plan.tasks[core].rounds) for a in study.asked(study.trials[number], seeds.index(seed)))
-            found |= {core} if any(answer_path(paths[core], key).is_file() for key in keys) else set()
+            there = answers(paths[core])
+            found |= {core} if any(map(there.has, keys)) else set()
     return found
 
 
@@ -79,7 +80,8 @@ def _of(study: Study, plan: Plan, paths: Mapping[str, Path], number: int, trial:
         if core is None:
             found = _counted(plan, study, number, config, ask, download)
         else:
-            found = workers.answers(paths[core], ask_key(plan.scale, ask, plan.tasks[core].rounds)) if core in paths else None
+            key = ask_key(plan.scale, ask, plan.tasks[core].rounds)
+            found = answers(paths[core]).get(key) if core in paths else None
         if found is not None:
             about: dict[str, Any] = {**trial.key(), "origin": "measured", "label": trial.name, "run": trial.name, "seed": seed,
                                      "ask": ask.name, "trained_on": config.data.name, "trained_model": config.model.name}
@@ -89,15 +91,16 @@ def _of(study: Study, plan: Plan, paths: Mapping[str, Path], number: int, trial:
 
 def _counted(plan: Plan, study: Study, number: int, config: Config, ask: Ask, download: bool) -> pd.DataFrame | None:
     """The answer to a question about a config alone, kept beside the runs; None where it fails, which does not stop others."""
-    file = plan.store / "configs" / f"{config.hash}-{ask_key(plan.scale, ask)}.parquet"
-    if not file.is_file():
+    kept, key = Answers(plan.store / "configs"), f"{config.hash}-{ask_key(plan.scale, ask)}"
+    found = kept.get(key)
+    if found is None:
         try:
-            answer = asks.answer(asks.Subject(config, download=download), ask.name, plan.scale.options(ask))
+            found = asks.finite(asks.answer(asks.Subject(config, download=download), ask.name, plan.scale.options(ask)))
         except FldiagError as error:
             plan.failed[study.name, number] = error.what
             return None
-        workers.keep(file, answer)
-    return pd.read_parquet(file)
+        kept.put(key, found, {"config": config.hash, "question": ask.name, "options": plan.scale.options(ask)})
+    return found
 
 
 def picked(found: pd.DataFrame, study: Study) -> pd.DataFrame:

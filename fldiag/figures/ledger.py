@@ -171,7 +171,8 @@ def _claims(claim: claims.Claim, every: list[tuple[Path, dict[str, Any]]]) -> It
     mine = [(file, about) for file, about in every if (about["paper"], about["id"]) == (paper, id)]
     for file, about in mine:
         try:
-            verdict = claim.check(pd.read_csv(file.with_suffix(".csv"), low_memory=False))
+            content = files.read_csv_bytes(file.with_suffix(".csv"), about)
+            verdict = claim.check(pd.read_csv(io.BytesIO(content), low_memory=False))
             found = {"status": verdict.text, "note": verdict.numbers, "seeds": len(verdict.votes),
                      "agrees": {"holds": "yes", "undecided": "undecided"}.get(verdict.text.split(" (")[0], "no")}
         except (FldiagError, OSError) as error:
@@ -184,13 +185,10 @@ def _claims(claim: claims.Claim, every: list[tuple[Path, dict[str, Any]]]) -> It
 
 def write(out: Path) -> list[Path]:
     """Rebuild ``ledger.md``, ``gallery.md`` and ``ledger.csv``; returns them. Raises FldiagError when it cannot write."""
-    from fldiag.figures.page import gallery, page
+    from fldiag.figures.ledger_page import gallery, page
 
     found = rows(out)
-    text = io.StringIO()
-    found.to_csv(text, index=False, float_format="%.6g")
     there = made(out)
-    pages = {"ledger.md": page(found, there, out), "gallery.md": gallery(there, out), "ledger.csv": text.getvalue()}
-    for name, content in pages.items():
-        files.write_atomic(out / name, lambda f, c=content: f.write(c.encode()))  # type: ignore[misc]
-    return [out / name for name in pages]
+    pages = {"ledger.md": page(found, there, out), "gallery.md": gallery(there, out),
+             "ledger.csv": files.csv_text(found, digits=6)}
+    return [files.write_text(out / name, content) for name, content in pages.items()]

@@ -16,10 +16,10 @@ from fldiag.config import Config
 from fldiag.errors import FldiagError
 from fldiag.figures import gather, plan, reported, workers
 from fldiag.figures.caption import NOT_YET, about, unfinished
+from fldiag.figures.paper_tables import markdown
 from fldiag.figures.plan import Plan, Task
 from fldiag.figures.scales import SCALES, Scale, packed
 from fldiag.figures.study import Study
-from fldiag.figures.tables import markdown
 from fldiag.plotting import style
 from fldiag.registry import Progress
 from fldiag.results import files
@@ -140,7 +140,7 @@ def _run(the_plan: Plan, names: set[str], jobs: int, device: str, download: bool
         if outcome.stopped:
             return
         if on_done:
-            on_done(f"{task.text}: {outcome.error or 'done'}", count, len(missing))
+            on_done("; ".join([f"{task.text}: {outcome.error or 'done'}", *outcome.notes]), count, len(missing))
         for name in task.users:
             awaited[name].discard(outcome.core)
             if not awaited[name]:
@@ -198,14 +198,12 @@ def _write(study: Study, the_plan: Plan, out: Path, paths: Mapping[str, Path], e
         found = gather.table_of(study, the_plan, paths, download)
         lost = {name for name, _ in the_plan.failed}
         path = target(out, study, the_plan.scale, whole=not mine & errors.keys() and study.name not in lost)
-        text = csv(found)
-        again = read(text)  # what is drawn is what the csv holds, to the digit
+        again = read(files.csv_text(found))  # what is drawn is what the csv holds, to the digit
         said = about(study, the_plan, again, paths, errors)
-        texts = {".json": json.dumps(said, indent=1) + "\n", ".csv": text}
-        if study.layout is not None:
-            texts[".md"] = f"{said['caption']}\n\n{markdown(study.layout(again))}"
+        page = "" if study.layout is None else f"{said['caption']}\n\n{markdown(study.layout(again))}"
         pictures = style.save(study.draw(again), path, ("pdf", "png"))  # numbers are not written where anything fails
-        return Made(study, [*(_put(path, suffix, content) for suffix, content in texts.items()), *pictures])
+        written = files.write_table(found, path, said)
+        return Made(study, [*written, *([files.write_text(files.beside(path, ".md"), page)] if page else []), *pictures])
     except FldiagError as error:
         if strict:
             raise
@@ -216,21 +214,9 @@ def _write(study: Study, the_plan: Plan, out: Path, paths: Mapping[str, Path], e
         return Made(study, error=f"{type(error).__name__}: {error}")
 
 
-def csv(found: pd.DataFrame) -> str:
-    text = io.StringIO()
-    found.to_csv(text, index=False, float_format="%.9g")
-    return text.getvalue()
-
-
 def read(text: str) -> pd.DataFrame:
     """A study's table from its csv."""
     table = pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=[""], low_memory=False)
     for column in gather.KEYS:
         table[column] = table[column].astype(object).fillna("").astype(str) if column in table else ""
     return table
-
-
-def _put(path: Path, suffix: str, text: str) -> Path:
-    file = path.with_name(path.name + suffix)
-    files.write_atomic(file, lambda f: f.write(text.encode()))
-    return file

@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from fldiag.checkpoint.run import Run
 from fldiag.config import Config, parse_override
 from fldiag.errors import FldiagError, unknown
 from fldiag.figures.scales import LeftOut, Scale, flat
 from fldiag.figures.study import Ask, Study, Trial
-from fldiag.results.provenance import digest
+from fldiag.results.cache import Cache, Tell
+from fldiag.results.provenance import digest, provenance
 
 
 def ask_key(scale: Scale, ask: Ask, rounds: tuple[int, ...] = ()) -> str:
@@ -65,8 +68,8 @@ class Task:
             return False
         if run.status not in ("finished", "diverged"):
             return self._goes_on(run)
-        kept = run.index["config"]
-        return all(answer_path(path, key).is_file() or self._has(run, kept, ask) for key, ask in self.asks.items())
+        kept, there = run.index["config"], answers(path)
+        return all(there.has(key) or self._has(run, kept, ask) for key, ask in self.asks.items())
 
     def _goes_on(self, run: Run) -> bool:
         """Whether training can take the run up and all of its rounds then hold what is wanted."""
@@ -87,7 +90,8 @@ class Task:
 
     def done(self, path: Path) -> bool:
         """Whether nothing is left to train or ask."""
-        return all(answer_path(path, key).is_file() for key in self.asks) and self.fits(path) and finished(path)
+        there = answers(path)
+        return all(there.has(key) for key in self.asks) and self.fits(path) and finished(path)
 
 
 def finished(path: Path) -> bool:
@@ -97,8 +101,38 @@ def finished(path: Path) -> bool:
         return False
 
 
-def answer_path(path: Path, key: str) -> Path:
-    return path / "answers" / f"{key}.parquet"
+class Answers:
+    """The kept answers in a folder, by the key of the question (``ask_key``).
+
+    Earlier versions wrote them without a checksum. Those are used as they are, because the run may no longer have the weights to
+    answer again; the figure's json names them (``unverified``). An answer that has a checksum and does not match it counts as
+    not given.
+    """
+
+    def __init__(self, folder: Path):
+        self.cache = Cache(folder, legacy=True)
+
+    def has(self, key: str) -> bool:
+        return self.cache.has(*_split(key))
+
+    def unverified(self, key: str) -> bool:
+        return self.cache.unverified(*_split(key))
+
+    def get(self, key: str, on_damage: Tell | None = None) -> pd.DataFrame | None:
+        return self.cache.get(*_split(key), on_damage)
+
+    def put(self, key: str, answer: pd.DataFrame, about: dict[str, Any]) -> None:
+        self.cache.put(*_split(key), answer, {**provenance(), **about})
+
+
+def _split(key: str) -> tuple[str, str]:
+    name, _, digits = key.rpartition("-")
+    return name, digits
+
+
+def answers(run: Path) -> Answers:
+    """Those of a run's folder."""
+    return Answers(run / "answers")
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fldiag import api, data
+from fldiag import api, data, known
 from fldiag.checkpoint.run import Run
 from fldiag.config import Config
 from fldiag.data import partition as partitions
@@ -54,7 +54,7 @@ def answer(subject: Subject, name: str, options: dict[str, Any]) -> pd.DataFrame
     run = subject.trained
     where: dict[str, Any] = {"device": subject.device, "download": subject.download}
     if diagnostic(name).on == "run":
-        where["rounds"] = subject.rounds if name in ("drift", "forgetting") else run.rounds[-1:]
+        where["rounds"] = subject.rounds if known.over_rounds(known.item("diagnostics", name) or {}) else run.rounds[-1:]
     return api.diagnose(run, name, cache=run.path / "diagnostics" / "cache", progress=subject.progress, **{**where, **options})
 
 

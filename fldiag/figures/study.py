@@ -5,13 +5,13 @@ How to write a study
 A file ``analyses/<paper>/<id>.py`` with the name of the id in ``reported.csv`` and one variable ``STUDY``; it is found by
 itself. A table whose cells are final accuracies takes its runs from ``reported.csv``::
 
-    from fldiag.figures.tables import table_of
+    from fldiag.figures.paper_tables import table_of
 
     STUDY = table_of("fedsol", "table2", title="Accuracy of 8 methods", caption="Final test accuracy.")
 
 A figure names its trials, what is asked of each finished run, and draws::
 
-    from fldiag.figures.study import Study, Trial, drift
+    from fldiag.figures.study import Study, Trial, diagnostic
     from fldiag.plotting import curves
 
     def draw(table):
@@ -21,13 +21,13 @@ A figure names its trials, what is asked of each finished run, and draws::
         title="Weight divergence", caption="...", source="FedSOL Figure 6",
         trials=(Trial("fedsol-cifar10-lda0.1", "fedavg"),
                 Trial("fedsol-cifar10-lda0.1", "fedsol", {"method.rho": 2.0}, label="FedSOL")),
-        ask=(drift(rho=()),), draw=draw)
+        ask=(diagnostic("drift", rho=()),), draw=draw)
 
 - ``Trial(preset, method, overrides)`` is the *paper's* protocol: presets and overrides as in ``fldiag train --set``. What
   a scale makes of it is the business of ``scales.py``; write nothing about it. Trials of any studies with the same
   protocol are one run.
 - ``ask``: the functions at the end of this file, with options of the diagnostic of that name. An ask of few seeds:
-  ``landscape(seeds=1)``. Questions without a run (toys): ``alone``.
+  ``diagnostic("landscape", seeds=1)``. Questions without a run (toys): ``alone``.
 - ``table`` that ``draw`` gets: everything that was asked, one below the other, in the columns of a result table, and
   ``run`` and ``label`` (the trial's label), ``ask`` (the name), ``seed``, ``setting``, ``method``, ``model``, ``data`` (as
   in reported.csv), ``trained_on``, ``trained_model`` (what the scale made of data and model), ``origin`` (measured, or
@@ -52,7 +52,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from fldiag import config as configs
+from fldiag import known
 from fldiag.config import Config
+from fldiag.errors import unknown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -182,29 +184,16 @@ def cost() -> Ask:
     return Ask("cost", seeds=1)
 
 
-def spectrum(seeds: int | None = None, **options: Any) -> Ask:
-    """Top eigenvalues of the last global model."""
-    return Ask("spectrum", options, "last", seeds=seeds)
+def diagnostic(name: str, *, seeds: int | None = None, steps: str | None = None, **options: Any) -> Ask:
+    """The table of any diagnostic, also of another package: of the last global model, of the last round with its clients'
+    weights, or of all rounds, whichever it looks at. ``steps``: own, kl or l2: also recorded at every local step.
 
-
-def landscape(seeds: int | None = 1, **options: Any) -> Ask:
-    """The loss around the last global model."""
-    return Ask("landscape", options, "last", seeds=seeds)
-
-
-def matching(seeds: int | None = None, **options: Any) -> Ask:
-    """H_N, H_D and the clients' spectra in the last round."""
-    return Ask("matching", options, "clients", seeds=seeds)
-
-
-def drift(seeds: int | None = None, steps: str | None = None, **options: Any) -> Ask:
-    """Divergence, cosines, proximal loss over the rounds; ``steps``: own, kl or l2: also recorded at every local step."""
-    return Ask("drift", options, "rounds", steps, seeds)
-
-
-def forgetting(seeds: int | None = None, **options: Any) -> Ask:
-    """Accuracies before and after local training over the rounds."""
-    return Ask("forgetting", options, "rounds", seeds=seeds)
+    Raises FldiagError for an unknown one."""
+    item = known.item("diagnostics", name)
+    if item is None:
+        raise unknown("diagnostic", name, known.names("diagnostics"))
+    needs: Literal["last", "clients", "rounds"] = "rounds" if known.over_rounds(item) else "clients" if item["needs"] == "clients" else "last"
+    return Ask(name, options, needs, steps, seeds)
 
 
 def partition() -> Ask:

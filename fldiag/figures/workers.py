@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import multiprocessing
 import os
@@ -13,17 +12,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
 from fldiag.figures import questions as asks
-from fldiag.figures.plan import Task, answer_path
+from fldiag.figures.plan import Task, answers
 from fldiag.figures.scales import Scale
 from fldiag.results import files
 from fldiag.results.machine import machine
@@ -34,12 +32,13 @@ Tell = Callable[[str, int, int, str], None]  # task, done, total, what
 
 @dataclass
 class Outcome:
-    """``error``: why a run or an answer is missing; ``stopped``: Ctrl-C."""
+    """``error``: why a run or an answer is missing; ``stopped``: Ctrl-C; ``notes``: kept answers that were damaged."""
 
     core: str
     path: Path
     error: str = ""
     stopped: bool = False
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def perform(task: Task, bench: Bench, tell: Tell) -> Outcome:
     try:
         with one_thread():
             run = _train(task, path, bench, tell)
-            errors = [e for key, ask in task.asks.items() if (e := _answer(task, run, key, ask, bench, tell))]
+            errors = [e for key, ask in task.asks.items() if (e := _answer(task, run, key, ask, bench, tell, outcome.notes))]
             outcome.error = "; ".join(errors)
             if not errors:
                 thin(run, task)
@@ -96,11 +95,13 @@ def _train(task: Task, path: Path, bench: Bench, tell: Tell) -> Run:
     return rounds.train(task.config, out=path, resume=True, on_event=on_event, device=bench.device, download=bench.download)
 
 
-def _answer(task: Task, run: Run, key: str, ask: Any, bench: Bench, tell: Tell) -> str:
+def _answer(task: Task, run: Run, key: str, ask: Any, bench: Bench, tell: Tell, notes: list[str]) -> str:
     """Answer one question, unless it was. Returns what was wrong."""
-    file = answer_path(run.path, key)
-    if file.is_file():
+    kept = answers(run.path)
+    said: list[str] = []
+    if kept.get(key, said.append) is not None:
         return ""
+    notes += said
 
     def progress(done: int, total: int, what: str) -> None:
         tell(task.core, task.config.rounds, task.config.rounds, f"{task.text}: {ask.name}")
@@ -112,15 +113,8 @@ def _answer(task: Task, run: Run, key: str, ask: Any, bench: Bench, tell: Tell) 
         found = asks.answer(subject, ask.name, bench.scale.options(ask))
     except FldiagError as error:
         return f"{ask.name}: {error.what}"
-    keep(file, found)
+    kept.put(key, asks.finite(found), {"run": run.path.name, "question": ask.name, "options": bench.scale.options(ask)})
     return ""
-
-
-def keep(file: Path, answer: pd.DataFrame) -> None:
-    """Write an answer where it is found again."""
-    buffer = io.BytesIO()
-    asks.finite(answer).to_parquet(buffer, index=False)
-    files.write_atomic(file, lambda f: f.write(buffer.getvalue()))
 
 
 def thin(run: Run, task: Task) -> None:
@@ -222,9 +216,3 @@ def perform_all(tasks: list[Task], bench: Bench, jobs: int, tell: Tell, finished
         stop.set()
         pool.shutdown(cancel_futures=True)
         over.set()
-
-
-def answers(path: Path, key: str) -> pd.DataFrame | None:
-    """The kept answer, or None."""
-    file = answer_path(path, key)
-    return pd.read_parquet(file) if file.is_file() else None

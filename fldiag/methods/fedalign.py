@@ -25,6 +25,7 @@ def fedalign(mu: NonNegative = 0.45, omega_s: Annotated[float, Field(gt=0, le=1)
     Cost:        1.02 P a step, uplink 1x. Needs a residual network.
     Values:      mu = 0.45, omega_s = 0.25, clip = 10.
     Paper vs code: the paper writes raw, the released code does ce; the clipping is in the code only, and so is Nesterov
-    momentum that is never reset (train.nesterov, train.keep_momentum).
+    momentum that is never reset: the code hands one buffer from client to client of a worker, which is not reproduced.
+    Nearest to it is a buffer of each client's own (train.nesterov, train.keep_momentum).
     """
     return Method(LipschitzAlignment(mu, omega_s, lip_scale), Clip(clip))

@@ -21,4 +21,4 @@ def fedcm(alpha_cm: Annotated[float, Field(gt=0, le=1)] = 0.1, server_lr: Positi
     Paper vs code: the released code takes K from the first client's size; here each client's own number of steps
     (with momentum their weighted sum, as in FedNova).
     """
-    return Method(ClientMomentum(alpha_cm), GlobalUpdate("steps_lr", server_lr))
+    return Method(ClientMomentum(alpha_cm), GlobalUpdate("effective", True, server_lr))

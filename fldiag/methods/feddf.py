@@ -25,7 +25,9 @@ def feddf(epochs: Annotated[int, Field(ge=0)] = 1, tau: Positive = 3.0, lr: Posi
     Cost:        1 P a step, uplink 1x; server: one forward of each client's model and epochs P on the public data.
     Values:      tau = 3, lr = 1e-5, epochs = 1 (CIFAR-10) or 3 (CIFAR-100), batch_size = 128 or 256 (FedProj); in the
                  original tau = 1, Adam 1e-3 with cosine and early stopping on the softmax average.
-    Paper vs code: FedProj's released code has the cosine schedule here, of consequence for epochs > 1 only.
+    Paper vs code: FedProj's released code has the cosine schedule here, of consequence for epochs > 1 only. It trains the
+    clients with Adam and lowers their lr to a tenth after E // 2 of E local epochs, in every round anew
+    (train.optimizer = "adam", train.local_decay = 0.1); the paper speaks of Adam alone.
     """
     return Method(ServerDistillation(Ensemble(mean), epochs, tau, lr, batch_size, optimizer=optimizer, schedule=schedule,
                                      weight_decay=weight_decay))

@@ -25,7 +25,9 @@ def fedet(epochs: Annotated[int, Field(ge=0)] = 1, tau: Positive = 3.0, lr: Posi
     Values:      tau = 3, lr = 1e-5, epochs = 1 (CIFAR-10) or 3 (CIFAR-100), batch_size = 128 or 256 (FedProj).
     Paper vs code: FedProj's released code (official_p3) takes the variance over the examples, of each client and
     class, divides it by its overall mean, sums the weighted logits, and gives Adam the weight_decay 5e-5. The
-    original adds cross entropy on the ensemble's argmax and a diversity term, which are left out here.
+    original adds cross entropy on the ensemble's argmax and a diversity term, which are left out here. FedProj's code
+    trains the clients with Adam and lowers their lr to a tenth after E // 2 of E local epochs, in every round anew
+    (train.optimizer = "adam", train.local_decay = 0.1).
     """
     teacher = Ensemble(confident_official, whole=True) if official_p3 else Ensemble(confident)
     decay = weight_decay if weight_decay is not None else 5e-5 if official_p3 else 0.0

@@ -42,6 +42,8 @@ def fedproj(epochs: Whole = 1, tau: Positive = 3.0, lr: Positive = 1e-5, batch_s
     teacher logits to integers (official_trunc); its reference is the live student itself, so that its gamma_wd does
     nothing: here it is a true copy. The paper's Eq. 7 has the KL the other way round (direction = "student_teacher",
     for server and memory alike), its Algorithm 1 the reference prev_global and an unconditional projection with labels.
+    The code trains the clients with Adam and lowers their lr to a tenth after E // 2 of E local epochs, in every round
+    anew (train.optimizer = "adam", train.local_decay = 0.1).
     """
     if last_round is not None and last_round < first_round:
         raise FldiagError(f"last_round = {last_round} comes before first_round = {first_round}: nothing would be projected",

@@ -16,6 +16,7 @@ def fedsmoo(rho: NonNegative = 0.1, lam: NonNegative = 0.1) -> Method:
     Server:      s := rho mubar / ||mubar||, mubar = mean_S mu_k;  w_g as FedDyn
     Cost:        2 P a step, uplink 2x, downlink 2x.
     Values:      rho = 0.1, lam = 0.1.
-    Paper vs code: s follows the released code, which leaves out the last perturbations of the clients.
+    Paper vs code: s is that of the released code in that it leaves out the last perturbations of the clients; the code
+    divides by ||mubar|| + 1e-7, here ||s|| is rho exactly, or 0 when mubar is 0.
     """
     return Method(ConsensusPerturbation(rho), DynamicRegulariser(lam))

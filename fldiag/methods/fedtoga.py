@@ -9,7 +9,7 @@ from fldiag.parts.momentum import DualCorrection, GlobalPerturbation, GlobalUpda
 
 
 @method("fedtoga", source="Li et al., FedTOGA; formulas reconstructed from prose, ablation and public code",
-        neutral={"kappa": 0.0, "beta_dual": 0.0}, equals="fedspeed")
+        neutral={"kappa": 0.0, "beta_dual": 0.0}, equals="fedspeed", version=2)
 def fedtoga(rho: NonNegative = 0.1, kappa: NonNegative = 1.0, beta_dual: NonNegative = 0.9, lam: NonNegative = 0.1,
             mode: Literal["global", "neighbour", "fusion"] = "global",
             registered: Literal["gradient", "corrected"] = "gradient",
@@ -19,7 +19,7 @@ def fedtoga(rho: NonNegative = 0.1, kappa: NonNegative = 1.0, beta_dual: NonNega
     Local step:  by mode, q = g_l + kappa Delta (global), gt + kappa Delta (neighbour: gt the gradient of the step
                  before, no first gradient) or g_l + gt + kappa Delta (fusion);  e = rho q / (||q|| + 1e-7)
                  g_u = grad L_l(w_k + e) + lam (w_k - w_g + h_k) + beta_dual Delta
-    Server:      w_g as FedDyn;  Delta := -mean_S (w_k - w_g) / K_k (delta_scale = steps),
+    Server:      w_g as FedDyn;  Delta := -mean_S (w_k - w_g) / K_k, K_k the client's local steps (delta_scale = steps),
                  also divided by lr (steps_lr)
     Cost:        2 P a step (neighbour: 1 P), uplink 1x, downlink 2x.
     Values:      kappa = 1 {1, 2, 4}, beta_dual = 0.9 {0.8, 0.85, 0.9}, lam = 0.1 {0.01, 0.1, 0.2}, rho = 0.1.
@@ -27,7 +27,9 @@ def fedtoga(rho: NonNegative = 0.1, kappa: NonNegative = 1.0, beta_dual: NonNega
     Paper vs code: public code always uses fusion with kappa = 1 and registers the gradient with its corrections,
     after clipping (registered = "corrected": before clipping); one client passes h_k - w_g instead of Delta (not reproduced).
     Both omit the division by lr (delta_scale). K there is that of the first client or of the average size.
+    Version 2:   K_k counts steps; in version 1 they were weighted by the momentum (the same without it).
     """
-    before, after = ([Register()], []) if registered == "gradient" else ([], [Register()])
+    register = [] if mode == "global" else [Register()]  # nothing reads it in that mode
+    before, after = (register, []) if registered == "gradient" else ([], register)
     return Method(GlobalPerturbation(rho, kappa, mode), *before, DynamicRegulariser(lam), DualCorrection(beta_dual), *after,
-                  GlobalUpdate(delta_scale))
+                  GlobalUpdate("plain", delta_scale == "steps_lr"))

@@ -21,4 +21,4 @@ def mofedsam(rho: NonNegative = 0.1, alpha_cm: Annotated[float, Field(gt=0, le=1
     Cost:        2 P a step, uplink 1x, downlink 2x.
     Values:      rho = 0.1 (0.01 in FedTOGA), alpha_cm = 0.1 (0.05).
     """
-    return Method(Sharpness(rho, guard=1e-7), ClientMomentum(alpha_cm), GlobalUpdate("steps_lr", server_lr))
+    return Method(Sharpness(rho, guard=1e-7), ClientMomentum(alpha_cm), GlobalUpdate("effective", True, server_lr))

@@ -78,7 +78,8 @@ class DynamicRegulariser(Part):
 
 
 class GradientDrift(Part):
-    """FedDC's gradient correction (Gao et al. 2022): g := g + g_s - g_k; g_k^+ = g_k - g_s - d_k / (K lr).
+    """FedDC's gradient correction (Gao et al. 2022): g := g + g_s - g_k; g_k^+ = g_k - g_s - d_k / (K lr), K the
+    effective number of steps.
 
     Server: g_s := g_s + (1/N) sum_S (g_k^+ - g_k). ``by_size``: g_s / omega_k in place of g_s on the client, and
     omega_k (g_k^+ - g_k) in the server's sum. ``first_lr``: divide by the lr of round 0.

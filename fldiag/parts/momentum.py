@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -11,23 +13,23 @@ from fldiag.step import Local, Perturbation, Step
 
 
 class GlobalUpdate(Part):
-    """Server: Delta := -mean_S d_k / K_k ("steps") or -mean_S d_k / (K_k lr) ("steps_lr"), sent with w_g.
+    """Server: Delta := -mean_S d_k / K_k, sent with w_g; w_g := w_g + server_lr (w - w_g).
 
-    K_k is the effective number of steps: the plain one without momentum. w_g := w_g + server_lr (w - w_g).
+    ``steps``: K_k is the number of local steps ("plain"), or what the base optimiser makes of them ("effective": with
+    momentum a gradient enters the displacement more than once). ``by_lr``: Delta is also divided by the round's lr.
     """
 
     sent = ("delta",)
 
-    def __init__(self, scale: str, server_lr: float = 1.0):
-        self.scale, self.server_lr = scale, server_lr
+    def __init__(self, steps: Literal["plain", "effective"], by_lr: bool, server_lr: float = 1.0):
+        self.steps, self.by_lr, self.server_lr = steps, by_lr, server_lr
 
     def server_init(self, w0: Tensor) -> dict[str, Tensor]:
         return {"delta": torch.zeros_like(w0)}
 
     def server(self, round: Round, w: Tensor) -> Tensor:
-        divisor = round.effective.to(round.rows.dtype)
-        if self.scale == "steps_lr":
-            divisor = divisor * round.lr
+        steps = round.effective if self.steps == "effective" else round.steps.unsqueeze(1)
+        divisor = steps.to(round.rows.dtype) * (round.lr if self.by_lr else 1.0)
         moved = torch.where(divisor > 0, (round.rows - round.w_g) / divisor.clamp(min=1e-12), 0.0)
         round.state["delta"] = -round.mean(moved)
         return w if self.server_lr == 1 else round.w_g + self.server_lr * (w - round.w_g)
@@ -35,6 +37,8 @@ class GlobalUpdate(Part):
 
 class ClientMomentum(Part):
     """g := alpha g + (1 - alpha) Delta (FedCM, Xu et al. 2021, Algorithm 1)."""
+
+    needs = ("delta",)
 
     def __init__(self, alpha: float):
         self.alpha = alpha
@@ -45,6 +49,8 @@ class ClientMomentum(Part):
 
 class DualCorrection(Part):
     """g := g + beta_dual Delta (FedTOGA's corrected dual variable)."""
+
+    needs = ("delta",)
 
     def __init__(self, beta_dual: float):
         self.beta_dual = beta_dual
@@ -59,6 +65,7 @@ class GlobalPerturbation(Part):
 
     def __init__(self, rho: float, kappa: float, mode: str):
         self.rho, self.kappa, self.mode = rho, kappa, mode
+        self.needs = ("delta",) if mode == "global" else ("delta", "register")
 
     def begin(self, local: Local) -> None:
         local.memo.pop("register", None)
@@ -66,20 +73,21 @@ class GlobalPerturbation(Part):
     def perturb(self, step: Step) -> Perturbation | None:
         if not self.rho:
             return None
-        before = step.local.memo.get("register")
-        before = None if before is None else before[: step.k]
-        if self.mode == "neighbour" and before is not None:
-            q = before
-        else:
+        before = None if self.mode == "global" else step.local.memo.get("register")
+        if before is None:
             q = step.local_gradient()[1]
-            if self.mode == "fusion" and before is not None:
-                q = q + before
+        elif self.mode == "neighbour":
+            q = before[: step.k]
+        else:
+            q = step.local_gradient()[1] + before[: step.k]
         e = ascent(q + self.kappa * step.local.sent["delta"], self.rho, guard=1e-7)
         return Perturbation(e, 0, e.shape[-1])
 
 
 class Register(Part):
     """Keeps the gradient as it is at this place among the parts, for the next step's perturbation."""
+
+    provides = ("register",)
 
     def correct(self, step: Step, g: Tensor) -> Tensor:
         step.local.memo["register"] = g.clone()

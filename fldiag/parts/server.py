@@ -90,11 +90,11 @@ class NormalisedMean(Part):
 class MeanGradientCorrection(Part):
     """The cross-client correction of FedSOL's FedNova configuration: g := g + d - d_k, d_k = (w_g - w_k) / (lr a_k).
 
-    ``fixed``: d := (1 - q) d + sum_{k in S} (n_k / n) d_k with q the sampled share of the data; ``official``: d is
-    never updated (stays 0), as in the released configuration.
+    ``update``: d := (1 - q) d + sum_{k in S} (n_k / n) d_k with q the sampled share of the data; without it d stays 0,
+    as in the released configuration, which never updates it.
     """
 
-    sent = ("d",)
+    sent, needs = ("d",), ("a_k",)
 
     def __init__(self, update: bool):
         self.update = update

@@ -6,9 +6,7 @@ each comes with a marker and a dash pattern, so that lines stay apart in greysca
 
 from __future__ import annotations
 
-import io
 import math
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.legend import Legend
 
-from fldiag.errors import FldiagError
+from fldiag.results.files import drawn, write_pictures
 
 #: Widths of a figure in inches: one column and both columns of a two-column paper.
 ONE_COLUMN, TWO_COLUMNS = 3.35, 6.9
@@ -200,39 +198,11 @@ def save(fig: Figure, path: str | Path, formats: Sequence[str] | None = None) ->
         targets = [path]
     else:
         targets = [path.with_name(f"{path.name}.{f}") for f in FORMATS]
-    for target in targets:
-        if target.suffix.lower()[1:] not in FORMATS:
-            raise FldiagError(f"cannot write a figure to {str(target)!r}: format {target.suffix!r} is not known",
-                              "end the path in .png or .pdf, or give it without an ending", usage=True)
-    for target in targets:
-        write(target, encode(fig, target.suffix.lower()[1:]))
-    return targets
-
-
-def encode(fig: Figure, kind: str) -> bytes:
-    """The figure as ``png`` or ``pdf``; the same figure gives the same bytes."""
-    buffer = io.BytesIO()
-    blank = {"CreationDate": None} if kind == "pdf" else {"Software": None}
     with paper():
-        fig.savefig(buffer, format=kind, dpi=DPI, metadata=blank)
-    return buffer.getvalue()
+        return write_pictures(fig, targets, DPI)
 
 
-def write(path: str | Path, content: bytes) -> Path:
-    """Write bytes so that a reader finds the old file or the whole new one, never a part; makes the folder."""
-    path = Path(path)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(beside, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, path)
-        finally:
-            beside.unlink(missing_ok=True)
-    except OSError as error:
-        raise FldiagError(f"cannot write {str(path)!r}: {error.strerror or error}",
-                          "choose a path in a folder you may write to") from error
-    return path
+def png(fig: Figure) -> bytes:
+    """The figure as PNG (300 dpi); the same figure gives the same bytes."""
+    with paper():
+        return drawn(fig, "png", DPI)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -14,11 +14,9 @@ from fldiag.curvature.operator import Matrix, Operator
 from fldiag.curvature.r_operator import ChainOperator
 from fldiag.curvature.sequential import links
 from fldiag.errors import FldiagError, nearest
+from fldiag.problem.ingredients import Ingredients
 from fldiag.problem.probe import sample
 from fldiag.seeding import torch_rng
-
-if TYPE_CHECKING:
-    from fldiag.problem.problem import Problem
 
 Form = Literal["auto", "double backward", "r-operator", "linearize"]
 #: Relative difference from double backward above which a form is not used.
@@ -29,7 +27,7 @@ COMPARED = 32
 Batches = list[Callable[[], tuple[Tensor, Tensor]]]
 
 
-def build(problem: Problem, form: str, matrix: Matrix, w: Tensor, batches: Batches, shares: list[float], *,
+def build(problem: Ingredients, form: str, matrix: Matrix, w: Tensor, batches: Batches, shares: list[float], *,
           keep: int = 0, room: int = 0) -> Operator | None:
     """The operator in this form, None when the model has no such form."""
     def criterion(z: Any, y: Tensor) -> Tensor:
@@ -67,7 +65,7 @@ def build(problem: Problem, form: str, matrix: Matrix, w: Tensor, batches: Batch
     return Linearized([loss_of(b) for b in batches], shares, w) if matrix == "hessian" else None
 
 
-def agrees(problem: Problem, form: str, matrix: Matrix) -> bool:
+def agrees(problem: Ingredients, form: str, matrix: Matrix) -> bool:
     """Whether this form gives the product of double backward on a random vector and a few examples."""
     x, y = sample(problem, COMPARED)
     v = torch.randn(problem.layout.size, dtype=torch.float64, generator=torch_rng(0, "compared products"))
@@ -81,42 +79,24 @@ def agrees(problem: Problem, form: str, matrix: Matrix) -> bool:
     return bool((found - expected).norm() <= AGREEMENT[problem.dtype] * expected.norm())
 
 
-def operator(problem: Problem, w: Tensor, *, matrix: Matrix = "hessian", form: Form = "auto",
-             keep: bool = True) -> Operator:
-    """The problem's curvature at w in the wanted form; ``auto``: by hand for sequential networks, else double
-    backward.
+def choose(form: str, matrix: str, fits: Callable[[str], bool]) -> str:
+    """The form to use: ``auto`` is by hand where that ``fits``, else double backward.
 
-    A form other than double backward is compared with it once per problem, on up to ``COMPARED`` examples and
-    a random vector; one that disagrees is not used. Raises FldiagError when the form asked for does not fit.
+    Raises FldiagError for an unknown form or matrix, and when the form asked for does not fit.
     """
     if matrix not in ("hessian", "ggn"):
         raise FldiagError(f"matrix = {matrix!r} is not known", "use 'hessian' or 'ggn'", usage=True)
-    if form not in ("auto", "double backward", "r-operator", "linearize"):
-        raise FldiagError(f"form = {form!r} is not known",
-                          nearest(form, ["auto", "double backward", "r-operator", "linearize"]), usage=True)
-    facts = problem.probe()
-    largest = max(stop - start for start, stop in problem.bounds)
-    # a kept graph also holds its gradient and a copy of it in pieces
-    fit = problem.memory // 2 // (facts.graph_bytes * largest + 2 * problem.w.nbytes) if keep else 0
-    batches: Batches = [lambda i=i: problem.batch(i) for i in range(len(problem.bounds))]  # type: ignore[misc]
-    shares = [(b - a) / problem.n for a, b in problem.bounds]
-    chosen: str = form
-
-    def fits(form: str) -> bool:
-        return problem.recall(("agrees", form, matrix), lambda: agrees(problem, form, matrix))
-
+    if form not in get_args(Form):
+        raise FldiagError(f"form = {form!r} is not known", nearest(form, get_args(Form)), usage=True)
     if form == "auto":
-        chosen = "r-operator" if fits("r-operator") else "double backward"
-    elif form != "double backward" and not fits(form):
+        return "r-operator" if fits("r-operator") else "double backward"
+    if form != "double backward" and not fits(form):
         raise FldiagError(f"form = {form!r} does not fit this model ({matrix})",
                           "use form = 'double backward', or 'auto'", usage=True)
-    room = problem.memory // 2 if keep else 0
-    found = build(problem, chosen, matrix, w, batches, shares, keep=fit, room=room)
-    assert found is not None  # it agreed
-    return found
+    return form
 
 
-def block_names(problem: Problem, which: str | Sequence[str]) -> list[str]:
+def block_names(problem: Ingredients, which: str | Sequence[str]) -> list[str]:
     """The tensors whose names match a pattern (as file names do: ``features.*``) or are listed.
 
     Raises FldiagError when no tensor is meant.
@@ -128,7 +108,7 @@ def block_names(problem: Problem, which: str | Sequence[str]) -> list[str]:
     return names
 
 
-def block_index(problem: Problem, which: str | Sequence[str]) -> Tensor:
+def block_index(problem: Ingredients, which: str | Sequence[str]) -> Tensor:
     """Where the tensors of ``block_names`` lie in the weights."""
     slices = problem.layout.slices()
     return torch.cat([torch.arange(slices[n].start, slices[n].stop) for n in block_names(problem, which)]).to(problem.device)

@@ -13,17 +13,15 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fldiag.errors import FldiagError
 from fldiag.models.layers.normalisation import batch_dependent
+from fldiag.problem.ingredients import Ingredients
 from fldiag.seeding import torch_rng
-
-if TYPE_CHECKING:
-    from fldiag.problem.problem import Problem
 
 PerExample = Callable[[Any, Tensor], Tensor]
 _DROPOUT = (nn.modules.dropout._DropoutNd,)
@@ -59,17 +57,17 @@ def _runs(n: int, count: int = 32) -> list[range]:
     return [range(i * n // 4, i * n // 4 + count // 4) for i in range(4)] if n > count else [range(n)]
 
 
-def sample(problem: Problem, count: int) -> tuple[Tensor, Tensor]:
+def sample(problem: Ingredients, count: int) -> tuple[Tensor, Tensor]:
     """Up to ``count`` examples spread over the slice."""
     return _sample(problem, _runs(problem.n, count))
 
 
-def _sample(problem: Problem, runs: list[range]) -> tuple[Tensor, Tensor]:
+def _sample(problem: Ingredients, runs: list[range]) -> tuple[Tensor, Tensor]:
     parts = [problem.read(r.start, r.stop) for r in runs]
     return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
 
-def _check_data(problem: Problem, runs: list[range]) -> tuple[Tensor, Tensor]:
+def _check_data(problem: Ingredients, runs: list[range]) -> tuple[Tensor, Tensor]:
     x, y = _sample(problem, runs)
     again_x, again_y = _sample(problem, runs)
     if not (same(x, again_x, 0.0) and same(y, again_y, 0.0)):
@@ -92,7 +90,7 @@ def _culprits(module: nn.Module) -> str:
     return "no module is in training mode: look for torch.rand, or F.dropout without training=self.training"
 
 
-def _check_model(problem: Problem, x: Tensor, y: Tensor, tolerance: float) -> Any:
+def _check_model(problem: Ingredients, x: Tensor, y: Tensor, tolerance: float) -> Any:
     """The outputs on x, after checking that they are reproducible and that nothing is written to."""
     seen, held = x.clone(), {n: b.clone() for n, b in problem.buffers.items()}
     try:
@@ -133,7 +131,7 @@ def check_labels(y: Tensor, classes: int | None, numbers: Sequence[int], where: 
                       f"labels must lie in 0..{classes - 1}")
 
 
-def _check_loss(problem: Problem, z: Any, y: Tensor, tolerance: float) -> Tensor:
+def _check_loss(problem: Ingredients, z: Any, y: Tensor, tolerance: float) -> Tensor:
     def loss(z: Any, y: Tensor) -> Tensor:
         try:
             return problem.criterion(z, y)
@@ -182,7 +180,7 @@ def _is_mean(loss: Callable[[Any, Tensor], Tensor], z: Tensor, y: Tensor) -> boo
     return True if math.isfinite(whole) else None
 
 
-def _shaken(problem: Problem, z: Tensor, y: Tensor) -> bool | None:
+def _shaken(problem: Ingredients, z: Tensor, y: Tensor) -> bool | None:
     """``_is_mean`` for outputs that differ: where all examples have one loss, every way to weigh them is the mean.
 
     On the CPU, where a loss that takes only some outputs (probabilities, say) raises and does no harm.
@@ -206,7 +204,7 @@ def _shape(thing: Any) -> str:
     return f"a tensor {list(thing.shape)}" if isinstance(thing, Tensor) else f"a {type(thing).__name__}"
 
 
-def _batch_dependent(problem: Problem, x: Tensor, z: Any, tolerance: float) -> bool:
+def _batch_dependent(problem: Ingredients, x: Tensor, z: Any, tolerance: float) -> bool:
     if batch_dependent(problem.module):
         return True
     half = len(x) // 2
@@ -248,7 +246,7 @@ def _per_example(criterion: Callable[..., Tensor], z: Any, y: Tensor, mean: Tens
     return None
 
 
-def _graph_bytes(problem: Problem, x: Tensor, y: Tensor) -> int:
+def _graph_bytes(problem: Ingredients, x: Tensor, y: Tensor) -> int:
     """Bytes an example holds in the graph of the gradient: the growth from 4 examples to 8."""
     def held(count: int) -> int:
         index = torch.arange(count, device=x.device) % len(x)
@@ -270,7 +268,7 @@ def _graph_bytes(problem: Problem, x: Tensor, y: Tensor) -> int:
     return max(1, (held(8) - held(4)) // 4)
 
 
-def _channels_last(problem: Problem, x: Tensor, z: Any) -> bool:
+def _channels_last(problem: Ingredients, x: Tensor, z: Any) -> bool:
     """Convolutions without gradients run about 1.4 times faster so; a model that uses view() may refuse."""
     if x.ndim != 4 or not any(isinstance(m, nn.Conv2d) for m in problem.module.modules()):
         return False
@@ -280,7 +278,7 @@ def _channels_last(problem: Problem, x: Tensor, z: Any) -> bool:
         return False
 
 
-def examine(problem: Problem) -> Facts:
+def examine(problem: Ingredients) -> Facts:
     """The checks on up to 32 examples at the problem's weights. Raises FldiagError naming the culprit."""
     tolerance = 1e-4 if problem.dtype == torch.float32 else 1e-9
     with problem.guarded(), torch.no_grad():

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import math
-import random
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fldiag.curvature.hvp import derivative
 from fldiag.curvature.operator import Matrix, Operator
 from fldiag.errors import FldiagError
-from fldiag.params import Layout
-from fldiag.problem import inputs
-from fldiag.problem.operators import Form, operator
+from fldiag.problem.ingredients import Ingredients
+from fldiag.problem.operators import Batches, Form, agrees, build, choose
 from fldiag.problem.probe import Facts, check_labels, examine
-from fldiag.results.provenance import digest
 
 #: Batch size of a model whose outputs depend on the batch (batch-norm without running statistics): such a
 #: loss has no meaning without a batch size, so it is fixed and does not follow the memory at hand.
@@ -34,32 +27,7 @@ LARGEST_BATCH = 512
 CPU_BATCH_BYTES = 32 * 2**20
 
 
-@contextlib.contextmanager
-def untouched_randomness(device: torch.device) -> Iterator[None]:
-    """Global random states of torch, numpy and Python come out as they went in, also after an exception."""
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
-        if cuda is not None:
-            torch.cuda.set_rng_state(cuda, device)
-
-
-def _code(function: Any) -> str:
-    """What a Python function computes, as far as its byte code and constants say ('' for a built-in one)."""
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return ""
-    inner = [repr(cell.cell_contents) for cell in function.__closure__ or ()]
-    text = f"{code.co_code.hex()} {code.co_consts} {code.co_names} {inner} {function.__defaults__}"
-    return re.sub(r" at 0x[0-9a-f]+", "", text)
-
-
-class Problem:
+class Problem(Ingredients):
     """A loss as a function of a weight vector ``w`` [P] on a fixed data slice.
 
     ``model`` is copied and put in eval mode; the caller's module, buffers, mode and the global random state
@@ -74,41 +42,6 @@ class Problem:
 
     Raises FldiagError when model, weights, buffers or data do not fit each other.
     """
-
-    def __init__(self, model: nn.Module, loss: Callable[[Any, Tensor], Tensor], data: Any, params: Any = None,
-                 buffers: Any = None, name: str = "", *, dtype: torch.dtype = torch.float32,
-                 device: str | torch.device | None = None, memory: int = 2 * 2**30,
-                 labels: Mapping[str, Any] | None = None):
-        if not isinstance(model, nn.Module):
-            raise FldiagError(f"model is a {type(model).__name__}", "give a torch.nn.Module", usage=True)
-        if not callable(loss):
-            raise FldiagError(f"loss is a {type(loss).__name__}",
-                              "give a function of (outputs, y)", usage=True)
-        if dtype not in (torch.float32, torch.float64):
-            raise FldiagError(f"dtype = {dtype} is too coarse for curvature",
-                              "use torch.float32 or torch.float64", usage=True)
-        lazy = [n for n, p in model.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)]
-        if lazy:
-            raise FldiagError(f"parameter {lazy[0]!r} has no shape yet",
-                              "run the model once on a batch first")
-        self.layout = Layout.of(model)
-        self.name, self.dtype, self.memory, self.labels = name, dtype, int(memory), dict(labels or {})
-        self.device = torch.device(device) if device is not None else next(model.parameters()).device
-        self._data = inputs.as_data(data)
-        self.n, self.slice_name = int(self._data.n), str(self._data.name)
-        self.w = inputs.weights(model, self.layout, params, dtype, self.device)
-        self.buffers = inputs.buffers(model, buffers, params, dtype, self.device)
-        with self.guarded():
-            try:
-                self.module = copy.deepcopy(model)
-                own_loss = copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss
-            except RuntimeError as error:
-                raise FldiagError(f"the model cannot be copied: {error}",
-                                  "keep no results of forward as attributes of the module") from error
-        self.module.to(self.device, dtype).eval()
-        self.criterion = own_loss.to(self.device, dtype) if isinstance(own_loss, nn.Module) else own_loss
-        self._held: dict[int, tuple[Tensor, Tensor]] = {}
-        self._recalled: dict[Any, Any] = {}
 
     def __repr__(self) -> str:
         name = f"{self.name!r}, " if self.name else ""
@@ -153,27 +86,12 @@ class Problem:
         """The columns every row of this problem's result tables shares."""
         return {"run": self.name, "slice": self.slice_name, "n_examples": self.n, **self.labels}
 
-    def digest(self) -> str:
-        """Changes when the model, loss, weights, buffers, data or precision change."""
-        return self._digest
-
-    @cached_property
-    def _digest(self) -> str:
-        names = [re.sub(r" at 0x[0-9a-f]+", "", repr(thing)) for thing in (self.module, self.criterion)]
-        names += [_code(self.criterion), *(_code(type(m).forward) for m in self.module.modules())]
-        with self.guarded():  # in pieces of fixed size: memory must not enter
-            data = [digest(*self.read(i, min(i + 1024, self.n))) for i in range(0, self.n, 1024)]
-        return digest(names, list(self.layout.names), self.w, self.buffers, data, str(self.dtype))
-
     # -- parts of an evaluation
 
-    def guarded(self) -> contextlib.AbstractContextManager[None]:
-        """Context in which global random states may be used and are put back."""
-        return untouched_randomness(self.device)
-
-    def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Examples start..stop-1, fresh from the slice, on the device."""
-        return inputs.convert(*self._data.batch(start, stop), self.dtype, self.device)
+    @cached_property
+    def _held(self) -> dict[int, tuple[Tensor, Tensor]]:
+        """The batches that stay in memory."""
+        return {}
 
     def batch(self, i: int) -> tuple[Tensor, Tensor]:
         """Batch i, kept for the next evaluation while all batches fit a quarter of the memory."""
@@ -186,13 +104,6 @@ class Problem:
                 return x, y
             self._held[i] = x, y
         return self._held[i]
-
-    def call(self, w: Tensor | dict[str, Tensor], x: Tensor, buffers: dict[str, Tensor] | None = None) -> Any:
-        """The model's outputs on x [b, ...] with weights w [P] (and buffers; default: copies of its own)."""
-        if buffers is None:
-            buffers = {n: b.clone() for n, b in self.buffers.items()}
-        views = self.layout.views(w) if isinstance(w, Tensor) else w
-        return torch.func.functional_call(self.module, {**views, **buffers}, (x,))
 
     def _vector(self, w: Tensor | None) -> Tensor:
         if w is None:
@@ -270,6 +181,10 @@ class Problem:
                 total.add_(part, alpha=share)
         return total
 
+    @cached_property
+    def _recalled(self) -> dict[Any, Any]:
+        return {}
+
     def recall(self, what: Any, find: Callable[[], Any]) -> Any:
         """What ``find`` found the first time: facts that diagnostics establish once per problem."""
         if what not in self._recalled:
@@ -279,12 +194,31 @@ class Problem:
     def hessian(self, w: Tensor | None = None, *, keep: bool = True, matrix: Matrix = "hessian",
                 form: Form = "auto") -> Operator:
         """The Hessian (or Gauss-Newton matrix, ``ggn``) of the mean loss at w (default: ``.w``) as an operator
-        ``H(v) -> Hv`` in float64. ``form``: see ``operators.operator``.
+        ``H(v) -> Hv`` in float64.
+
+        ``form`` of the products: ``double backward`` (any network), ``r-operator`` (by hand, for sequential
+        networks), ``linearize``, or ``auto``: by hand where that fits, else double backward. A form other than double
+        backward is compared with it once, on a few examples and a random vector, and never used where they disagree.
 
         With ``keep``, what does not depend on v stays alive between products as far as half of the memory
         reaches; ``release()`` frees it.
+
+        Raises FldiagError when the form asked for does not fit the model.
         """
-        return operator(self, self._vector(w), matrix=matrix, form=form, keep=keep)
+        w = self._vector(w)
+        chosen = choose(form, matrix, lambda form: self._agrees(form, matrix))
+        shares = [(stop - start) / self.n for start, stop in self.bounds]
+        batches: Batches = [lambda i=i: self.batch(i) for i in range(len(self.bounds))]  # type: ignore[misc]
+        # a kept graph also holds its gradient and a copy of it in pieces
+        graph = self.probe().graph_bytes * max(stop - start for start, stop in self.bounds) + 2 * self.w.nbytes
+        room = self.memory // 2 if keep else 0
+        found = build(self, chosen, matrix, w, batches, shares, keep=room // graph, room=room)
+        assert found is not None  # it agreed
+        return found
+
+    def _agrees(self, form: str, matrix: Matrix) -> bool:
+        self.probe()
+        return self.recall(("agrees", form, matrix), lambda: agrees(self, form, matrix))
 
     def hvp(self, v: Tensor, w: Tensor | None = None) -> Tensor:
         """The Hessian at w (default: ``.w``) times v [P], in float64; ``hessian`` is for several."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fldiag.curvature.batched_lanczos import lockstep
-from fldiag.curvature.lanczos import EigenPairs, search
+from fldiag.curvature.lanczos import EigenPairs, Search
 from fldiag.curvature.r_operator import ChainOperator
 from fldiag.curvature.sequential import links
 from fldiag.errors import FldiagError
@@ -123,8 +123,8 @@ def eigenpairs(problems: Sequence[Problem], k: int, *, tol: float, max_products:
             chosen = [problems[some[i]] for i in active]
             return side_by_side(chosen, [_examples(p) for p in chosen])
 
-        searches = [search(size, k, "largest", tol, max_products, MISS, noise, seed, limit, True, first.device, tell(i))
-                    for i in range(len(some))]
+        searches = [Search(size, k, which="largest", tol=tol, max_products=max_products, miss=MISS, noise=noise, seed=seed,
+                           limit=limit, strict=True, device=first.device, progress=tell(i)).steps() for i in range(len(some))]
         for i, result in zip(some, lockstep(operator, searches), strict=True):
             found[i] = None if isinstance(result, FldiagError) else result
     return found

@@ -18,8 +18,10 @@ from fldiag.errors import FldiagError
 from fldiag.plotting import pages, style
 from fldiag.plotting.sections import Section
 from fldiag.registry import Diagnostic, Progress
-from fldiag.report import curves, derived, steps, summary
+from fldiag.report import derived, performance, steps, summary
 from fldiag.report.collect import Collection, Source
+from fldiag.report.guard import guarded
+from fldiag.results.files import write_text
 from fldiag.results.provenance import provenance
 
 #: matplotlib's marks and dashes in plotly's words, and as paths of a small legend.
@@ -49,7 +51,7 @@ def write(found: Collection, path: str | Path, *, title: str | None = None, prog
         made += part(found)
     told(len(parts), len(parts) + 1, "writing")
     text = render(found, apart(made), title or default_title(found))
-    written = style.write(path, text.encode("utf-8"))
+    written = write_text(path, text)
     told(len(parts) + 1, len(parts) + 1, "written")
     return written
 
@@ -61,9 +63,9 @@ Part = Callable[[Collection], Sequence[Section]]
 def sections() -> list[tuple[str, Part]]:
     """What the report consists of, in order, by name: its own sections, and between them those of all diagnostics."""
     def own(part: Callable[[Collection], Section]) -> Part:
-        return lambda found: [part(found)]
+        return lambda found: [guarded(part, found)]
 
-    return [("summary", own(summary.summary)), ("curves", own(curves.curves)),
+    return [("summary", own(summary.summary)), ("curves", own(performance.curves)),
             *((e.name, partial(derived.sections, e)) for e in entries()), ("steps", own(steps.steps))]
 
 

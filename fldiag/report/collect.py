@@ -12,7 +12,6 @@ of more rounds, of more of the report's runs, then the newest. The others are co
 
 from __future__ import annotations
 
-import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -28,6 +27,7 @@ from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.report import search
 from fldiag.report.search import Candidate, Claim, Source
+from fldiag.results.files import csv_text
 from fldiag.results.table import check
 
 FALLBACK = Path("fldiag-out")
@@ -147,7 +147,7 @@ def _choose(found: Collection, member: Member, candidates: list[Candidate]) -> N
         if candidate.source is None:
             try:
                 candidate.source = search.read(candidate)
-            except (FldiagError, OSError, ValueError, KeyError) as error:
+            except Exception as error:  # whatever is wrong with one table, the report shows the others
                 found.notes.append(f"{candidate.csv.name} is not shown: it cannot be read as a table "
                                    f"({error.what if isinstance(error, FldiagError) else type(error).__name__}).")
                 candidates.remove(candidate)
@@ -169,11 +169,9 @@ def _metrics(found: Collection, member: Member) -> None:
     except FldiagError as error:
         found.notes.append(f"{member.label}: {error.what}")
         return
-    text = io.StringIO()
-    frame.to_csv(text, index=False, float_format="%.9g")
     claims = [Claim(sha, round=r) for r, sha in sorted(member.rounds.items())]
     made = Source("metrics", f"metrics-{member.label.replace('/', '-')}.csv",
-                  {**index["provenance"], "run": member.label, "config": index["hash"]}, text.getvalue().encode(),
+                  {**index["provenance"], "run": member.label, "config": index["hash"]}, csv_text(frame).encode(),
                   pd.DataFrame(frame), claims, place=len(found.sources))
     found.sources.append(made)
     member.tables["metrics"] = made

@@ -16,6 +16,7 @@ from fldiag.plotting.collected import absent, own
 from fldiag.plotting.sections import Group, Picture, Section, Table
 from fldiag.registry import Diagnostic
 from fldiag.report.collect import Collection, Member, Source
+from fldiag.report.guard import guarded
 from fldiag.results.summary import Small
 
 #: Pixels of the page for an inch of a picture, which has about twice as many of its own: for dense screens.
@@ -26,7 +27,7 @@ def sections(entry: Diagnostic, found: Collection) -> list[Section]:
     """The diagnostic's section; without a declared one, none where no run has a table of it."""
     try:
         if entry.section is not None:
-            return [entry.section(found)]
+            return [guarded(entry.section, found)]
     except Exception as error:  # somebody's section must not take the others with it
         return [Section(entry.name, _title(entry), entry.headline, notes=[f"This section could not be made: {_what(error)}."])]
     tables: dict[int, tuple[Source, list[Member]]] = {}
@@ -73,7 +74,7 @@ def _show(made: Section, entry: Diagnostic, source: Source, members: Sequence[Me
             picture = draw(frame) if draw else None
             if isinstance(picture, matplotlib.figure.Figure):  # others are pages of their own
                 caption = " ".join([f"{group.title}:", entry.name, *ending.split("-")]).strip()
-                group.pictures.append(Picture(caption, style.encode(picture, "png"), round(PIXELS * picture.get_figwidth()),
+                group.pictures.append(Picture(caption, style.png(picture), round(PIXELS * picture.get_figwidth()),
                                               members[0].place if len(members) == 1 else None))
         except Exception as error:
             group.notes.append(f"{source.name} is not drawn: {_what(error)}.")

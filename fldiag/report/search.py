@@ -6,7 +6,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from fldiag import registry
 from fldiag.diagnosis.question import diagnostic
 from fldiag.errors import FldiagError
 from fldiag.registry import Diagnostic
+from fldiag.results.files import read_csv_bytes
 from fldiag.results.table import COLUMNS, check
 
 _TEXT: dict[str, Any] = {column: str for column, dtype in COLUMNS.items() if dtype == "string"}
@@ -90,18 +91,8 @@ def candidates(runs: Mapping[Path, Mapping[int, str]], places: Sequence[Path], f
 
     ``notes`` grows by what looks as if it should have been of use and is not.
     """
-    seen: set[Path] = set()
-    for place in places:
-        if not place.exists():
-            raise FldiagError(f"{place} is not there", "give a folder that holds tables, or a table", usage=True)
-    folders = [p for run in runs for p in (run / "diagnostics", run.parent)] + [fallback]
-    files = [(f, True) for p in places for f in ([p.with_suffix(".json")] if p.is_file() else sorted(p.rglob("*.json")))]
-    files += [(f, False) for p in folders if p.is_dir() for f in sorted(p.glob("*.json"))]
-    for file, given in files:
-        csv = file.with_name(file.name.removesuffix(".json") + ".csv")
-        if file.resolve() in seen or not csv.is_file():
-            continue
-        seen.add(file.resolve())
+    for file, given in _provenance_files(runs, places, fallback):
+        csv = _table_of(file)
         try:
             about = json.loads(file.read_text("utf-8"))
         except (OSError, ValueError):
@@ -127,6 +118,25 @@ def candidates(runs: Mapping[Path, Mapping[int, str]], places: Sequence[Path], f
                          f"{'this run' if len(runs) == 1 else 'these runs'}.")
 
 
+def _provenance_files(runs: Iterable[Path], places: Sequence[Path], fallback: Path) -> Iterator[tuple[Path, bool]]:
+    """Every json beside a csv, once, and whether it lies in ``places``: those come first."""
+    for place in places:
+        if not place.exists():
+            raise FldiagError(f"{place} is not there", "give a folder that holds tables, or a table", usage=True)
+    folders = [p for run in runs for p in (run / "diagnostics", run.parent)] + [fallback]
+    files = [(f, True) for p in places for f in ([p.with_suffix(".json")] if p.is_file() else sorted(p.rglob("*.json")))]
+    files += [(f, False) for p in folders if p.is_dir() for f in sorted(p.glob("*.json"))]
+    seen: set[Path] = set()
+    for file, given in files:
+        if file.resolve() not in seen and _table_of(file).is_file():
+            seen.add(file.resolve())
+            yield file, given
+
+
+def _table_of(provenance: Path) -> Path:
+    return provenance.with_name(provenance.name.removesuffix(".json") + ".csv")
+
+
 def _kind(entry: Diagnostic, about: dict[str, Any]) -> str | None:
     """The diagnostic's name, with its variant where it has some; None for what no report shows."""
     options = about["options"] if isinstance(about.get("options"), dict) else {}
@@ -148,8 +158,8 @@ def _claims(about: dict[str, Any]) -> list[Claim]:
 
 
 def read(candidate: Candidate) -> Source:
-    """The table. Raises FldiagError, OSError or ValueError for what is no result table."""
-    raw = candidate.csv.read_bytes()
+    """The table. Raises FldiagError for a csv that was changed, and FldiagError, OSError or ValueError for what is no table."""
+    raw = read_csv_bytes(candidate.csv, candidate.about)
     frame = check(pd.read_csv(io.BytesIO(raw), dtype=_TEXT, low_memory=False))
     for column in ("value", "stderr", "residual", "round", "client", "client_b", "index", "x", "y", "low", "high"):
         if column in frame.columns:

@@ -10,7 +10,8 @@ import pandas as pd
 from fldiag.errors import FldiagError
 from fldiag.plotting.sections import Control, Figure, Group, Missing, Section, Table, axes, plus_minus, series, short
 from fldiag.report.collect import Claim, Collection, Member, Source
-from fldiag.results.select import only
+from fldiag.results.files import csv_text
+from fldiag.results.select import only, spread
 
 #: Tables of steps are large: at most so many rounds of a run are shown, evenly spread.
 MOST = 20
@@ -24,7 +25,7 @@ def collect(found: Collection) -> None:
     """Add to every run that recorded steps a table of means and standard deviations over its clients."""
     for m in found.members:
         there = m.run.recorded
-        chosen = there if len(there) <= MOST else sorted({there[i * (len(there) - 1) // (MOST - 1)] for i in range(MOST)})
+        chosen = spread(there, MOST)
         try:
             frame = pd.concat([_means(m.run.steps(r)) for r in chosen], ignore_index=True) if chosen else None
         except (FldiagError, KeyError) as error:
@@ -37,7 +38,7 @@ def collect(found: Collection) -> None:
                 "client's numbers are in the run's folder steps.")
         made = Source("steps", f"steps-{m.label.replace('/', '-')}.csv", {
             **m.run.index["provenance"], "run": m.label, "config": m.run.index["hash"]},
-            frame.to_csv(index=False, float_format="%.9g").encode(), frame,
+            csv_text(frame).encode(), frame,
             [Claim(str(m.run.index["files"].get(f"steps/{r:04d}.parquet")), round=r) for r in chosen], note=note,
             place=len(found.sources))
         found.sources.append(made)

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,14 @@ from fldiag.results.files import sha256_of, write_bytes, write_text
 Tell = Callable[[str], None]
 #: Digits of the key in a file's name; the json holds all of them.
 SHOWN = 16
+
+
+class Trust(Enum):
+    """What the files of an entry say about it."""
+
+    WHOLE = "the checksum holds"
+    BROKEN = "the checksum does not hold, or there is no table"
+    UNKNOWN = "there is no checksum"
 
 
 class Cache:
@@ -68,27 +77,37 @@ class Cache:
             The table as it was put, or None: there is none, or it is damaged.
         """
         tell, what = on_damage or (lambda text: None), f"cache entry {self.path(name, key, '').name}"
-        content, note = _read(self.path(name, key)), _read(self.path(name, key, ".json"))
+        content, trust = self._look(name, key)
         if content is None:
             return None
-        if note is None and not self.legacy:
+        if trust is Trust.UNKNOWN and not self.legacy:
             tell(f"{what} has no checksum and is computed again")
             return None
-        if note is not None and not _vouches(note, name, key, content):
+        frame = None if trust is Trust.BROKEN else _table(content)
+        if frame is None:
             tell(f"{what} was damaged and is computed again")
-            return None
-        try:
-            frame = pd.read_parquet(io.BytesIO(content))
-        except Exception:  # a damaged file can make the reader raise anything
-            tell(f"{what} was damaged and is computed again")
-            return None
-        if note is None:
+        elif trust is Trust.UNKNOWN:
             tell(f"{what} has no checksum (an earlier version wrote it) and is used as it is")
         return frame
 
     def has(self, name: str, key: str) -> bool:
-        """Whether ``get`` would find a table. Reads the whole entry."""
-        return self.get(name, key) is not None
+        """Whether ``get`` would find a table. Quicker than that where a checksum tells."""
+        content, trust = self._look(name, key)
+        if content is None:
+            return False
+        return trust is Trust.WHOLE or (trust is Trust.UNKNOWN and self.legacy and _table(content) is not None)
+
+    def unverified(self, name: str, key: str) -> bool:
+        """Whether there is an entry without a checksum, which only a cache with ``legacy`` uses."""
+        return self._look(name, key)[1] is Trust.UNKNOWN
+
+    def _look(self, name: str, key: str) -> tuple[bytes | None, Trust]:
+        content, note = _read(self.path(name, key)), _read(self.path(name, key, ".json"))
+        if content is None:
+            return None, Trust.BROKEN
+        if note is None:
+            return content, Trust.UNKNOWN
+        return content, Trust.WHOLE if _vouches(note, name, key, content) else Trust.BROKEN
 
     def put(self, name: str, key: str, frame: pd.DataFrame, about: Mapping[str, Any] | None = None) -> None:
         """Keep a table, and remove what ``partial`` kept of it.
@@ -145,6 +164,13 @@ def _read(path: Path) -> bytes | None:
     try:
         return path.read_bytes()
     except OSError:
+        return None
+
+
+def _table(content: bytes) -> pd.DataFrame | None:
+    try:
+        return pd.read_parquet(io.BytesIO(content))
+    except Exception:  # a damaged file can make the reader raise anything
         return None
 
 

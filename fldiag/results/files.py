@@ -86,25 +86,25 @@ def beside(path: Path, ending: str) -> Path:
     return path.with_name(path.name + ending)
 
 
-def csv_text(frame: pd.DataFrame) -> str:
-    """A table as the csv text that every writer of the project uses: no index, nine significant digits.
+def csv_text(frame: pd.DataFrame, digits: int = 9) -> str:
+    """A table as the csv text that every writer of the project uses: no index, nine significant digits unless said otherwise.
 
     >>> csv_text(pd.DataFrame({"metric": ["loss"], "value": [1 / 3]}))
     'metric,value\\nloss,0.333333333\\n'
     """
-    return frame.to_csv(index=False, float_format="%.9g", lineterminator="\n")
+    return str(frame.to_csv(index=False, float_format=f"%.{digits}g", lineterminator="\n"))
 
 
 def json_text(about: Mapping[str, Any]) -> str:
     """Provenance as json text; what json does not know is written as text."""
-    return json.dumps(about, indent=1, default=str)
+    return json.dumps(about, indent=1, default=str) + "\n"
 
 
 def write_table(frame: pd.DataFrame, path: Path, about: Mapping[str, Any]) -> list[Path]:
     """Write a table as PATH.csv and what it is as PATH.json.
 
-    The json holds ``about`` and, under ``table``, the name and the sha256 of the csv: ``altered`` tells by it whether the
-    csv is still the one that was written. The csv is written first, so a json never vouches for a csv that is not there yet.
+    The json holds ``about`` and, under ``table``, the name and the sha256 of the csv, by which ``read_csv_bytes`` refuses a csv
+    that was changed. The csv is written first, so a json never vouches for a csv that is not there yet.
 
     Args:
         frame: The table.
@@ -123,43 +123,68 @@ def write_table(frame: pd.DataFrame, path: Path, about: Mapping[str, Any]) -> li
     return [write_text(beside(path, ".json"), json_text(note)), csv]
 
 
-def altered(content: bytes, about: Mapping[str, Any]) -> bool:
-    """Whether a csv is not the one its provenance was written with.
+def read_csv_bytes(csv: Path, about: Mapping[str, Any]) -> bytes:
+    """The content of a csv that ``write_table`` wrote.
 
     Args:
-        content: The bytes of the csv.
-        about: The json beside it. One without a checksum (written by an earlier version) vouches for nothing and refuses nothing.
+        csv: The file.
+        about: What its json says. One without a checksum (an earlier version wrote it) vouches for nothing and refuses nothing.
 
     Returns:
-        True when there is a checksum and the content has another one.
+        The bytes.
+
+    Raises:
+        FldiagError: The csv is not the one its json was written with.
+        OSError: It cannot be read.
     """
-    table = about.get("table")
+    content, table = csv.read_bytes(), about.get("table")
     known = table.get("sha256") if isinstance(table, Mapping) else None
-    return known is not None and known != sha256_of(content)
+    if known is not None and known != sha256_of(content):
+        raise FldiagError(f"{csv.name} is not the table that was written (its sha256 differs from the json beside it)",
+                          "make it again, or restore it")
+    return content
 
 
-def write_pictures(fig: Any, path: Path, formats: Sequence[str], dpi: float) -> list[Path]:
-    """Write a matplotlib figure as PATH.FORMAT for each of ``formats`` (pdf, png). One figure gives the same bytes each time.
+def provenance_beside(csv: Path) -> dict[str, Any]:
+    """What the json beside a csv says; nothing where there is none that can be read.
+
+    >>> provenance_beside(Path("no-such.csv"))
+    {}
+    """
+    try:
+        found = json.loads(csv.with_name(csv.name.removesuffix(".csv") + ".json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def write_pictures(fig: Any, targets: Sequence[Path], dpi: float) -> list[Path]:
+    """Write a matplotlib figure to files, in the format that the ending of each says. One figure gives the same bytes each time.
 
     Args:
         fig: The figure.
-        path: The path without ending.
-        formats: Of ``PICTURES``.
+        targets: Files that end in .pdf or .png.
         dpi: Resolution of pixels.
 
     Returns:
-        The files, in the order of ``formats``.
+        The files.
 
     Raises:
-        FldiagError: Another format, or a folder that cannot be written.
+        FldiagError: Another format (nothing is written then), or a folder that cannot be written.
     """
-    odd = [f for f in formats if f not in PICTURES]
-    if odd:
-        raise FldiagError(f"cannot write a figure as {odd[0]!r}", f"use one of {', '.join(PICTURES)}", usage=True)
-    return [write_bytes(beside(path, f".{kind}"), _drawn(fig, kind, dpi)) for kind in formats]
+    for target in targets:
+        if _kind(target) not in PICTURES:
+            raise FldiagError(f"cannot write a figure to {str(target)!r}: format {target.suffix!r} is not known",
+                              "end the path in .png or .pdf, or give it without an ending", usage=True)
+    return [write_bytes(target, drawn(fig, _kind(target), dpi)) for target in targets]
 
 
-def _drawn(fig: Any, kind: str, dpi: float) -> bytes:
+def _kind(target: Path) -> str:
+    return target.suffix.lower()[1:]
+
+
+def drawn(fig: Any, kind: str, dpi: float) -> bytes:
+    """A matplotlib figure as ``pdf`` or ``png``."""
     buffer = io.BytesIO()
     fig.savefig(buffer, format=kind, dpi=dpi, metadata=PICTURES[kind])
     return buffer.getvalue()

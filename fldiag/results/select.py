@@ -6,6 +6,7 @@ table does not have is missing in all rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,15 @@ def spread_rounds(frame: pd.DataFrame, metric: str, most: int = 12) -> list[int]
     >>> spread_rounds(pd.DataFrame({"metric": "loss", "round": range(1, 101)}), "loss", most=4)
     [1, 34, 67, 100]
     """
-    there = rounds(frame, metric)
+    return spread(rounds(frame, metric), most)
+
+
+def spread(there: Sequence[int], most: int) -> list[int]:
+    """At most so many of these numbers, evenly spread, first and last among them.
+
+    >>> spread(range(10), 3)
+    [0, 4, 9]
+    """
     if len(there) <= most:
-        return there
+        return list(there)
     return sorted({there[i * (len(there) - 1) // (most - 1)] for i in range(most)})

@@ -8,9 +8,8 @@ given, and are chosen here (``Protocol``). Trained by the training core, measure
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,9 +30,9 @@ from fldiag.config import Config, build
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError, unknown
 from fldiag.registry import Progress
-from fldiag.results import files
+from fldiag.results.cache import Cache, Tell
 from fldiag.results.provenance import digest, provenance
-from fldiag.results.table import Row, table
+from fldiag.results.table import COLUMNS, Row, table
 from fldiag.seeding import numpy_rng, seed_for
 from fldiag.toys.iris_measures import CLASSES, accuracies, differences, lines, points, predict
 from fldiag.training import executor as executors
@@ -175,9 +174,19 @@ class Job:
     shown: bool = False
 
     @property
-    def file(self) -> str:
-        own = {key: value for key, value in provenance().items() if key not in ("seed", "threads")}
-        return f"{self.protocol.name}-{self.method}-s{self.seed}-{digest(own, asdict(self))[:12]}.json"
+    def name(self) -> str:
+        return f"{self.protocol.name}-{self.method}-s{self.seed}"
+
+    @property
+    def key(self) -> str:
+        """Changes with whatever decides the numbers."""
+        return digest({key: value for key, value in provenance().items() if key not in ("seed", "threads")}, asdict(self))
+
+    def as_table(self, rows: list[Row]) -> pd.DataFrame:
+        """The rows of the training, with what they are of."""
+        made = table(rows, run=self.protocol.name, method=self.method, seed=self.seed, estimator="exact",
+                     slice="test" if self.protocol.train_test else "all")
+        return made.astype({column: "string" for column in ("reference", "line") if column in made})
 
 
 class Trainer:
@@ -216,7 +225,7 @@ class Trainer:
 
 
 def run(protocols: Sequence[Protocol] = (Protocol(),), methods: Sequence[str] = METHODS, seeds: Iterable[int] = range(5), *,
-        shown: int | None = None, keep: Path | None = None, executor: str = "serial",
+        shown: int | None = None, keep: Path | None = None, executor: str = "serial", on_damage: Tell | None = None,
         progress: Progress | None = None) -> pd.DataFrame:
     """The toy as a table: every protocol (``run``), seed and method. Slice: all 150 flowers, or the 30 of the test.
 
@@ -227,53 +236,56 @@ def run(protocols: Sequence[Protocol] = (Protocol(),), methods: Sequence[str] = 
     200 x 200 grid, and for seed ``shown`` these grids, ``region``, and the flowers, ``point`` (unless given: of a single
     protocol those of the first seed, of several none).
 
-    ``keep``: a folder in which finished trainings are kept and found again. ``executor`` as in training; the result is
-    the same. Raises FldiagError for unknown methods, seeds that are no seeds, and trainings that diverge.
+    ``keep``: a folder in which finished trainings are kept and found again; ``on_damage`` is told of those that were damaged
+    and are trained again. ``executor`` as in training; the result is the same.
+
+    Raises FldiagError for unknown methods, seeds that are no seeds, and trainings that diverge.
     """
     seeds = list(seeds)
+    _check(protocols, methods, seeds)
+    shown = seeds[0] if shown is None and len(protocols) == 1 else shown
+    jobs = [Job(p, m, int(s), s == shown) for p in protocols for s in seeds for m in methods]
+    return _stacked([*_trainings(jobs, None if keep is None else Cache(keep), executor, progress, on_damage)])
+
+
+def _check(protocols: Sequence[Protocol], methods: Sequence[str], seeds: Sequence[int]) -> None:
+    """Raises FldiagError for what cannot be trained, before anything is."""
     if not protocols or not methods or not seeds:
         raise FldiagError("nothing to train", "give at least one protocol, method and seed", usage=True)
     for name, values in (("seeds", seeds), ("methods", methods), ("protocols", protocols)):
         if len(set(values)) != len(values):
             raise FldiagError(f"{name} = {list(values)} has one twice", "give each once", usage=True)
     if not all(isinstance(s, (int, np.integer)) and not isinstance(s, bool) and s >= 0 for s in seeds):
-        raise FldiagError(f"seeds = {seeds} are not seeds", "give whole numbers of at least 0", usage=True)
-    shown = seeds[0] if shown is None and len(protocols) == 1 else shown
+        raise FldiagError(f"seeds = {list(seeds)} are not seeds", "give whole numbers of at least 0", usage=True)
     for method in methods:
-        config(protocols[0], method, seeds[0], 1)  # an unknown one is refused before anything is trained
-    jobs = [Job(p, m, int(s), s == shown) for p in protocols for s in seeds for m in methods]
-    found = [_kept(keep, job) for job in jobs]
-    missing = [job for job, rows in zip(jobs, found, strict=True) if rows is None]
+        config(protocols[0], method, seeds[0], 1)  # refuses an unknown method
+
+
+def _trainings(jobs: Sequence[Job], kept: Cache | None, executor: str, progress: Progress | None,
+               on_damage: Tell | None) -> Iterator[pd.DataFrame]:
+    """The table of every job, in order: those that are kept, and the others as soon as they are trained."""
+    found = [None if kept is None else kept.get(job.name, job.key, on_damage) for job in jobs]
+    missing = [job for job, frame in zip(jobs, found, strict=True) if frame is None]
     kind, workers = executors.parse(executor)
-    workers = min(workers, len(missing))
     pool: executors.Executor = (executors.Serial(Trainer().train) if kind == "serial" or not missing
-                                else executors.Processes(Trainer, {}, "train", workers))
-    made: list[Row] = []
+                                else executors.Processes(Trainer, {}, "train", min(workers, len(missing))))
     try:
         fresh = iter(pool.map(missing))
-        for done, (job, rows) in enumerate(zip(jobs, found, strict=True)):
+        for done, (job, frame) in enumerate(zip(jobs, found, strict=True)):
             if progress:
                 progress(done, len(jobs), f"{job.protocol.name}, {job.method}, seed {job.seed}")
-            if rows is None:
-                rows = next(fresh)
-                _store(keep, job, rows)
-            common = {"run": job.protocol.name, "method": job.method, "seed": job.seed, "estimator": "exact",
-                      "slice": "test" if job.protocol.train_test else "all"}
-            made += [{**common, **row} for row in rows]
+            if frame is None:
+                frame = job.as_table(next(fresh))
+                if kept is not None:
+                    kept.put(job.name, job.key, frame, {**provenance(), "training": asdict(job)})
+            yield frame
         if progress:
             progress(len(jobs), len(jobs), "done")
     finally:
         pool.close()
-    return table(made)
 
 
-def _kept(keep: Path | None, job: Job) -> list[Row] | None:
-    try:
-        return None if keep is None else json.loads((keep / job.file).read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _store(keep: Path | None, job: Job, rows: list[Row]) -> None:
-    if keep is not None:
-        files.write_atomic(keep / job.file, lambda f: f.write(json.dumps(rows).encode()))
+def _stacked(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """The tables below each other, with the columns of the schema first."""
+    whole = pd.concat(frames, ignore_index=True)
+    return whole[[*COLUMNS, *sorted(set(whole.columns) - set(COLUMNS))]]

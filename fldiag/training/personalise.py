@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,8 +18,8 @@ from fldiag.data import partition, slices
 from fldiag.errors import FldiagError
 from fldiag.method import Neighbours, Personal
 from fldiag.registry import Progress
-from fldiag.results import files
 from fldiag.results import provenance as origin
+from fldiag.results.cache import Cache, Tell
 from fldiag.results.shares import share
 from fldiag.results.table import check, table
 from fldiag.seeding import numpy_rng
@@ -40,7 +38,8 @@ def personalise(run: Run | str | Path, *, epochs: Sequence[int] | None = None, l
                 neighbours: Neighbours | None = None, clients: Sequence[int] | None = None, test: str = "test",
                 seed: int | None = None, device: str = "cpu", root: str | None = None, download: bool = False,
                 model: str | None = None, data: str | None = None, setup: Setup | None = None,
-                cache: str | Path | None = None, progress: Progress | None = None) -> pd.DataFrame:
+                cache: str | Path | None = None, on_damage: Tell | None = None,
+                progress: Progress | None = None) -> pd.DataFrame:
     """Accuracy of the clients' own models, from the last checkpoint of a finished run.
 
     Each of ``clients`` (default: all) starts from the global model (with ``local_only``: from its own), trains e epochs
@@ -53,7 +52,8 @@ def personalise(run: Run | str | Path, *, epochs: Sequence[int] | None = None, l
     Rows, with ``index`` = e: ``personal_accuracy`` of each client (binomial stderr; ``low`` and ``high``: Wilson's
     95 % interval) and, with scope global, its mean over the clients (stderr over clients), ``personal_accuracy_std``
     (the clients' standard deviation, divisor m), each client counting once. Clients without a test example
-    have no value and do not enter. ``cache``: a folder in which the same question finds its answer.
+    have no value and do not enter. ``cache``: a folder in which the same question finds its answer; ``on_damage`` is told of
+    one that was damaged and is computed again.
 
     ``model``, ``data``: names of user code that the run was trained with, as a consent to run it. ``setup`` replaces
     what the run's config would build. Raises FldiagError for unfinished runs, data without classes, wrong
@@ -83,9 +83,9 @@ def personalise(run: Run | str | Path, *, epochs: Sequence[int] | None = None, l
              "neighbours": None if plan.neighbours is None else vars(plan.neighbours)}
     about = origin.provenance(dtype=setup.dtype, device=setup.device, seed=seed, checkpoint=last.sha256, stacked=setup.stack,
                               data=setup.dataset.fingerprint(), partition=run.index["files"].get("partition.npz"))
-    key = origin.digest(run.path.name, asked, about, run.index["state"] if plan.method else None)[:16]
-    kept = None if cache is None else Path(cache) / f"personal-{key}.parquet"
-    if kept is not None and (found := _cached(kept)) is not None:
+    key = origin.digest(run.path.name, asked, about, run.index["state"] if plan.method else None)
+    kept = None if cache is None else Cache(cache)
+    if kept is not None and (found := kept.get("personal", key, on_damage)) is not None:
         return found
     w = torch.cat([last.state[name].reshape(-1) for name in setup.network.layout.names]).to(setup.device, setup.dtype)
     buffers = {name: last.state[name].to(setup.device) for name in setup.network.buffers}
@@ -93,11 +93,7 @@ def personalise(run: Run | str | Path, *, epochs: Sequence[int] | None = None, l
     rows = measure(setup, plan, w, buffers, states, run.done, ids=ids, test=test, seed=seed, progress=progress)
     frame = check(table(rows, run=run.path.name, method=run.config.method.name, seed=run.config.seed))
     if kept is not None:
-        buffer = io.BytesIO()
-        frame.to_parquet(buffer, index=False)
-        files.write_atomic(kept, lambda f: f.write(buffer.getvalue()))
-        note = json.dumps({**about, "options": asked}, indent=1).encode()
-        files.write_atomic(kept.with_suffix(".json"), lambda f: f.write(note))
+        kept.put("personal", key, frame, {**about, "options": asked})
     return frame
 
 
@@ -244,13 +240,3 @@ def _setup(run: Run, device: str, root: str | None, download: bool, model: str |
         raise FldiagError(f"the data set {setup.dataset.name!r} found here is not the one {run.path} was trained on",
                           "point to the same data with --root")
     return setup
-
-
-def _cached(file: Path) -> pd.DataFrame | None:
-    if not file.is_file():
-        return None
-    try:
-        return check(pd.read_parquet(file))
-    except (OSError, ValueError, FldiagError):  # a damaged cache is no cache
-        file.unlink(missing_ok=True)
-        return None

@@ -14,7 +14,7 @@ from fldiag.diagnosis import subjects
 from fldiag.errors import FldiagError
 from fldiag.plotting import partition as picture
 from fldiag.plotting import style
-from fldiag.results import files
+from fldiag.results.files import beside, csv_text, write_text
 
 
 def partition(console: Console, source: str, overrides: list[str], out: Path | None, download: bool) -> None:
@@ -36,10 +36,10 @@ def partition(console: Console, source: str, overrides: list[str], out: Path | N
         parts = deal(dataset, spec, config.clients.total, config.data.public)
     path = subjects.prepare(out or folder) / name
     counts = partitions.summary(parts, dataset.train_y)
-    counts.to_csv(files.beside(path, ".csv"), index=False)
+    written = write_text(beside(path, ".csv"), csv_text(counts))
     pictures = style.save(picture.draw(counts), path, ("pdf", "png"))
     sizes = [len(p) for p in parts]
     held = counts[counts["count"] > 0].groupby("client").size()
     console.table([{"clients": len(parts), "smallest": min(sizes), "largest": max(sizes), "classes": float(held.mean())}],
                   {"clients": "clients", "smallest": "smallest", "largest": "largest", "classes": "classes a client (mean)"})
-    console.done(files.beside(path, ".csv"), *pictures)
+    console.done(written, *pictures)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -18,14 +16,12 @@ from fldiag.console import Console
 from fldiag.diagnosis import subjects
 from fldiag.diagnosis.measure import LONG as ANNOUNCE
 from fldiag.errors import FldiagError
-from fldiag.plotting import iris as flowers
 from fldiag.plotting import style
-from fldiag.plotting import toy as picture
 from fldiag.results import files
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.select import number
 from fldiag.toys import iris as iris_toy
-from fldiag.toys import iris_reported
+from fldiag.toys import iris_picture, iris_reported, plane_picture
 from fldiag.toys import plane as toy
 
 
@@ -34,12 +30,8 @@ def plane(console: Console, rho: float, beta: float, a: tuple[float, ...] | None
     geometry = toy.geometry(**options)
     frame = toy.run(**options)
     path = subjects.prepare(out or subjects.FALLBACK) / f"toy-plane-rho{rho:g}-beta{beta:g}"
-    text = io.StringIO()
-    frame.to_csv(text, index=False, float_format="%.12g")
-    files.write_atomic(files.beside(path, ".csv"), lambda f: f.write(text.getvalue().encode()))
-    about = json.dumps({**provenance(), "geometry": geometry}, indent=1)
-    files.write_atomic(files.beside(path, ".json"), lambda f: f.write(about.encode()))
-    pictures = style.save(picture.draw(frame, geometry), path, ("pdf", "png"))
+    written = files.write_table(frame, path, {**provenance(), "geometry": geometry})
+    pictures = style.save(plane_picture.draw(frame, geometry), path, ("pdf", "png"))
     rows = []
     for (method, client), part in frame[frame["client"].notna()].groupby(["method", "client"], sort=True):
         row = {"method": method, "client": int(client), "a": float(part["a"].iloc[0])}
@@ -54,7 +46,7 @@ def plane(console: Console, rho: float, beta: float, a: tuple[float, ...] | None
     if geometry["equilibrium"] is None:
         console.note(f"rho = {rho:g} is not below |w_l* - w_g| = {geometry['distance']:.4g}: FedSOL has no equilibrium "
                      "and hovers around w_g")
-    console.done(files.beside(path, ".json"), files.beside(path, ".csv"), *pictures)
+    console.done(*written, *pictures)
 
 
 def iris(console: Console, protocol: iris_toy.Protocol | None, methods: Sequence[str], seeds: int, first: int, rounds: int,
@@ -69,19 +61,20 @@ def iris(console: Console, protocol: iris_toy.Protocol | None, methods: Sequence
     path = subjects.prepare(out or subjects.FALLBACK) / f"toy-iris-{what}-{digest(about)[:8]}"
     keep = path.with_name(f".{path.name}.parts")
     with console.progress("iris") as bar:
-        frame = iris_toy.run(protocols, methods, chosen, keep=keep, executor=executor, progress=_forecast(console, bar))
+        frame = iris_toy.run(protocols, methods, chosen, keep=keep, executor=executor, progress=_forecast(console, bar),
+                             on_damage=console.note)
     found = iris_reported.summary(frame)
     said = iris_reported.statements(frame)
     about = {**provenance(seed=first), **about, "reported": iris_reported.REPORTED, "statements": said}
-    for suffix, content in ((".csv", _csv(frame)), ("-summary.csv", _csv(found)), (".json", json.dumps(about, indent=1))):
-        style.write(files.beside(path, suffix), content.encode())
+    whole, table = files.write_table(frame, path, about)
+    summary = files.write_text(files.beside(path, "-summary.csv"), files.csv_text(found))
     seed_rows = iris_reported.per_seed(frame)
     if protocol is None:
-        pictures = style.save(flowers.protocols(seed_rows, iris_reported.REPORTED), path, ("pdf", "png"))
+        pictures = style.save(iris_picture.protocols(seed_rows, iris_reported.REPORTED), path, ("pdf", "png"))
     else:
-        pictures = style.save(flowers.measures(seed_rows, frame, iris_reported.REPORTED),
+        pictures = style.save(iris_picture.measures(seed_rows, frame, iris_reported.REPORTED),
                               path.with_name(f"{path.name}-measures"), ("pdf", "png"))
-        pictures += style.save(flowers.regions(frame), path, ("pdf", "png"))
+        pictures += style.save(iris_picture.regions(frame), path, ("pdf", "png"))
     shutil.rmtree(keep, ignore_errors=True)
     _shown(console, found, several=len(protocols) > 1)
     for sentence in said:
@@ -90,7 +83,7 @@ def iris(console: Console, protocol: iris_toy.Protocol | None, methods: Sequence
     if protocol is not None and protocol.lr != iris_reported.REPORTED_LR:
         console.note(f"the paper's learning rate is {iris_reported.REPORTED_LR:g}: --lr {iris_reported.REPORTED_LR:g}, or "
                      "--variants for other protocols beside this one")
-    console.done(files.beside(path, ".json"), files.beside(path, "-summary.csv"), files.beside(path, ".csv"), *pictures)
+    console.done(whole, summary, table, *pictures)
 
 
 def _shown(console: Console, found: pd.DataFrame, *, several: bool) -> None:
@@ -108,12 +101,6 @@ def _shown(console: Console, found: pd.DataFrame, *, several: bool) -> None:
             shown[m] = f"{100 * row[m]:.1f}{spread}"
         rows.append(shown)
     console.table(rows, {**({"run": "protocol"} if several else {}), "method": "method", **columns})
-
-
-def _csv(frame: pd.DataFrame) -> str:
-    text = io.StringIO()
-    frame.to_csv(text, index=False, float_format="%.12g")
-    return text.getvalue()
 
 
 def _forecast(console: Console, bar: Callable[[int, int, str], None]) -> Callable[[int, int, str], None]:

@@ -134,11 +134,35 @@ def test_every_file_is_listed_with_its_digest(run):
 
 
 def test_a_damaged_table_of_metrics(copy):
-    (copy.path / copy.index["metrics"]).write_bytes(b"PAR1 not really")
-    with pytest.raises(FldiagError, match=r"parquet cannot be read"):
+    file = copy.path / copy.index["metrics"]
+    good = file.read_bytes()
+    for place in sorted({*range(0, len(good), 37), *range(16), *range(len(good) - 16, len(good))}):  # header, values, footer
+        for mask in (0x01, 0x80):
+            file.write_bytes(good[:place] + bytes([good[place] ^ mask]) + good[place + 1:])
+            with pytest.raises(FldiagError, match=r"parquet is not the file this run wrote"):
+                _ = copy.metrics
+    file.write_bytes(good[:-1])
+    with pytest.raises(FldiagError, match=r"parquet is not the file this run wrote"):
         _ = copy.metrics
-    (copy.path / copy.index["metrics"]).unlink()
-    with pytest.raises(FldiagError, match=r"parquet cannot be read"):
+    file.write_bytes(good)
+    assert len(copy.metrics)
+    file.unlink()
+    with pytest.raises(FldiagError, match=r"parquet is listed in run\.json but is not there"):
+        _ = copy.metrics
+
+
+def test_a_forged_table_of_metrics_is_refused(copy):
+    file = copy.path / copy.index["metrics"]
+    forged = copy.metrics
+    forged.loc[forged["metric"] == "accuracy", "value"] = 0.999
+    forged.to_parquet(file, index=False)
+    with pytest.raises(FldiagError, match="not the file this run wrote"):
+        _ = copy.metrics
+
+
+def test_a_run_without_metrics(copy):
+    del copy.index["metrics"]
+    with pytest.raises(FldiagError, match="no table of metrics"):
         _ = copy.metrics
 
 

@@ -14,6 +14,7 @@ import pytest
 import fldiag
 from fldiag import FldiagError
 from fldiag.export import mlflow, scalars, tensorboard, wandb
+from fldiag.results.files import write_table
 from fldiag.results.table import table
 
 
@@ -88,6 +89,17 @@ def test_collect_takes_the_metrics_and_every_table_of_the_diagnostics(run, tmp_p
     assert accuracy["step"].tolist() == [1, 2, 3]
     assert accuracy["value"].tolist() == run.metrics.query("metric == 'accuracy'")["value"].tolist()
     assert made["step"].is_monotonic_increasing
+
+
+def test_a_table_that_was_changed_is_refused(run):
+    csv = write_table(table([{"metric": "m", "round": 2, "value": 1.5}]), run.path / "diagnostics" / "forgetting-01234567", {})[1]
+    try:
+        assert 1.5 in scalars.collect(run).series["value"].tolist()
+        csv.write_text(csv.read_text().replace("1.5", "7.5"))
+        with pytest.raises(FldiagError, match="is not the table that was written"):
+            scalars.collect(run)
+    finally:
+        csv.unlink()
 
 
 def test_tables_that_are_none(run, tmp_path):

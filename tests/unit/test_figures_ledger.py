@@ -14,7 +14,7 @@ from fldiag import registry
 from fldiag.errors import FldiagError
 from fldiag.figures import claims, ledger, make, reported
 from fldiag.figures.claims import Claim, Verdict, lowest, ordered, per_seed
-from fldiag.figures.tables import markdown
+from fldiag.figures.paper_tables import markdown
 
 SETTING = "partition=lda;alpha=0.1"
 

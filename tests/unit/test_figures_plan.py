@@ -6,8 +6,9 @@ import pytest
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
 from fldiag.figures import make, plan, workers
+from fldiag.figures.caption import run_about
 from fldiag.figures.scales import scale
-from fldiag.figures.study import Study, Trial, curve, drift, final, matching, personal, spectrum
+from fldiag.figures.study import Study, Trial, curve, diagnostic, final, personal
 
 SMOKE = scale("smoke")
 PRESET = "fedsol-cifar10-lda0.1"
@@ -31,7 +32,7 @@ def test_studies_with_the_same_protocol_are_one_run(tmp_path):
 
 
 def test_a_run_keeps_what_any_study_wants_whichever_is_asked_for(tmp_path):
-    plain, hungry = study("plain", Trial(PRESET, "fedavg")), study("hungry", Trial(PRESET, "fedavg"), ask=(drift(steps="kl"),))
+    plain, hungry = study("plain", Trial(PRESET, "fedavg")), study("hungry", Trial(PRESET, "fedavg"), ask=(diagnostic("drift", steps="kl"),))
     alone, both = made([plain], [plain, hungry], tmp_path), made([plain, hungry], [plain, hungry], tmp_path)
     (task,), (other,) = alone.tasks.values(), both.tasks.values()
     assert task.config == other.config and task.config.checkpoint.clients == "sampled" and task.config.metrics.proximal == "kl"
@@ -42,13 +43,13 @@ def test_a_run_keeps_what_any_study_wants_whichever_is_asked_for(tmp_path):
 
 def test_studies_that_cannot_share_a_recording_are_told(tmp_path):
     with pytest.raises(FldiagError, match="different proximal losses"):
-        made([study("a", Trial(PRESET, "fedavg"), ask=(drift(steps="kl"), drift(steps="l2")))], store=tmp_path)
+        made([study("a", Trial(PRESET, "fedavg"), ask=(diagnostic("drift", steps="kl"), diagnostic("drift", steps="l2")))], store=tmp_path)
 
 
 def test_rounds_of_a_history_are_spread_and_end_with_the_last(tmp_path):
-    (task,) = plan.made(scale("small"), [study("a", Trial(PRESET, "fedavg"), ask=(drift(),))], [], tmp_path).tasks.values()
+    (task,) = plan.made(scale("small"), [study("a", Trial(PRESET, "fedavg"), ask=(diagnostic("drift"),))], [], tmp_path).tasks.values()
     assert task.rounds == (2, 4, 6, 8, 10, 12)
-    task = next(iter(plan.made(scale("paper"), [study("a", Trial(PRESET, "fedavg"), ask=(drift(),))], [], tmp_path).tasks.values()))
+    task = next(iter(plan.made(scale("paper"), [study("a", Trial(PRESET, "fedavg"), ask=(diagnostic("drift"),))], [], tmp_path).tasks.values()))
     assert len(task.rounds) == 30 and task.rounds[-1] == 300 and all(r % 10 == 0 for r in task.rounds)
 
 
@@ -68,7 +69,7 @@ def test_a_trial_that_is_no_config_names_its_study(tmp_path):
 def trained(tmp_path_factory):
     """A finished run of which the client weights of all rounds are wanted, and its bench."""
     store = tmp_path_factory.mktemp("store")
-    (task,) = made([study("a", Trial(PRESET, "scaffold"), ask=(final(), drift(rho=(), propositions=False)))], store=store).tasks.values()
+    (task,) = made([study("a", Trial(PRESET, "scaffold"), ask=(final(), diagnostic("drift", rho=(), propositions=False)))], store=store).tasks.values()
     outcome = workers.perform(task, workers.Bench(SMOKE, store, strict=True), lambda *event: None)
     return task, outcome, workers.Bench(SMOKE, store, strict=True)
 
@@ -80,7 +81,7 @@ def test_a_run_is_trained_asked_and_thinned(trained):
     assert run.rounds == [1, 2, 3, 4]
     assert not list((outcome.path / "state").glob("client-*")), "control variates of a finished run serve nobody"
     assert [f for f in run.index["files"] if not (outcome.path / f).is_file()] == []
-    value = workers.answers(outcome.path, next(k for k in task.asks if k.startswith("final")))["value"].iloc[0]
+    value = plan.answers(outcome.path).get(next(k for k in task.asks if k.startswith("final")))["value"].iloc[0]
     assert value == pytest.approx(100 * run.metrics.query("metric == 'accuracy'")["value"].iloc[-1])
 
 
@@ -92,9 +93,39 @@ def test_what_is_done_is_not_done_again(trained, monkeypatch):
     assert {f: f.stat().st_mtime_ns for f in outcome.path.rglob("*") if f.is_file()} == stamps
 
 
+def test_an_answer_of_an_earlier_version_is_used_and_named(trained):
+    """It has no json; the run may no longer have the weights to answer again."""
+    task, outcome, bench = trained
+    key = next(k for k in task.asks if k.startswith("drift"))
+    note = outcome.path / "answers" / f"{key}.json"
+    kept, there = note.read_bytes(), plan.answers(outcome.path)
+    assert there.has(key) and not there.unverified(key)
+    try:
+        note.unlink()
+        assert there.has(key) and there.unverified(key) and task.done(outcome.path) and there.get(key) is not None
+        the_plan = plan.Plan(SMOKE, bench.store, {task.core: task})
+        assert run_about(the_plan, task.core, outcome.path)["unverified"] == [key]
+    finally:
+        note.write_bytes(kept)
+    assert "unverified" not in run_about(the_plan, task.core, outcome.path)
+
+
+def test_a_damaged_answer_is_asked_again_and_that_is_said(trained):
+    task, outcome, bench = trained
+    key = next(k for k in task.asks if k.startswith("final"))
+    file = outcome.path / "answers" / f"{key}.parquet"
+    good, value = file.read_bytes(), plan.answers(outcome.path).get(key)
+    file.write_bytes(good[:200] + bytes([good[200] ^ 1]) + good[201:])
+    assert plan.answers(outcome.path).get(key) is None and not task.done(outcome.path)
+    again = workers.perform(task, bench, lambda *event: None)
+    assert again.path == outcome.path and again.error == ""
+    assert again.notes == [f"cache entry {key} was damaged and is computed again"]
+    assert task.done(outcome.path) and plan.answers(outcome.path).get(key).equals(value)
+
+
 def test_a_new_question_is_asked_of_the_old_run_where_it_has_the_weights(trained):
     task, outcome, bench = trained
-    (more,) = made([study("b", Trial(PRESET, "scaffold"), ask=(spectrum(samples=50, k=1),))], store=bench.store).tasks.values()
+    (more,) = made([study("b", Trial(PRESET, "scaffold"), ask=(diagnostic("spectrum", samples=50, k=1),))], store=bench.store).tasks.values()
     assert more.config.checkpoint != task.config.checkpoint and more.where(bench.store) == outcome.path
     (states,) = made([study("c", Trial(PRESET, "scaffold"), ask=(personal(1),))], store=bench.store).tasks.values()
     assert states.where(bench.store) != outcome.path, "the clients' states are gone"
@@ -104,13 +135,13 @@ def test_a_poorer_run_does_not_serve(tmp_path):
     (poor,) = made([study("a", Trial(PRESET, "fedavg"))], store=tmp_path).tasks.values()
     path = workers.perform(poor, workers.Bench(SMOKE, tmp_path, strict=True), lambda *event: None).path
     assert Run.open(path).rounds == [4]
-    for ask in (drift(), matching()):  # of several rounds, of the last
+    for ask in (diagnostic("drift"), diagnostic("matching")):  # of several rounds, of the last
         (rich,) = made([study("a", Trial(PRESET, "fedavg"), ask=(ask,))], store=tmp_path).tasks.values()
         assert rich.core == poor.core and rich.where(tmp_path) != path
 
 
 def test_a_failure_is_an_outcome(tmp_path):
-    (task,) = made([study("a", Trial(PRESET, "fedavg"), ask=(spectrum(k=2, params="nothing.*"), final()))], store=tmp_path).tasks.values()
+    (task,) = made([study("a", Trial(PRESET, "fedavg"), ask=(diagnostic("spectrum", k=2, params="nothing.*"), final()))], store=tmp_path).tasks.values()
     outcome = workers.perform(task, workers.Bench(SMOKE, tmp_path), lambda *event: None)
     assert outcome.error.startswith("spectrum: ") and not task.done(outcome.path)
-    assert isinstance(workers.answers(outcome.path, next(k for k in task.asks if k.startswith("final"))), pd.DataFrame)
+    assert isinstance(plan.answers(outcome.path).get(next(k for k in task.asks if k.startswith("final"))), pd.DataFrame)

@@ -6,10 +6,10 @@ import pytest
 
 from fldiag.errors import FldiagError
 from fldiag.figures import reported, scales
+from fldiag.figures.paper_tables import trials
 from fldiag.figures.reported import FEDERATION, MARKS, rows
 from fldiag.figures.scales import LeftOut, questions, reduction, scale
-from fldiag.figures.study import Trial, drift, final, landscape, spectrum
-from fldiag.figures.tables import trials
+from fldiag.figures.study import Trial, diagnostic, final
 
 FEDSOL = Trial("fedsol-cifar10-lda0.1", "fedsol", {"method.rho": 2.0})
 
@@ -75,8 +75,8 @@ def test_the_sentence_of_the_reduction_is_read_from_the_configs():
 
 
 def test_options_of_a_study_go_before_those_of_the_scale():
-    assert scale("small").options(drift(samples=7))["samples"] == 7
-    assert scale("small").options(drift())["samples"] == 500
+    assert scale("small").options(diagnostic("drift", samples=7))["samples"] == 7
+    assert scale("small").options(diagnostic("drift"))["samples"] == 500
 
 
 def test_seeds():
@@ -140,7 +140,7 @@ def test_an_installation_has_the_studies_of_every_paper():
 
 
 def test_a_caption_says_what_was_asked_with_which_options():
-    asks = [landscape(points=9), landscape(), spectrum(), final()]
+    asks = [diagnostic("landscape", seeds=1, points=9), diagnostic("landscape", seeds=1), diagnostic("spectrum"), final()]
     said = questions(scale("small"), asks, 3)
     assert "landscape (points 31, samples 500, first 1 of the seeds)" in said and "spectrum (samples 500)" in said
     assert "landscape (samples 500, first 1 of the seeds)" in said, "what a study gives itself is in its own words"

@@ -7,6 +7,9 @@ import torch
 from helpers import classification, config, federation, play, trace
 from test_methods_server import DATA, PLAIN, run, same
 
+from fldiag.methods.fedtoga import fedtoga
+from fldiag.parts.momentum import Register
+
 MODES = ("global", "neighbour", "fusion")
 
 
@@ -101,6 +104,23 @@ def test_T_TOGA_6_delta_times_the_steps_is_the_mean_displacement_turned_round():
     assert same(4 * made.state["delta"], -(seen.rows - seen.w_g).mean(0))
     scaled, seen = run("fedtoga", {"delta_scale": "steps_lr"}, rounds=1, data=equal)
     assert same(4 * 0.1 * scaled.state["delta"], -(seen[0][0].rows - seen[0][0].w_g).mean(0))
+
+
+@pytest.mark.parametrize("scale", ["steps", "steps_lr"])
+def test_delta_is_of_each_clients_own_number_of_steps_also_with_momentum(scale):
+    """M 1.29; version 1 weighed the steps by the momentum."""
+    made, seen = run("fedtoga", {"delta_scale": scale}, rounds=2, momentum=0.9)
+    seen = seen[-1][0]
+    assert len(set(seen.steps.tolist())) == 3
+    lr = 1.0 if scale == "steps" else seen.lr
+    expected = -((seen.rows - seen.w_g) / (seen.steps[:, None].double() * lr)).mean(0)
+    assert same(made.state["delta"], expected) and not same(seen.effective[:, 0], seen.steps)
+
+
+def test_gradients_are_registered_only_where_they_are_read():
+    for mode, registered in itertools.product(MODES, ("gradient", "corrected")):
+        built = fedtoga(mode=mode, registered=registered)
+        assert sum(isinstance(part, Register) for part in built) == (mode != "global")
 
 
 def without_server_term(method, options):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import classification, config, federation, play, quadratics, whole
+from helpers import classification, close, config, federation, play, quadratics, whole
 
 DATA = classification((20, 13, 7))
 PLAIN = {"momentum": 0.0, "weight_decay": 0.0, "lr_decay": 1.0}
@@ -54,7 +54,10 @@ def test_T_ADAM_2_with_a_constant_second_moment_the_right_rate_is_fedavg(method)
 def test_T_ADAM_3_sign_of_the_update():
     w, delta = first_displacement()
     made, _ = run("fedadam", {"server_lr": 0.3, "beta1": 0.0, "beta2": 0.0, "tau": 1e-12}, rounds=1)
-    assert same(made.w, w + 0.3 * delta.sign(), 1e-6)
+    moved = delta.abs() > 1e-6  # where tau is nothing beside it
+    assert same(made.w[moved], (w + 0.3 * delta.sign())[moved], 1e-6) and moved.double().mean() > 0.8
+    # the weights of dead units stay where they are, but for the rounding of the mean: its sign is the processor's
+    close(delta[~moved], torch.zeros_like(delta[~moved]), terms=3, size=w.abs().max())
 
 
 def test_T_YOGI_1_adam_and_yogi_agree_where_v_is_the_square_of_the_update():

@@ -371,7 +371,9 @@ def test_the_same_question_is_answered_from_the_cache(tmp_path, monkeypatch):
     [kept] = (tmp_path / "cache").glob("*.parquet")
     monkeypatch.undo()
     kept.write_bytes(b"damaged")
-    assert personalise(run, cache=tmp_path / "cache").equals(first)
+    told = []
+    assert personalise(run, cache=tmp_path / "cache", on_damage=told.append).equals(first)
+    assert told == [f"cache entry {kept.stem} was damaged and is computed again"]
 
 
 def test_progress_counts_clients(tmp_path):

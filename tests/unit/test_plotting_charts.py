@@ -12,8 +12,9 @@ from matplotlib.colors import to_hex
 
 from fldiag.diagnostics.spectrum import picture as spectrum
 from fldiag.errors import FldiagError
-from fldiag.plotting import curves, partition, style, toy
+from fldiag.plotting import curves, partition, style
 from fldiag.results.table import table
+from fldiag.toys import plane_picture
 
 
 # --- partition -------------------------------------------------------------------------------------------------
@@ -231,7 +232,7 @@ def plane():
 
 def test_toy_draws_paths_ends_and_closed_forms_of_every_client():
     frame = plane().sample(frac=1, random_state=2)
-    fig = toy.draw(frame, GEOMETRY)
+    fig = plane_picture.draw(frame, GEOMETRY)
     assert [ax.get_title() for ax in fig.axes] in (["FedSOL", "FedProx"], ["FedProx", "FedSOL"])
     for ax in fig.axes:
         for label, metric in (("trajectory", "trajectory"), ("end point", "end_point"), ("closed form", "closed_form")):
@@ -248,7 +249,7 @@ def test_toy_draws_paths_ends_and_closed_forms_of_every_client():
 
 
 def test_toy_contours_are_level_lines_of_the_clients_losses():
-    ax = toy.draw(plane(), GEOMETRY).axes[0]
+    ax = plane_picture.draw(plane(), GEOMETRY).axes[0]
     assert len(ax.collections) == len(CURVATURES)
     for lines, a in zip(ax.collections, CURVATURES, strict=True):
         for level, path in zip(lines.levels, lines.get_paths(), strict=True):
@@ -258,7 +259,7 @@ def test_toy_contours_are_level_lines_of_the_clients_losses():
 
 
 def test_toy_hides_no_end_point_under_another():
-    ax = toy.draw(plane(), GEOMETRY).axes[0]
+    ax = plane_picture.draw(plane(), GEOMETRY).axes[0]
     ends = [line for line in ax.lines if line.get_label() == "end point"]
     sizes = [line.get_markersize() for line in ends]
     assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == 3
@@ -275,12 +276,12 @@ def test_unfit_toys_are_refused():
         (frame.assign(metric="loss"), GEOMETRY, "no rows of metric trajectory"),
     ]:
         with pytest.raises(FldiagError, match=message):
-            toy.draw(bad, geometry)
+            plane_picture.draw(bad, geometry)
 
 
 # --- all -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("picture", [lambda: partition.draw(counts(10, 5)), lambda: curves.draw(metrics()),
-                                     lambda: spectrum.draw(eigen(A=[9, 5, 3])), lambda: toy.draw(plane(), GEOMETRY)],
+                                     lambda: spectrum.draw(eigen(A=[9, 5, 3])), lambda: plane_picture.draw(plane(), GEOMETRY)],
                          ids=["partition", "curves", "spectrum", "toy"])
 def test_same_table_same_bytes_and_no_settings_left_behind(picture, tmp_path):
     before = dict(matplotlib.rcParams)

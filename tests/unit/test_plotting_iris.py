@@ -6,8 +6,9 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from fldiag.errors import FldiagError
-from fldiag.plotting import iris, style
+from fldiag.plotting import style
 from fldiag.results.table import table
+from fldiag.toys import iris_picture
 
 METHODS = ("fedavg", "fedproj")
 GLOBAL = ["3a1c", "3a1c", "2a2c"]
@@ -42,45 +43,45 @@ def panels(fig):
 
 @pytest.mark.parametrize(("line", "expected"), [("2a1c", [0, 0, 2]), ("1b", [1]), ("11a", [0] * 11)])
 def test_lines_are_read(line, expected):
-    assert iris.classes(line).tolist() == expected
+    assert iris_picture.classes(line).tolist() == expected
 
 
 @pytest.mark.parametrize("line", ["", "a", "3", "3d", "2a 1b", "2a1", "-1a", "x2a"])
 def test_what_is_no_line(line):
     with pytest.raises(FldiagError, match="57a143c"):
-        iris.classes(line)
+        iris_picture.classes(line)
 
 
 def test_panels_show_the_regions_where_they_are():
-    fig = iris.regions(regions().sample(frac=1, random_state=1).sort_values("method", kind="stable"))
+    fig = iris_picture.regions(regions().sample(frac=1, random_state=1).sort_values("method", kind="stable"))
     for i, method in enumerate(METHODS):
         for j, k in enumerate((0, 1, None)):
             (image,) = panels(fig)[i, j].get_images()
-            expected = np.stack([iris.classes(line) for line in (GLOBAL if k is None else LINES[method, k])])
+            expected = np.stack([iris_picture.classes(line) for line in (GLOBAL if k is None else LINES[method, k])])
             np.testing.assert_array_equal(image.get_array(), expected)
             assert image.origin == "lower" and image.get_extent() == pytest.approx([-1.5, 2.5, 9.5, 12.5])  # pixel centres
             for c in range(3):
-                assert image.cmap(image.norm(c))[:3] == pytest.approx(to_rgb(iris.FILLS[c]))
+                assert image.cmap(image.norm(c))[:3] == pytest.approx(to_rgb(iris_picture.FILLS[c]))
 
 
 def test_hatches_cover_what_differs_from_the_global_model():
-    fig = iris.regions(regions())
-    hatched = [[c for c in ax.collections if getattr(c, "hatches", [None])[0] == iris.HATCH] for ax in fig.axes]
+    fig = iris_picture.regions(regions())
+    hatched = [[c for c in ax.collections if getattr(c, "hatches", [None])[0] == iris_picture.HATCH] for ax in fig.axes]
     assert [len(h) for h in hatched] == [1, 0, 0, 1, 1, 0]
     (inside,) = [p.contains_points([(2, 10), (2, 11), (1, 12), (0, 10), (0, 12)], radius=1e-6) for p in hatched[0][0].get_paths()]
     assert inside.tolist() == [True, True, True, False, False]
 
 
 def test_panels_tell_accuracy_and_disagreement():
-    titles = [ax.get_title() for ax in iris.regions(regions()).axes]
+    titles = [ax.get_title() for ax in iris_picture.regions(regions()).axes]
     assert titles == ["50.0 % right, differs in 33 %", "60.0 % right, differs in 0 %", "80.0 % right",
                       "50.0 % right, differs in 8 %", "60.0 % right, differs in 58 %", "80.0 % right"]
     bare = regions()
-    assert iris.regions(bare[bare["metric"] != "accuracy"]).axes[0].get_title() == "differs in 33 %"
+    assert iris_picture.regions(bare[bare["metric"] != "accuracy"]).axes[0].get_title() == "differs in 33 %"
 
 
 def test_own_flowers_are_filled_with_the_marker_of_their_class():
-    axes = panels(iris.regions(regions()))[0]
+    axes = panels(iris_picture.regions(regions()))[0]
 
     def shown(ax, filled):
         return {(round(float(x), 3), line.get_marker()) for line in ax.lines for x in line.get_xdata()
@@ -95,8 +96,8 @@ def test_colours_stay_apart_in_greyscale():
     def grey(colours):
         return sorted(float(np.dot(to_rgb(c), (0.299, 0.587, 0.114))) for c in colours)
 
-    assert np.diff(grey(iris.FILLS)).min() > 0.12
-    assert min(grey(iris.FILLS)) - max(grey(iris.INKS)) > 0.12
+    assert np.diff(grey(iris_picture.FILLS)).min() > 0.12
+    assert min(grey(iris_picture.FILLS)) - max(grey(iris_picture.INKS)) > 0.12
 
 
 @pytest.mark.parametrize(("change", "message"), [
@@ -110,7 +111,7 @@ def test_colours_stay_apart_in_greyscale():
     (lambda f: f.assign(line=f["line"].replace("1a1b2c", "1a1b1c")), "fedproj, client 0 are no grid"), (lambda f: f.iloc[:0], "empty")])
 def test_unfit_regions(change, message):
     with pytest.raises((FldiagError), match=message):
-        iris.regions(change(regions()))
+        iris_picture.regions(change(regions()))
 
 
 # --- measures and protocols ------------------------------------------------------------------------------------
@@ -132,7 +133,7 @@ def seeds(run="p", shift=0.0):
 
 
 def test_curves_are_means_over_seeds_with_their_deviation():
-    fig = iris.measures(seeds(), rounds(), {"fedavg": 0.64, "fedsol": 0.1})
+    fig = iris_picture.measures(seeds(), rounds(), {"fedavg": 0.64, "fedsol": 0.1})
     for ax, shift in zip(fig.axes[:2], (0, 20), strict=True):
         for m in METHODS:
             (line,) = [x for x in ax.lines if x.get_label() == m]
@@ -148,7 +149,7 @@ def test_curves_are_means_over_seeds_with_their_deviation():
 
 
 def test_forgetting_has_a_dot_a_seed_and_the_mean():
-    ax = iris.measures(seeds(), rounds()).axes[2]
+    ax = iris_picture.measures(seeds(), rounds()).axes[2]
     dots = [line for line in ax.lines if line.get_linestyle() == "None" and len(line.get_ydata()) == 2]
     by_place = {(round(float(np.mean(d.get_xdata()))), d.get_marker()): sorted(d.get_ydata()) for d in dots}
     assert len(by_place) == 6
@@ -162,14 +163,14 @@ def test_forgetting_has_a_dot_a_seed_and_the_mean():
 
 
 def test_one_seed_has_no_spread():
-    fig = iris.measures(seeds()[lambda f: f["seed"] == 0], rounds()[lambda f: f["seed"] == 0])
+    fig = iris_picture.measures(seeds()[lambda f: f["seed"] == 0], rounds()[lambda f: f["seed"] == 0])
     assert all(np.ptp(b[2][0].get_segments()[0][:, 1]) == 0 for b in fig.axes[2].containers)
     assert np.isfinite(fig.axes[0].collections[0].get_paths()[0].vertices).all()
 
 
 def test_protocols_stand_below_each_other():
     both = pd.concat([seeds("one-lr0.01"), seeds("two-lr0.001", -0.1)])
-    fig = iris.protocols(both, {"fedavg": 0.64, "fedproj": 0.64})
+    fig = iris_picture.protocols(both, {"fedavg": 0.64, "fedproj": 0.64})
     left, right = fig.axes
     assert [t.get_text() for t in left.get_yticklabels()] == ["one lr 0.01", "two lr 0.001"] and left.get_ylim()[0] > left.get_ylim()[1]
     for ax, expected in ((left, [70, 85, 60, 75]), (right, [35, 35, 25, 25])):
@@ -180,16 +181,16 @@ def test_protocols_stand_below_each_other():
 
 
 @pytest.mark.parametrize(("call", "message"), [
-    (lambda: iris.measures(seeds().drop(columns="drop"), rounds()), "lacks the columns drop"),
-    (lambda: iris.measures(seeds(), rounds().assign(metric="loss")), "no rows of metric 'accuracy'"),
-    (lambda: iris.measures(seeds(), pd.concat([rounds(), rounds().assign(run="q")])), "two accuracies"),
-    (lambda: iris.protocols(seeds().drop(columns="local")), "lacks the columns local"),
-    (lambda: iris.protocols(seeds().iloc[:0]), "empty")])
+    (lambda: iris_picture.measures(seeds().drop(columns="drop"), rounds()), "lacks the columns drop"),
+    (lambda: iris_picture.measures(seeds(), rounds().assign(metric="loss")), "no rows of metric 'accuracy'"),
+    (lambda: iris_picture.measures(seeds(), pd.concat([rounds(), rounds().assign(run="q")])), "two accuracies"),
+    (lambda: iris_picture.protocols(seeds().drop(columns="local")), "lacks the columns local"),
+    (lambda: iris_picture.protocols(seeds().iloc[:0]), "empty")])
 def test_unfit_measures(call, message):
     with pytest.raises(FldiagError, match=message):
         call()
 
 
 def test_the_same_table_gives_the_same_bytes(tmp_path):
-    [a], [b] = (style.save(iris.regions(regions()), tmp_path / name, ["pdf"]) for name in "ab")
+    [a], [b] = (style.save(iris_picture.regions(regions()), tmp_path / name, ["pdf"]) for name in "ab")
     assert a.read_bytes() == b.read_bytes()

@@ -11,6 +11,7 @@ import pytest
 
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
+from fldiag.results import files
 
 
 def simple(value: float = 1.0):
@@ -36,7 +37,7 @@ def test_the_users_own_settings_do_not_show_through(tmp_path):
 
 
 def test_no_window_system_and_no_pyplot_is_touched():
-    code = ("import sys; from fldiag.plotting import curves, landscape, partition, spectrum, style, toy; "
+    code = ("import sys; from fldiag.plotting import curves, layers, partition, style; "
             "print('matplotlib.pyplot' in sys.modules, 'plotly' in sys.modules, 'torch' in sys.modules)")
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split() == ["False", "False", "False"]
@@ -86,16 +87,16 @@ def test_write_replaces_the_old_file_whole_or_not_at_all(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(style.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(FldiagError, match="No space left"):
-        style.write(target, b"new and long")
+        files.write_bytes(target, b"new and long")
     assert target.read_bytes() == b"old" and [p.name for p in tmp_path.iterdir()] == ["a.png"]
 
 
 def test_a_folder_that_is_a_file_is_a_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(FldiagError, match="cannot write"):
-        style.write(tmp_path / "file" / "a.png", b"x")
+        files.write_bytes(tmp_path / "file" / "a.png", b"x")
 
 
 def lightness(color: str) -> float:

@@ -19,9 +19,9 @@ from fldiag.diagnostics.matching.section import _range, square
 from fldiag.diagnostics.matching.section import section as matching
 from fldiag.diagnostics.spectrum.section import section as spectrum
 from fldiag.plotting.sections import percent, plus_minus, series, short
-from fldiag.report import curves, steps, summary
+from fldiag.report import performance, steps, summary
 from fldiag.report.collect import collect
-from fldiag.report.curves import _one_source
+from fldiag.report.performance import _one_source
 from fldiag.training.diagnostics.personalise.section import section as personal
 
 
@@ -117,7 +117,7 @@ def test_runs_that_differ_by_the_seed_are_averaged_and_no_others(tmp_path):
     assert row["Runs"] == "s0, s1, s2" and row["Seeds"] == "0, 1, 2"
     assert row["Test accuracy"] == plus_minus(0.63, statistics.stdev(accuracies), share=True)
     assert summary.seeds(found.members[2:], "") is None
-    drawn = frame_of(curves.curves(found).groups[0].figures[0])["series"]
+    drawn = frame_of(performance.curves(found).groups[0].figures[0])["series"]
     mean = next(s for s in drawn if s["name"].startswith("mean of 3 seeds"))
     assert mean["y"] == pytest.approx([0.61, 0.62, 0.63]) and mean["high"][0] == pytest.approx(0.71)
     assert sum(bool(s.get("faint")) for s in drawn) == 3
@@ -138,7 +138,7 @@ def test_different_data_are_drawn_apart_and_the_report_says_so(tmp_path):
     found = collect([reports.everything(reports.run(tmp_path / n, data=d)).path for n, d in (("a", "d0"), ("b", "d1"), ("c", "d0"))])
     assert "not to be compared" in summary.remarks(found)[0]
     assert len([t for t in summary.summary(found).tables if t.caption.startswith("Runs on")]) == 2
-    for section in (curves.curves(found), forgetting(found), drift(found), landscapes(found),
+    for section in (performance.curves(found), forgetting(found), drift(found), landscapes(found),
                     spectrum(found), personal(found)):
         for figure in section.figures:
             runs = {s["run"] for f in figure.spec["frames"].values() for s in f.get("series", ())}
@@ -150,7 +150,7 @@ def test_different_models_share_no_scale_of_weights(tmp_path):
     found = collect([reports.everything(reports.run(tmp_path / n, model__hidden=h)).path for n, h in (("a", "[8]"), ("b", "[9]"))])
     assert any("different models" in r for r in summary.remarks(found))
     assert len(landscapes(found).groups) == 2 and len(drift(found).groups) == 4
-    assert {s["run"] for s in frame_of(curves.curves(found).groups[0].figures[0])["series"]} == {0, 1}  # accuracies may be
+    assert {s["run"] for s in frame_of(performance.curves(found).groups[0].figures[0])["series"]} == {0, 1}  # accuracies may be
 
 
 def test_surfaces_on_one_slice_share_a_scale_and_others_do_not(tmp_path):
@@ -294,7 +294,7 @@ def test_many_recorded_rounds_are_thinned_with_both_ends_kept(tmp_path):
 
 
 def test_everything_a_figure_holds_is_json(two):
-    for part in (curves.curves, landscapes, spectrum, forgetting, drift, matching, account,
+    for part in (performance.curves, landscapes, spectrum, forgetting, drift, matching, account,
                  personal, steps.steps):
         for figure in part(two).figures:
             json.dumps(figure.spec, allow_nan=False)

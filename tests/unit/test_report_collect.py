@@ -4,11 +4,16 @@ import json
 import os
 import shutil
 
+import pandas as pd
 import pytest
 import reports
 
+from fldiag.diagnostics.account.section import section as account
 from fldiag.errors import FldiagError
+from fldiag.report import build
 from fldiag.report.collect import collect, labels
+from fldiag.report.guard import guarded
+from fldiag.results.files import write_table
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +131,69 @@ def test_a_run_without_metrics_or_checkpoints_is_still_a_run(tmp_path):
     made = reports.run(tmp_path / "a")
     (made.path / made.index["metrics"]).unlink()
     found = collect([made.path])
-    assert kinds(found) == set() and "cannot be read" in found.notes[0]
+    assert kinds(found) == set() and "is not there" in found.notes[0]
+
+
+def test_forged_metrics_are_not_shown(tmp_path):
+    made = reports.run(tmp_path / "a")
+    made.metrics.assign(value=0.999).to_parquet(made.path / made.index["metrics"], index=False)
+    found = collect([made.path])
+    assert kinds(found) == set() and "not the file this run wrote" in found.notes[0]
+
+
+def test_a_table_that_was_changed_is_not_shown(tmp_path):
+    """Every byte of a csv flipped: the table is left out, with a note, and the next one of its kind is taken."""
+    made = reports.run(tmp_path / "a")
+    reports.of_run(made, "forgetting", reports.forgetting(), name="forgetting-old", rounds=[1, 2])
+    csv = reports.of_run(made, "forgetting", reports.forgetting(), name="forgetting-new")
+    [about, same] = write_table(pd.read_csv(csv), csv.with_suffix(""), json.loads(csv.with_suffix(".json").read_text()))
+    assert same == csv and collect([made.path]).members[0].tables["forgetting"].name == csv.name
+    good = csv.read_bytes()
+    for place in range(0, len(good), max(1, len(good) // 60)):
+        csv.write_bytes(good[:place] + bytes([good[place] ^ 0x01]) + good[place + 1:])
+        found = collect([made.path])
+        assert found.members[0].tables["forgetting"].name == "forgetting-old.csv"
+        assert found.notes == ["forgetting-new.csv is not shown: it cannot be read as a table (forgetting-new.csv is not the "
+                               "table that was written (its sha256 differs from the json beside it))."]
+    csv.write_bytes(good)
+    kept = about.read_bytes()
+    for place in range(len(kept)):  # a damaged json: the table as it is, or none of it
+        about.write_bytes(kept[:place] + bytes([kept[place] ^ 0x02]) + kept[place + 1:])
+        table = collect([made.path]).members[0].tables.get("forgetting")
+        assert table is None or table.raw in (good, (csv.parent / "forgetting-old.csv").read_bytes())
+
+
+def test_a_table_without_a_checksum_is_shown(tmp_path):
+    made = reports.run(tmp_path / "a")
+    reports.of_run(made, "forgetting", reports.forgetting())
+    found = collect([made.path])
+    assert "forgetting" in kinds(found) and not found.notes
+
+
+def test_a_table_that_no_section_can_draw_does_not_stop_the_report(tmp_path):
+    """Without a checksum anything may stand in a table."""
+    good, bad = reports.run(tmp_path / "a"), reports.run(tmp_path / "b", seed=1)
+    for made in (good, bad):
+        reports.of_run(made, "account", reports.account(), name=f"account-{made.path.name}")
+    csv = bad.path / "diagnostics" / "account-b.csv"
+    csv.write_text(csv.read_text().replace(",4,", ",inf,"))  # no number of a client
+    found = collect([good.path, bad.path])
+    assert "account" in kinds(found, 1) and not found.notes
+    with pytest.raises((ValueError, OverflowError, TypeError)) as direct:
+        account(found)
+    section = guarded(account, found)
+    assert [g.title for g in section.groups] == ["a"]
+    assert section.notes == [f"account-b.csv is not shown here: its numbers cannot be drawn ({type(direct.value).__name__}: {direct.value})."]
+    assert "account-b.csv is not shown here" in build.write(found, tmp_path / "report.html").read_text()
+
+
+def test_a_section_that_fails_without_tables_fails(tmp_path):
+    def part(found):
+        raise ValueError("always")
+
+    with pytest.raises(ValueError, match="always"):
+        guarded(part, collect([reports.run(tmp_path / "a").path]))
+
 
 
 def test_wrong_use_is_refused(tmp_path):

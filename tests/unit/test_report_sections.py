@@ -93,7 +93,7 @@ def test_without_a_section_it_shows_its_summary_and_its_picture(tmp_path, add):
     assert "&lt;b&gt;two&lt;/b&gt; bumps" in shown and "<b>two" not in shown
     first, again = pictures(shown)
     assert 'width="320"' in shown
-    assert first == again == style.encode(draw(pd.DataFrame({"value": [0, 0.125, 0.25]})), "png")
+    assert first == again == style.png(draw(pd.DataFrame({"value": [0, 0.125, 0.25]})))
     assert first.startswith(b"\x89PNG") and "img-src data:" in re.search('Content-Security-Policy" content="([^"]*)"', text).group(1)
     assert f"<code>fldiag bumps {b.path}</code>" in shown and "not computed yet" in shown
     assert reports.sha(a, 3) in shown, "where it comes from"

@@ -45,14 +45,14 @@ def same(a, b, **kwargs):
 def test_torchvisions_network_with_the_same_weights(name, norm, train):
     with torch.random.fork_rng():
         peer = unsettled(torchvision.models.resnet18(num_classes=10, norm_layer=norm).double()).train(train)
-    ours = built(name, side=64).train(train)
+    ours = built(name).train(train)
     ours.load_state_dict(peer.state_dict())
     assert [n for n, _ in ours.named_parameters()] == [n for n, _ in peer.named_parameters()]
     seen = []
     for part in (peer.layer1, peer.layer2, peer.layer3, peer.layer4):
         part.register_forward_hook(lambda m, args, out: seen.append(out))
     peer.bn1.register_forward_hook(lambda m, args, out: seen.append(out.clone()))  # its ReLU works in place
-    x = randn(3, 3, 64, 64)
+    x = randn(3, 3, 32, 32)
     same(ours(x), peer(x))
     ours.load_state_dict(peer.state_dict())
     seen.clear()

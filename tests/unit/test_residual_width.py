@@ -13,7 +13,7 @@ every = pytest.mark.parametrize("name", FAMILY)
 @every
 def test_full_width_is_the_network_in_training(name):
     module = unsettled(built(name)).train()
-    x = randn(3, 3, 32, 32)
+    x = randn(3, 3, 16, 16)
     full = module(x)
     before = {n: b.clone() for n, b in module.named_buffers()}
     same(module.sub(x, 1), full)
@@ -26,7 +26,7 @@ def test_full_width_is_the_network_in_training(name):
 @every
 def test_last_stage_at_full_width_is_the_last_map(name):
     module = unsettled(built(name)).train()
-    maps = module.stages(randn(3, 3, 32, 32))
+    maps = module.stages(randn(3, 3, 16, 16))
     before = {n: b.clone() for n, b in module.named_buffers()}
     same(module.last_stage(F.relu(maps[-2]), 1), F.relu(maps[-1]))
     assert all(torch.equal(b, before[n]) for n, b in module.named_buffers())

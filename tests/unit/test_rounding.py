@@ -1,9 +1,10 @@
-"""The helper that says how far two computations of the same numbers may lie apart."""
+"""How far two computations of the same numbers may lie apart, and which tests other processors repeat."""
 
 import numpy as np
 import pytest
 import torch
 from helpers import close, terms
+from processors import NUMERIC, PROCESSORS, ROOT, lesser, numeric
 
 
 def sums(n, dtype, seed=0):
@@ -24,7 +25,7 @@ def test_the_order_of_a_sum_passes_and_an_error_beyond_it_does_not(dtype, n):
     if dtype == torch.float32:
         close(serial, exact, terms=n)  # the coarser of the two counts
         if n > 1:
-            with pytest.raises(AssertionError, match="in torch.float64 explains"):
+            with pytest.raises(AssertionError, match=r"in torch\.float64 explains"):
                 close(serial, exact, terms=n, dtype=torch.float64)
     with pytest.raises(AssertionError, match="differ by"):
         close(serial * (1 + 20 * n**0.5 * torch.finfo(dtype).eps), other, terms=n)
@@ -41,3 +42,14 @@ def test_floats_and_arrays_count_as_what_they_are_and_nothing_else_passes():
     with pytest.raises(AssertionError, match="shapes"):
         close(torch.ones(2), torch.ones(1), terms=1)
     assert terms(torch.nn.Sequential(torch.nn.Conv2d(3, 5, 2), torch.nn.Flatten(), torch.nn.Linear(20, 4)), examples=2) == 2 * (12 + 20)
+
+
+def test_what_other_processors_repeat_is_there():
+    assert all((ROOT / name).exists() for name in NUMERIC)
+    assert numeric(ROOT / "golden" / "test_golden.py") and numeric(ROOT / "unit" / "test_hvp.py")
+    assert not numeric(ROOT / "cli" / "test_verbs.py") and not numeric(ROOT.parent / "fldiag" / "config.py")
+
+
+def test_a_processor_plays_lesser_ones_of_its_family():
+    assert [lesser(name) for name in ("DEFAULT", "AVX2", "AVX512", "SVE256")] == [[], ["DEFAULT"], ["DEFAULT", "AVX2"], []]
+    assert torch.backends.cpu.get_cpu_capability() in PROCESSORS or not lesser(torch.backends.cpu.get_cpu_capability())

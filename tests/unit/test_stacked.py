@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 import fldiag
 from fldiag.curvature.batched_lanczos import lockstep
-from fldiag.curvature.lanczos import lanczos, search
+from fldiag.curvature.lanczos import Search, lanczos
 from fldiag.curvature.r_operator import ChainOperator
 from fldiag.errors import FldiagError
 from fldiag.models.layers.linear import LinearLink
@@ -113,7 +113,7 @@ def planted():
 def searches(count, **options):
     given = {"which": "largest", "tol": 1e-6, "max_products": 90, "miss": 0.05, "noise": 1e-12, "seed": 0, "limit": None,
              "strict": True, "device": "cpu", "progress": None}
-    return [search(100, 3, **{**given, **options}) for _ in range(count)]
+    return [Search(100, 3, **{**given, **options}).steps() for _ in range(count)]
 
 
 def test_those_that_are_done_leave_and_all_find_what_they_find_alone():

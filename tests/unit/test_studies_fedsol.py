@@ -13,6 +13,7 @@ from fldiag.errors import FldiagError
 from fldiag.figures import claims, gather, make, plan, reported
 from fldiag.figures import questions as asks
 from fldiag.figures.scales import SCALES, scale
+from fldiag.results import files
 from fldiag.results.table import table
 
 STUDIES = {name: study for name, study in reported.studies().items() if name.startswith("fedsol/")}
@@ -130,7 +131,7 @@ def tables(tmp_path_factory):
         found = {n: gather.table_of(STUDIES[n], whole, {c: Path(c) for c in whole.tasks}) for n in DRAWN}
     made = {}
     for name, frame in found.items():
-        made[name] = make.read(make.csv(frame))
+        made[name] = make.read(files.csv_text(frame))
     return whole, made
 
 

@@ -14,11 +14,12 @@ from matplotlib.figure import Figure
 from fldiag import config as configs
 from fldiag import data
 from fldiag.errors import FldiagError
-from fldiag.figures import claims, costs, gather, make, plan, reported
+from fldiag.figures import claims, costs, gather, plan, reported
+from fldiag.figures.paper_tables import VALUES, first_rounds
 from fldiag.figures.questions import finite
 from fldiag.figures.scales import SCALES, scale
 from fldiag.figures.study import Trial
-from fldiag.figures.tables import VALUES, first_rounds
+from fldiag.results import files
 from fldiag.results.table import table
 
 OTHERS = {name: study for name, study in reported.studies().items() if study.paper != "fedsol"}
@@ -85,7 +86,7 @@ def test_what_is_asked_can_be_drawn(name, monkeypatch, tmp_path):
     study = OTHERS[name]
     made = whole(study, scale("smoke"), monkeypatch)
     file = tmp_path / "table.csv"
-    file.write_text(make.csv(made))
+    file.write_text(files.csv_text(made))
     again = pd.read_csv(file, keep_default_na=False, na_values=[""], low_memory=False)
     again[gather.KEYS] = again[gather.KEYS].astype(object).fillna("").astype(str)
     assert isinstance(study.draw(again), Figure)

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from fldiag import models
 from fldiag.errors import FldiagError
-from fldiag.plotting.iris import classes
 from fldiag.results.table import check, table
 from fldiag.toys import iris, iris_measures, iris_reported
+from fldiag.toys.iris_picture import classes
 from fldiag.training.schedule import Seeded
 
 LABELS = load_iris().target
@@ -197,12 +197,13 @@ def test_finished_trainings_are_kept(tmp_path, monkeypatch):
     protocol = iris.Protocol(rounds=1, batch_size=None)
     seen = []
     whole = iris.run([protocol], ("fedavg", "feddf"), (0, 1), keep=tmp_path, progress=lambda *a: seen.append(a[:2]))
-    assert seen == [(i, 4) for i in range(5)] and len(list(tmp_path.iterdir())) == 4
-    next(tmp_path.glob("*feddf-s1*")).write_text("[")  # a broken file is trained again
-    trained = []
+    assert seen == [(i, 4) for i in range(5)] and len(list(tmp_path.glob("*.parquet"))) == 4
+    next(tmp_path.glob("*feddf-s1*.parquet")).write_text("[")  # a broken file is trained again
+    trained, told = [], []
     original = iris.Trainer.train
     monkeypatch.setattr(iris.Trainer, "train", lambda self, job: trained.append(job) or original(self, job))
-    assert iris.run([protocol], ("fedavg", "feddf"), (0, 1), keep=tmp_path).equals(whole)
+    assert iris.run([protocol], ("fedavg", "feddf"), (0, 1), keep=tmp_path, on_damage=told.append).equals(whole)
+    assert len(told) == 1 and "feddf-s1" in told[0] and told[0].endswith("was damaged and is computed again")
     assert [(j.method, j.seed) for j in trained] == [("feddf", 1)]
     iris.run([iris.Protocol(rounds=2, batch_size=None)], ("fedavg",), (0,), keep=tmp_path)  # more rounds under the same name
     assert len(trained) == 2

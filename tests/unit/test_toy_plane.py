@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers import close
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fldiag.errors import FldiagError
-from fldiag.plotting import toy
 from fldiag.results.table import check
-from fldiag.toys import plane
+from fldiag.toys import plane, plane_picture
 
 W_G, W_L = (0.5, -0.4), (3.0, 2.0)
 D = math.hypot(2.5, 2.4)
@@ -273,7 +273,7 @@ def test_hovering(rho):
     for client in (0, 1):
         path = pick(frame, "trajectory", "fedsol", client=client)["value"]
         hover = pick(frame, "hover_radius", "fedsol", client=client)
-        assert hover["value"].item() == path.iloc[-(len(path) // 4):].max()
+        close(hover["value"].item(), path.iloc[-(len(path) // 4):].max(), terms=2)
         assert 0 < hover["value"].item() < D / 2
         assert not hover["converged"].item()
     assert pick(frame, "end_point", "fedprox")["converged"].all()
@@ -294,7 +294,7 @@ def test_geometry_and_picture(default):
     assert found["distance"] == pytest.approx(D)
     np.testing.assert_allclose(found["equilibrium"], (1.917919, 0.961202), atol=5e-7)
     assert plane.geometry(rho=5.0)["equilibrium"] is None
-    assert len(toy.draw(default, found).axes) == 2
+    assert len(plane_picture.draw(default, found).axes) == 2
 
 
 def test_repeats_and_leaves_the_global_generator_alone():

@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from fldiag.checkpoint.store import Run
 
 import fldiag
+from fldiag.checkpoint.run import Run
 
 FORMAT1 = Path(__file__).parents[1] / "fixtures" / "format1"
 EXPECTED = json.loads((FORMAT1 / "expected.json").read_text())

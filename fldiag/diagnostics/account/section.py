@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,41 +23,42 @@ def section(found: Collected) -> Section:
                    "+ rest, with gradient g and Hessian H at the received weights. Above zero an update does harm.")
     tables = found.having("account")
     scales = {m.data: _reach([s.frame for other, s in tables if other.data == m.data]) for m, _ in tables}
-    for m, source in tables:
-        frame = source.frame
-        rounds = select.rounds(frame, "change")
-        if not rounds:
-            continue
-        id_ = f"account-round-{m.place}"
-        slider = Control(id_, "Round", [str(r) for r in rounds], slider=True, start=len(rounds) - 1)
-        group = Group(title=m.label, pairs=True, controls=[slider] if len(rounds) > 1 else [])
-        controls = [c.id for c in group.controls]
-        slice_ = str(only(frame, metric="change")["slice"].iloc[0])
-        parts = {str(r) if controls else "": only(frame, round=r) for r in rounds}
-        end = "" if controls else f", round {rounds[0]}"
-        for caption, x, frames in (
-                (f"Terms of every client's update{end}", "client (all: the aggregated update)", {
-                    k: _terms(part) for k, part in parts.items()}),
-                (f"Along the Hessian eigenvectors, mean over clients{end}", "eigenvector", {
-                    k: _split(only(part, estimator="eigen", moment="trained"), "index") for k, part in parts.items()}),
-                (f"By layer, mean over clients{end}", "layer", {
-                    k: _split(only(part, estimator="layer", moment="trained"), "layer") for k, part in parts.items()})):
-            if any(f["labels"] for f in frames.values()):
-                group.figures.append(Figure(caption, {"kind": "terms", "controls": controls, "frames": frames,
-                                                      **axes(f"change of the {slice_} loss", x=x)}, run=m.place))
-        harm = {k: _harm(only(part, metric="harm"), *scales[m.data]) for k, part in parts.items()}
-        if any(h["x"] for h in harm.values()):
-            group.figures.append(Figure(f"Who hurts whom: change of the loss of a client by another's update{end}", {
-                "kind": "heatmap", "controls": controls, "frames": harm, "colours": "diverging", "square": True,
-                "what": "change of the loss", **axes("update of client", x="its own loss changes")}, run=m.place))
-        made.groups.append(group)
+    made.groups = [group for m, source in tables for group in _of_a_run(m, source.frame, *scales[m.data])]
     made.missing = [absent(m, "forgetting", "--why", clients=True) for m in found.members if "account" not in m.tables]
-    rows = [row for m, s in found.having("account") for row in _all(m, s.frame)]
+    rows = [row for m, s in tables for row in _all(m, s.frame)]
     if rows:
         made.tables.append(Table("The aggregated update, and the mean over the clients' updates, in the last round", (
             "Run", "Round", "Loss of", "Update", "Change", "Linear", "Quadratic", "Rest"), rows))
-    made.sources = [s.place for _, s in found.having("account")]
+    made.sources = [s.place for _, s in tables]
     return made
+
+
+def _of_a_run(m: Member, frame: pd.DataFrame, near: float, reach: float) -> Iterator[Group]:
+    """A run's terms by client, eigenvector and layer, and who hurts whom; a slider where there are several rounds."""
+    rounds = select.rounds(frame, "change")
+    if not rounds:
+        return
+    slider = Control(f"account-round-{m.place}", "Round", [str(r) for r in rounds], slider=True, start=len(rounds) - 1)
+    group = Group(title=m.label, pairs=True, controls=[slider] if len(rounds) > 1 else [])
+    controls = [c.id for c in group.controls]
+    end = "" if controls else f", round {rounds[0]}"
+    parts = {str(r) if controls else "": only(frame, round=r) for r in rounds}
+    clients = {k: _terms(part) for k, part in parts.items()}
+    vectors = {k: _split(only(part, estimator="eigen", moment="trained"), "index") for k, part in parts.items()}
+    layers = {k: _split(only(part, estimator="layer", moment="trained"), "layer") for k, part in parts.items()}
+    change = f"change of the {only(frame, metric='change')['slice'].iloc[0]} loss"
+    for caption, x, frames in (("Terms of every client's update", "client (all: the aggregated update)", clients),
+                               ("Along the Hessian eigenvectors, mean over clients", "eigenvector", vectors),
+                               ("By layer, mean over clients", "layer", layers)):
+        if any(f["labels"] for f in frames.values()):
+            spec = {"kind": "terms", "controls": controls, "frames": frames, **axes(change, x=x)}
+            group.figures.append(Figure(caption + end, spec, run=m.place))
+    harm = {k: _harm(only(part, metric="harm"), near, reach) for k, part in parts.items()}
+    if any(h["x"] for h in harm.values()):
+        group.figures.append(Figure(f"Who hurts whom: change of the loss of a client by another's update{end}", {
+            "kind": "heatmap", "controls": controls, "frames": harm, "colours": "diverging", "square": True,
+            "what": "change of the loss", **axes("update of client", x="its own loss changes")}, run=m.place))
+    yield group
 
 
 def _terms(rows: pd.DataFrame) -> dict[str, Any]:

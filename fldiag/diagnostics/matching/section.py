@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,30 +27,7 @@ def section(found: Collected) -> Section:
                    "small and H_D near 1 where two clients' Hessians agree. Blank: a client with itself, and what is not "
                    "defined.")
     members = [(m, s.frame) for m, s in found.having("matching")]
-    pairs = [(m, only(f, metric=list(METRICS), scope="pair")) for m, f in members]
-    forms = list(dict.fromkeys(p for _, rows in pairs for p in zip(rows["diag_mode"], rows["data"], strict=True)))
-    forms.sort(key=lambda p: p not in PAPER)
-    rounds = sorted({int(r) for _, rows in pairs for r in rows["round"].dropna()})
-    if forms and rounds:
-        group = Group(pairs=True, controls=[Control("matching-form", "Hessians compared by", [_form(p) for p in forms])])
-        if len(rounds) > 1:
-            group.controls.append(Control("matching-round", "Round", [str(r) for r in rounds], slider=True,
-                                          start=len(rounds) - 1))
-        ranges = {(metric, p): _range([only(rows, metric=metric, diag_mode=p[0], data=p[1]) for _, rows in pairs], metric)
-                  for metric in METRICS for p in forms}
-        for m, rows in pairs:
-            for metric, text in METRICS.items():
-                frames = {}
-                for p in forms:
-                    part = only(rows, metric=metric, diag_mode=p[0], data=p[1])
-                    for r in rounds:
-                        key = _form(p) + (f"|{r}" if len(rounds) > 1 else "")
-                        frames[key] = square(only(part, round=r), *ranges[metric, p])
-                group.figures.append(Figure(f"{m.label}: {text}", {
-                    "kind": "heatmap", "controls": [c.id for c in group.controls], "frames": frames, "colours": "sequential",
-                    "what": metric, "square": True, **axes("client", x="client")}, run=m.place))
-        made.groups.append(group)
-    _curvature(made, members, worlds(found.members))
+    made.groups = [*_matrices(members), *_curvature(members, worlds(found.members))]
     made.missing = [absent(m, "matching", clients=True) for m in found.members if "matching" not in m.tables]
     cells = [row for m, f in members for row in _means(m, f)]
     if cells:
@@ -58,6 +35,33 @@ def section(found: Collected) -> Section:
             "Run", "Round", "D", "Hessians on", "H_N", "H_D", "H_N with self pairs", "H_D with self pairs"), cells))
     made.sources = [s.place for _, s in found.having("matching")]
     return made
+
+
+def _matrices(members: Sequence[tuple[Member, pd.DataFrame]]) -> Iterator[Group]:
+    """H_N and H_D of every run, client by client; one choice of the form and of the round for all. Nothing without pairs."""
+    pairs = [(m, only(f, metric=list(METRICS), scope="pair")) for m, f in members]
+    forms = list(dict.fromkeys(p for _, rows in pairs for p in zip(rows["diag_mode"], rows["data"], strict=True)))
+    forms.sort(key=lambda p: p not in PAPER)
+    rounds = sorted({int(r) for _, rows in pairs for r in rows["round"].dropna()})
+    if not forms or not rounds:
+        return
+    group = Group(pairs=True, controls=[Control("matching-form", "Hessians compared by", [_form(p) for p in forms])])
+    if len(rounds) > 1:
+        group.controls.append(Control("matching-round", "Round", [str(r) for r in rounds], slider=True, start=len(rounds) - 1))
+    ranges = {(metric, p): _range([only(rows, metric=metric, diag_mode=p[0], data=p[1]) for _, rows in pairs], metric)
+              for metric in METRICS for p in forms}
+    for m, rows in pairs:
+        for metric, text in METRICS.items():
+            frames = {}
+            for p in forms:
+                part = only(rows, metric=metric, diag_mode=p[0], data=p[1])
+                for r in rounds:
+                    key = _form(p) + (f"|{r}" if len(rounds) > 1 else "")
+                    frames[key] = square(only(part, round=r), *ranges[metric, p])
+            group.figures.append(Figure(f"{m.label}: {text}", {
+                "kind": "heatmap", "controls": [c.id for c in group.controls], "frames": frames, "colours": "sequential",
+                "what": metric, "square": True, **axes("client", x="client")}, run=m.place))
+    yield group
 
 
 def _form(p: tuple[str, str]) -> str:
@@ -95,7 +99,7 @@ def square(rows: pd.DataFrame, low: float, high: float, log: bool = False) -> di
             "ticks": [[float(d), number(10.0**d, 1).removeprefix("1×")] for d in decades]}
 
 
-def _curvature(made: Section, members: Sequence[tuple[Member, pd.DataFrame]], names: dict[str, str]) -> None:
+def _curvature(members: Sequence[tuple[Member, pd.DataFrame]], names: dict[str, str]) -> Iterator[Group]:
     """lambda_max and trace of every client in the last round, runs beside each other where model and data agree."""
     groups: dict[tuple[str, str], list[tuple[Member, pd.DataFrame]]] = {}
     for m, f in members:
@@ -103,24 +107,28 @@ def _curvature(made: Section, members: Sequence[tuple[Member, pd.DataFrame]], na
         if last is not None:
             groups.setdefault((m.data, m.model), []).append((m, only(f, round=last, moment="trained", scope="client")))
     for (data, _), part in groups.items():
-        group = Group(title="Curvature of the clients, last round" + (f", {names[data]}" if len(names) > 1 else ""))
-        for metric, text, column, more in (("eigenvalue", "Largest eigenvalue of a client's Hessian", "residual", {"index": 1}),
-                                           ("trace", "Trace of a client's Hessian", "stderr", {"layer": None})):
-            drawn, ids = [], set()
-            for m, f in part:
-                rows = only(f, metric=metric, **more).drop_duplicates("client").dropna(subset=["value"]).sort_values("client")
-                if len(rows):
-                    where = sorted({"own data" if str(s).startswith("client") else "all data" for s in rows["slice"]})
-                    drawn.append({"name": literal(f"{m.label} ({', '.join(where)})"), "run": m.place, "look": m.place,
-                                  "x": [str(int(c)) for c in rows["client"]], "y": shorts(rows["value"]),
-                                  "error": shorts(rows[column])})
-                    ids |= {int(c) for c in rows["client"]}
-            if drawn:
-                frame = {"series": drawn, "labels": [str(c) for c in sorted(ids)]}
-                group.figures.append(Figure(text, {"kind": "bars", "controls": [], "frames": {"": frame},
-                                                   **axes(text.split(" of")[0].lower(), x="client")}))
-        if group.figures:
-            made.groups.append(group)
+        eigenvalues = [(m, only(f, metric="eigenvalue", index=1)) for m, f in part]
+        traces = [(m, only(f, metric="trace", layer=None)) for m, f in part]
+        figures = [*_bars("Largest eigenvalue of a client's Hessian", eigenvalues, "residual"),
+                   *_bars("Trace of a client's Hessian", traces, "stderr")]
+        if figures:
+            yield Group(figures, "Curvature of the clients, last round" + (f", {names[data]}" if len(names) > 1 else ""))
+
+
+def _bars(text: str, members: Sequence[tuple[Member, pd.DataFrame]], error: str) -> Iterator[Figure]:
+    """A bar a client and run, with ``error`` as its error bar. Nothing without values."""
+    drawn, ids = [], set()
+    for m, f in members:
+        rows = f.drop_duplicates("client").dropna(subset=["value"]).sort_values("client")
+        if len(rows):
+            where = sorted({"own data" if str(s).startswith("client") else "all data" for s in rows["slice"]})
+            drawn.append({"name": literal(f"{m.label} ({', '.join(where)})"), "run": m.place, "look": m.place,
+                          "x": [str(int(c)) for c in rows["client"]], "y": shorts(rows["value"]), "error": shorts(rows[error])})
+            ids |= {int(c) for c in rows["client"]}
+    if drawn:
+        frame = {"series": drawn, "labels": [str(c) for c in sorted(ids)]}
+        yield Figure(text, {"kind": "bars", "controls": [], "frames": {"": frame},
+                            **axes(text.split(" of")[0].lower(), x="client")})
 
 
 def _means(m: Member, frame: pd.DataFrame) -> list[list[str]]:

@@ -1,0 +1,196 @@
+"""What is the same run: hashes that outlive new keys and settings of checkpoints, versions of formulas, yesterday's runs."""
+
+import json
+
+import pytest
+import torch
+from helpers import config as small
+
+from fldiag import identity, registry
+from fldiag.checkpoint.run import Run
+from fldiag.config import Config, build, load
+from fldiag.errors import FldiagError
+from fldiag.figures import plan, reported, scales
+from fldiag.training import rounds
+
+#: As fldiag 0.1.0 hashed them: with the checkpoint section, and before train.local_decay and versions of methods.
+DEFAULT, KEEPING, TOGA, PRESET = "48948c58d1f31d52", "01255e0b0e044893", "42dbe7dec7a44d05", "aeb8ced6904b3e5e"
+KEEP = {"checkpoint": {"every": 10, "clients": "sampled"}, "metrics": {"steps": True, "every": 10, "proximal": "kl"}}
+
+
+def test_hashes_are_yesterdays():
+    assert build({}).hash == DEFAULT
+    assert load("fedsol-cifar10-lda0.1").hash == PRESET
+    assert build({"method": {"name": "fedtoga"}}).fingerprint(version=1) == TOGA
+
+
+def test_what_checkpoints_hold_is_no_part_of_a_run():
+    kept = build(KEEP)
+    assert kept.hash == build({"metrics": KEEP["metrics"]}).hash != DEFAULT
+    assert kept.fingerprint(checkpoint=True) == KEEPING
+    assert build({"checkpoint": {"every": 7, "clients": [1]}}).hash == DEFAULT
+
+
+def test_a_later_key_counts_when_it_is_not_what_runs_had_before():
+    assert build({"train": {"local_decay": 1.0}}).hash == DEFAULT
+    decayed = build({"train": {"local_decay": 0.1}}).hash
+    assert len({DEFAULT, decayed, build({"train": {"local_decay": 0.1, "local_decay_after": 0.7}}).hash}) == 3
+
+
+def test_every_later_key_is_a_key_of_the_config():
+    for dotted in identity.YESTERDAY:
+        section, *name, key = dotted.split(".")
+        known = Config.model_fields[section].annotation.model_fields if not name else (
+            {"method": registry.method, "model": registry.model}[section].get(name[0]).options.model_fields)
+        assert key in known, dotted
+
+
+def test_later_options_belong_to_their_method(monkeypatch):
+    monkeypatch.setitem(identity.YESTERDAY, "method.fedprox.mu", 1.0)
+    assert identity.as_stored({"method": {"name": "fedprox"}})["method"] == {"name": "fedprox", "mu": 1.0}
+    assert identity.as_stored({"method": {"name": "fedavg"}})["method"] == {"name": "fedavg"}
+    prox = build({"method": {"name": "fedprox", "mu": 1.0}}).model_dump(mode="json")
+    without = {**prox, "method": {"name": "fedprox"}}
+    assert identity.fingerprint(prox) == identity.fingerprint(without)
+    assert identity.fingerprint({**prox, "method": {"name": "fedprox", "mu": 2.0}}) != identity.fingerprint(without)
+
+
+def test_a_stored_config_means_what_it_meant(monkeypatch):
+    """A default that changes later (here: of local_decay) is not the default of runs that were stored before."""
+    monkeypatch.setitem(identity.YESTERDAY, "train.local_decay", 0.3)
+    tree = build({}).model_dump(mode="json")
+    del tree["train"]["local_decay"]
+    assert Config.stored(tree).train.local_decay == 0.3
+    assert "local_decay" not in tree["train"], "what was stored is left alone"
+    assert build(tree).train.local_decay == 1.0, "a user's own file gets the default of today"
+    assert identity.as_stored({"train": {}, "data": {}}) == {"train": {}, "data": {}}
+
+
+def as_yesterday(path, config):
+    """run.json as fldiag 0.1.0 wrote it: without later keys, hashed with the checkpoint section, nothing of versions."""
+    index = json.loads((path / "run.json").read_text())
+    for dotted in identity.YESTERDAY:
+        section, key = dotted.split(".")
+        index["config"][section].pop(key)
+    index["hash"] = config.fingerprint(checkpoint=True, version=1)
+    index["provenance"].pop("method_version")
+    for segment in index["segments"]:
+        segment.pop("checkpoint")
+    (path / "run.json").write_text(json.dumps(index))
+
+
+def chosen(method="scaffold", **more):
+    return small(method, rounds=4, per_round=2, checkpoint={"every": 2, "clients": "sampled"}, **more)
+
+
+def stopped(config, out, after=2):
+    def stop(event):
+        if event.get("round") == after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rounds.train(config, out=out, on_event=stop)
+
+
+def weights(run):
+    return torch.cat([t.flatten() for t in run.checkpoint().state.values()])
+
+
+def test_a_run_of_yesterday_goes_on(tmp_path):
+    whole = rounds.train(chosen(), out=tmp_path / "whole")
+    stopped(chosen(), tmp_path / "run")
+    as_yesterday(tmp_path / "run", chosen())
+    assert Run.open(tmp_path / "run").index["hash"] != chosen().hash
+    resumed = rounds.train(chosen(), out=tmp_path / "run", resume=True)
+    assert resumed.status == "finished" and torch.equal(weights(resumed), weights(whole))
+    with pytest.raises(FldiagError, match=r"train\.lr: 0\.1 there, 0\.2 now"):
+        rounds.train(chosen(lr=0.2), out=tmp_path / "run", resume=True)
+    with pytest.raises(FldiagError, match=r"train\.local_decay: 1\.0 there, 0\.5 now"):
+        rounds.train(chosen(local_decay=0.5), out=tmp_path / "run", resume=True)
+
+
+def test_it_is_found_where_it_lies(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = chosen()
+    before = rounds.RUNS / f"run-scaffold-s0-{config.fingerprint(checkpoint=True)[:8]}"
+    assert rounds.run_path(config) == rounds.RUNS / f"run-scaffold-s0-{config.hash[:8]}" != before
+    stopped(config, before)
+    assert rounds.run_path(config) == before
+    assert rounds.train(config, resume=True).path == before
+
+
+def test_a_resumed_run_may_keep_other_things_from_then_on(tmp_path):
+    stopped(chosen(), tmp_path / "run")
+    more = chosen().replace(checkpoint__every=1, checkpoint__clients="none")
+    run = rounds.train(more, out=tmp_path / "run", resume=True)
+    assert run.rounds == [2, 3, 4]
+    assert run.checkpoint(2).clients is not None and run.checkpoint(4).clients is None
+    assert run.config.checkpoint == more.checkpoint and run.index["hash"] == more.hash
+    assert [s["checkpoint"]["every"] for s in run.index["segments"]] == [2, 1]
+    whole = rounds.train(chosen(), out=tmp_path / "whole")
+    assert torch.equal(weights(run), weights(whole))
+    assert rounds.train(chosen(), out=tmp_path / "run", resume=True).status == "finished"
+
+
+def test_rounds_are_not_missed_where_another_spacing_was_wanted(tmp_path):
+    from fldiag.rounds.history import History
+
+    start = chosen().replace(checkpoint__every=1)
+    stopped(start, tmp_path / "run")
+    run = rounds.train(chosen(), out=tmp_path / "run", resume=True)
+    history = History.of(run)
+    assert run.rounds == [1, 2, 4] and len(list(history.each())) == 3 and not history.notes
+
+
+def test_a_config_that_was_edited_is_not_resumed(tmp_path):
+    stopped(chosen(), tmp_path / "run")
+    index = json.loads((tmp_path / "run" / "run.json").read_text())
+    index["config"]["train"]["lr"] = 0.2
+    (tmp_path / "run" / "run.json").write_text(json.dumps(index))
+    with pytest.raises(FldiagError, match="its hash is not that of its config"):
+        rounds.train(chosen(lr=0.2), out=tmp_path / "run", resume=True)
+
+
+def test_a_version_of_the_formulas_enters_the_hash_when_it_is_not_the_first():
+    toga = build({"method": {"name": "fedtoga"}})
+    assert toga.method_version == 2 and build({}).method_version == 1
+    assert toga.hash == toga.fingerprint(version=2) != toga.fingerprint(version=1)
+    assert build({}).fingerprint(version=1) == DEFAULT != build({}).fingerprint(version=2)
+
+
+def test_a_run_says_its_version_and_another_version_does_not_go_on_with_it(tmp_path):
+    config = chosen("fedtoga")
+    stopped(config, tmp_path / "run")
+    assert Run.open(tmp_path / "run").method_version == 2
+    assert Run.open(tmp_path / "run").checkpoint().manifest["provenance"]["method_version"] == 2
+    as_yesterday(tmp_path / "run", config)
+    run = Run.open(tmp_path / "run")
+    assert run.method_version == 1 and run.config == config and len(run.metrics) and run.checkpoint().round == 2
+    with pytest.raises(FldiagError, match="was trained by version 1 of the formulas of fedtoga") as caught:
+        rounds.train(config, out=tmp_path / "run", resume=True)
+    assert caught.value.usage and "--out" in caught.value.remedy
+    assert Run.open(tmp_path / "run").index == run.index, "it was only looked at"
+
+
+def test_the_figures_find_the_runs_of_yesterday(tmp_path):
+    """A run that the store began as fldiag 0.1.0 wrote it: its folder, whether it goes on, whether it serves."""
+    everything = reported.studies().values()
+    made = plan.made(scales.scale("paper"), everything, everything, tmp_path)
+    task = next(t for t in made.tasks.values() if t.stem == "cifar10-fedavg-s0-5010f8f61d" and "fedsol" in t.config.name)
+    where = task.where(tmp_path)
+    assert where.name == "cifar10-fedavg-s0-5010f8f61d-bf591e"
+    assert task.config.fingerprint(checkpoint=True) == "4da14763c2419d7b"
+    tree = task.config.model_dump(mode="json")
+    for dotted in identity.YESTERDAY:
+        section, key = dotted.split(".")
+        tree[section].pop(key)
+    index = {"schema": 1, "config": tree, "hash": "4da14763c2419d7b", "status": "running", "done": 0, "state": {}, "files": {},
+             "provenance": {}}
+    other = tmp_path / f"{task.stem}-elsewhere"
+    other.mkdir()
+    (other / "run.json").write_text(json.dumps(index))
+    assert task.fits(other) and task.where(tmp_path) == other
+    rounds.same_run(Run.open(other), task.config)
+    poorer = {**index, "config": {**tree, "checkpoint": {"every": 10, "clients": "none"}}}
+    (other / "run.json").write_text(json.dumps(poorer))
+    assert not task.fits(other), "it would not keep what is asked"

@@ -1,0 +1,78 @@
+"""Tables, texts and pictures on disk: whole or not at all, and a csv that was changed is refused."""
+
+import hashlib
+import json
+import os
+
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from fldiag.errors import FldiagError
+from fldiag.results import files
+from fldiag.results.table import table
+
+FRAME = table([{"metric": "loss", "value": 1 / 3, "round": 2}, {"metric": "note", "layer": "a,b \"c\"\nd"}])
+
+
+def test_a_table_and_what_it_is(tmp_path):
+    written = files.write_table(FRAME, tmp_path / "new" / "lr-0.1", {"seed": 3, "where": tmp_path})
+    assert [f.name for f in written] == ["lr-0.1.json", "lr-0.1.csv"] and all(f.is_file() for f in written)
+    about, content = json.loads(written[0].read_text()), written[1].read_bytes()
+    assert about == {"seed": 3, "where": str(tmp_path), "table": {"file": "lr-0.1.csv", "sha256": hashlib.sha256(content).hexdigest()}}
+    again = pd.read_csv(written[1])
+    assert again["value"][0] == 0.333333333 and again["layer"][1] == "a,b \"c\"\nd" and list(again.columns) == list(FRAME.columns)
+    assert files.read_csv_bytes(written[1], files.provenance_beside(written[1])) == content
+
+
+def test_the_same_table_gives_the_same_bytes(tmp_path):
+    first = [f.read_bytes() for f in files.write_table(FRAME, tmp_path / "a", {"seed": 1})]
+    assert [f.read_bytes() for f in files.write_table(FRAME, tmp_path / "a", {"seed": 1})] == first
+
+
+def test_a_csv_that_was_changed_is_refused(tmp_path):
+    csv = files.write_table(FRAME, tmp_path / "a", {})[1]
+    good, about = csv.read_bytes(), files.provenance_beside(csv)
+    for place in range(len(good)):
+        csv.write_bytes(good[:place] + bytes([good[place] ^ 0x01]) + good[place + 1:])
+        with pytest.raises(FldiagError, match=r"a\.csv is not the table that was written"):
+            files.read_csv_bytes(csv, about)
+
+
+@pytest.mark.parametrize("about", [{}, {"table": None}, {"table": "x"}, {"table": {}}])
+def test_a_table_of_an_earlier_version_is_taken_as_it_is(tmp_path, about):
+    (tmp_path / "a.csv").write_text("metric,value\nloss,1\n")
+    assert files.read_csv_bytes(tmp_path / "a.csv", about) == b"metric,value\nloss,1\n"
+
+
+def test_provenance_that_cannot_be_read_is_none(tmp_path):
+    for text in ("", "[]", "{", "\xff"):
+        (tmp_path / "a.json").write_bytes(text.encode("latin-1"))
+        assert files.provenance_beside(tmp_path / "a.csv") == {}
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    files.write_text(tmp_path / "a.txt", "old")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    for write in (lambda: files.write_text(tmp_path / "a.txt", "new"), lambda: files.write_bytes(tmp_path / "a.txt", b"new")):
+        with pytest.raises(FldiagError, match="No space left"):
+            write()
+    assert [(f.name, f.read_text()) for f in tmp_path.iterdir()] == [("a.txt", "old")]
+
+
+def test_pictures(tmp_path):
+    fig = Figure()
+    fig.subplots().plot([1, 2])
+    targets = [tmp_path / "a.b.pdf", tmp_path / "a.b.png"]
+    assert files.write_pictures(fig, targets, dpi=50) == targets
+    first = [f.read_bytes() for f in targets]
+    assert first[0][:4] == b"%PDF" and first[1][1:4] == b"PNG"
+    files.write_pictures(fig, targets, dpi=50)
+    assert [f.read_bytes() for f in targets] == first
+    with pytest.raises(FldiagError, match="cannot write a figure"):
+        files.write_pictures(fig, [tmp_path / "b.pdf", tmp_path / "b.svg"], dpi=50)
+    assert not (tmp_path / "b.pdf").exists()
