@@ -134,7 +134,10 @@ class Diagnostic(Entry):
     - ``draw``: table -> Figure, or None where there is nothing to draw. ``more``: ending of the file's name -> table ->
       further Figure, or the text of a file (``.html``).
     - ``summary``: (table, options) -> what a person reads first: ``fldiag.results.summary``.
-    - ``section``: the tables of several runs -> a section of the report (``fldiag.results.section``); ``order``: its place.
+    - ``section``: the runs of a report with their tables (``fldiag.plotting.collected``) -> its section
+      (``fldiag.plotting.sections``); without one: pictures and summaries. ``order``: its place.
+    - ``variant``: options of a table -> a word for those that a report shows beside the others, not instead of them (""
+      where there is one kind only); None: it shows none such.
     - ``cost``: (subject, options) -> gradients of the whole slice that it takes, for the forecast.
     - ``check``: (subject, options) -> nothing; raises FldiagError before anything is computed.
     - ``choose``: (targets, options, options of the subject) -> ``Choice``: which are asked, and how.
@@ -149,6 +152,7 @@ class Diagnostic(Entry):
     summary: Callable[..., Any] | None = None
     section: Callable[..., Any] | None = None
     order: int = 100
+    variant: Callable[[dict[str, Any]], str | None] = lambda options: ""
     cost: Callable[..., float] | None = None
     check: Callable[..., None] | None = None
     choose: Callable[..., Any] | None = None

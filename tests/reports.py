@@ -63,11 +63,13 @@ def of_run(made, kind, rows, name=None, rounds=None, folder=None, label=None, **
     return write((folder or made.path / "diagnostics") / (name or f"{kind}-1"), rows, about, run=label or made.path.name)
 
 
-def of_checkpoints(made, verb, rows, name=None, folder=None, round=None, labels=None, slice="train", n=100, **options):
-    """A table of checkpoints (of one run, or a list of runs), such as that of ``fldiag landscape``; ``rows``: label -> rows."""
+def of_checkpoints(made, verb, rows, name=None, folder=None, round=None, labels=None, slice="train", n=100,
+                   named=False, **options):
+    """A table of checkpoints (of one run, or a list of runs), such as that of ``fldiag landscape``; ``rows``: label -> rows.
+    ``named``: its json names the diagnostic, as it did not at first."""
     runs = made if isinstance(made, list) else [made]
     labels = labels or [f"checkpoint {i}" for i in range(len(runs))]
-    about = {"options": options, "checkpoints": {
+    about = {**({"diagnostic": verb} if named else {}), "options": options, "checkpoints": {
         label: {"file": "x.pt", "sha256": sha(m, round or m.done), "run": m.path.name, "slice": slice, "n": n}
         for label, m in zip(labels, runs, strict=True)}}
     whole = [{**row, "run": label, "slice": slice, "n_examples": n} for label in labels for row in rows(label)]

@@ -21,12 +21,14 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.legend import Legend
 
-from fldiag.results.files import write_pictures
+from fldiag.results.files import drawn, write_pictures
 
 #: Widths of a figure in inches: one column and both columns of a two-column paper.
 ONE_COLUMN, TWO_COLUMNS = 3.35, 6.9
 #: Perceptually uniform, monotone in lightness (so it survives greyscale), safe for colour-blind readers.
 COLORMAP = "viridis"
+#: From one sign to the other through white, safe for colour-blind readers: orange is above zero, purple below.
+DIVERGING = "PuOr_r"
 DPI = 300
 FORMATS = ("png", "pdf")
 
@@ -198,3 +200,9 @@ def save(fig: Figure, path: str | Path, formats: Sequence[str] | None = None) ->
         targets = [path.with_name(f"{path.name}.{f}") for f in FORMATS]
     with paper():
         return write_pictures(fig, targets, DPI)
+
+
+def png(fig: Figure) -> bytes:
+    """The figure as PNG (300 dpi); the same figure gives the same bytes."""
+    with paper():
+        return drawn(fig, "png", DPI)

@@ -7,18 +7,19 @@ import gzip
 import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fldiag.diagnostics.forgetting.picture import DIVERGING
-from fldiag.diagnostics.landscape import interactive
+from fldiag import registry
+from fldiag.diagnosis.question import diagnostic
 from fldiag.errors import FldiagError
-from fldiag.plotting import style
-from fldiag.registry import Progress
-from fldiag.report import clients, pairs, performance, steps, summary, surfaces
+from fldiag.plotting import pages, style
+from fldiag.plotting.sections import Section
+from fldiag.registry import Diagnostic, Progress
+from fldiag.report import derived, performance, steps, summary
 from fldiag.report.collect import Collection, Source
-from fldiag.report.elements import Section
 from fldiag.report.guard import guarded
 from fldiag.results.files import write_text
 from fldiag.results.provenance import provenance
@@ -42,19 +43,45 @@ def write(found: Collection, path: str | Path, *, title: str | None = None, prog
     if not path.parent.is_dir():
         raise FldiagError(f"folder {path.parent} is not there", "make it, or choose another with --out", usage=True)
     told = progress or (lambda done, total, text: None)
-    made: list[Section] = []
     steps.collect(found)
-    parts: list[Callable[[Collection], Section]] = [
-        summary.summary, performance.curves, surfaces.landscapes, surfaces.spectrum, clients.forgetting, clients.drift,
-        pairs.matching, pairs.account, performance.personal, steps.steps]
-    for i, part in enumerate(parts):
-        told(i, len(parts) + 1, part.__name__)
-        made.append(guarded(part, found))
+    parts = sections()
+    made: list[Section] = []
+    for i, (name, part) in enumerate(parts):
+        told(i, len(parts) + 1, name)
+        made += part(found)
     told(len(parts), len(parts) + 1, "writing")
-    text = render(found, made, title or default_title(found))
+    text = render(found, apart(made), title or default_title(found))
     written = write_text(path, text)
     told(len(parts) + 1, len(parts) + 1, "written")
     return written
+
+
+#: What makes sections of a collection: usually one, none where there is nothing to say.
+Part = Callable[[Collection], Sequence[Section]]
+
+
+def sections() -> list[tuple[str, Part]]:
+    """What the report consists of, in order, by name: its own sections, and between them those of all diagnostics."""
+    def own(part: Callable[[Collection], Section]) -> Part:
+        return lambda found: [guarded(part, found)]
+
+    return [("summary", own(summary.summary)), ("curves", own(performance.curves)),
+            *((e.name, partial(derived.sections, e)) for e in entries()), ("steps", own(steps.steps))]
+
+
+def entries() -> list[Diagnostic]:
+    """All diagnostics, in the order of their sections."""
+    return sorted((diagnostic(name) for name in registry.diagnostic.names()), key=lambda e: (e.order, e.name))
+
+
+def apart(made: Sequence[Section]) -> Sequence[Section]:
+    """The sections, with marks of their own: two of the same would be one place on the page."""
+    taken = {"content", "data", "plotly", "sources", "trouble"}  # what else the page has
+    for section in made:
+        mark = "".join(c if c.isalnum() and c.isascii() else "-" for c in section.id)
+        section.id = mark if mark not in taken else f"{mark}-{len(taken)}"
+        taken.add(section.id)
+    return made
 
 
 def default_title(found: Collection) -> str:
@@ -77,7 +104,7 @@ def render(found: Collection, sections: Sequence[Section], title: str) -> str:
     plotly, script = get_plotlyjs(), (home / "report.js").read_text("utf-8")
     scale = colours(style.COLORMAP)
     data = {"figures": [f.spec for f in figures], "looks": [_look(m.look) for m in found.members],
-            "colours": {"sequential": scale, "diverging": colours(DIVERGING)}, "files": [_file(s) for s in found.sources]}
+            "colours": {"sequential": scale, "diverging": colours(style.DIVERGING)}, "files": [_file(s) for s in found.sources]}
 
     def owners(source: Source) -> str:
         return ", ".join(m.label for m in found.members if any(source is s for s in m.tables.values()))
@@ -86,7 +113,7 @@ def render(found: Collection, sections: Sequence[Section], title: str) -> str:
         title=title, sections=sections, members=found.members, sources=found.sources, owners=owners, about=about, config=config,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), version=provenance()["fldiag"], shapes=_SHAPES,
         stops=", ".join(scale), style=(home / "report.css").read_text("utf-8"), script=script,
-        policy=interactive._policy(plotly, script),
+        policy=pages.policy(plotly, script),
         packed={"plotly": pack(plotly), "data": pack(json.dumps(data, allow_nan=False, separators=(",", ":")))},
         tables=[pack(s.raw) for s in found.sources])
 
@@ -131,6 +158,9 @@ def about(source: Source) -> list[tuple[str, str]]:
         if c.round is None:
             where = ", ".join([*([c.slice] if c.slice else []), *([] if c.n is None else [f"{c.n:,} examples"])])
             rows.append((f"sha256 of {c.label or 'the checkpoint'}" + (f" ({where})" if where else ""), c.sha256))
+    if isinstance(others := known.get("through"), list) and others:
+        few = ", ".join(map(str, others)) if len(others) <= 3 else f"{others[0]} to {others[-1]}"
+        rows.append((f"sha256 of the {len(others)} checkpoints that it goes through", few))
     names = {"config": "Config hash", "fldiag": "fldiag", "torch": "torch", "dtype": "Numbers", "device": "Device",
              "device_name": "Device name", "threads": "Threads", "seed": "Seed", "history": "Hash of weights and data"}
     rows += [(text, str(known[key])) for key, text in names.items() if known.get(key) is not None]

@@ -1,9 +1,10 @@
 """Which tables a report shows: those whose provenance names the very checkpoints of its runs.
 
-Every verb writes NAME.csv and, beside it, NAME.json with the sha256 of each checkpoint that the numbers came from.
-A table belongs to a run when all of them (for a table of several checkpoints: that one) are listed in the run's
-run.json; names of files and folders decide nothing. Looked through are, in this order: the folders or files given
-(all folders below them too), the run's ``diagnostics`` folder, the folder the run lies in, and ``fldiag-out`` here.
+Beside NAME.csv stands NAME.json: which diagnostic the table is of, and the sha256 of each checkpoint that its numbers came from.
+A table of a run's rounds belongs to the run whose run.json lists all of them; a table of checkpoints, or of several runs, belongs
+to every run that has one of them. Names of files and folders decide nothing (but the diagnostic of a table that names none, as
+early versions wrote it). Looked through are, in this order: the folders or files given (all folders below them too), the run's
+``diagnostics`` folder, the folder the run lies in, and ``fldiag-out`` here.
 
 Several tables of one kind and run: one given by name is taken first, then that which reaches the latest round, then that
 of more rounds, of more of the report's runs, then the newest. The others are counted in the report's provenance.

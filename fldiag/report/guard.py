@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fldiag.errors import FldiagError
+from fldiag.plotting.sections import Section
 from fldiag.report.collect import Collection, Member
-from fldiag.report.elements import Section
 
 
 def guarded(part: Callable[[Collection], Section], found: Collection) -> Section:

@@ -1,38 +1,18 @@
-"""Sections drawn from the table that training writes: learning curves, steps, personal accuracy."""
+"""Learning curves, from the table that training writes."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
+from fldiag.plotting.collected import worlds
+from fldiag.plotting.sections import Figure, Group, Missing, Section, Table, lines, percent, series
 from fldiag.plotting.style import number
-from fldiag.report.collect import Collection, Member, Source
-from fldiag.report.elements import (
-    Figure,
-    Group,
-    Missing,
-    Section,
-    Table,
-    axes,
-    lines,
-    literal,
-    percent,
-    plus_minus,
-    series,
-    shorts,
-)
-from fldiag.report.summary import accuracy, interval, recipe, worlds
+from fldiag.report.collect import Collection, Member
+from fldiag.report.summary import accuracy, interval, recipe
 from fldiag.results import select
 from fldiag.results.select import last_round, only
-
-PERSONAL = "personal_accuracy"
-
-
-def command(verb: str, m: Member, *more: str) -> str:
-    """What to type, quoted for a shell."""
-    return shlex.join(["fldiag", verb, str(m.given), *more])
 
 
 def curves(found: Collection) -> Section:
@@ -100,68 +80,3 @@ def _best(m: Member) -> list[list[str]]:
     best = right.loc[right["value"].astype(float).idxmax()] if len(right) else None
     return [[m.label, str(last), interval(accuracy(m)), number(select.number(rows, "loss", round=last)),
              "–" if best is None else percent(best["value"]), "–" if best is None else str(int(best["round"]))]]
-
-
-# -- personal models
-
-
-def personal(found: Collection) -> Section:
-    section = Section("personal", "Personalised models", "Accuracy of every client's own model on test examples of its own "
-                      "mixture of classes, before and after fine-tuning. A point is a client; each counts once. Lines in a box: "
-                      "the median, and dashed the mean.")
-    names = worlds(found.members)
-    tables: dict[int, tuple[Source, pd.DataFrame]] = {}
-    for m in found.members:
-        if (own := _own_accuracies(m)) is not None:
-            tables[m.place] = own
-        else:
-            section.missing.append(_why_not_personal(m))
-    cells = []
-    for data, name in names.items():
-        members = [(m, tables[m.place][1]) for m in found.members if m.data == data and m.place in tables]
-        if not members:
-            continue
-        epochs = sorted({int(e) for _, rows in members for e in rows["index"]})
-        frame = {"labels": [str(e) for e in epochs], "series": [_box(m, rows, epochs) for m, rows in members]}
-        spec = {"kind": "boxes", "controls": [], **axes("personal accuracy", x="epochs of fine-tuning", share=True),
-                "frames": {"": frame}}
-        section.groups.append(Group([Figure("Personal accuracy of the clients", spec, wide=True)],
-                                    f"On {name}" if len(names) > 1 else ""))
-        cells += [row for m, rows in members for row in _over_the_clients(m, rows)]
-    if cells:
-        section.tables.append(Table("Over the clients", ("Run", "Epochs of fine-tuning", "Clients", "Mean ± standard deviation",
-                                                         "Lowest", "Highest"), cells))
-    section.sources = sorted({s.place for s, _ in tables.values()})
-    return section
-
-
-def _own_accuracies(m: Member) -> tuple[Source, pd.DataFrame] | None:
-    """The table with the clients' own accuracies, and their rows: that of `fldiag personalise` before the run's metrics."""
-    for kind in ("personalise", "metrics"):
-        if (source := m.tables.get(kind)) is None:
-            continue
-        rows = only(source.frame, metric=PERSONAL, scope="client").dropna(subset=["value", "index"])
-        if len(rows):
-            return source, rows
-    return None
-
-
-def _why_not_personal(m: Member) -> Missing:
-    if "origin" in m.run.index:
-        return Missing(m.label, "another program trained it, and fine-tuning needs the config of its training")
-    if m.run.status != "finished":
-        return Missing(m.label, "clients start from the final model, and training has not come to its end")
-    return Missing(m.label, "not computed yet", command("personalise", m))
-
-
-def _over_the_clients(m: Member, rows: pd.DataFrame) -> Iterator[list[str]]:
-    for e, part in rows.groupby("index"):
-        values = part["value"].astype(float)
-        yield [m.label, str(int(e)), str(len(values)), plus_minus(values.mean(), values.std(ddof=0), share=True),
-               percent(values.min()), percent(values.max())]
-
-
-def _box(m: Member, rows: pd.DataFrame, epochs: Sequence[int]) -> dict[str, object]:
-    rows = rows.sort_values(["index", "client"])
-    return {"name": literal(m.label), "run": m.place, "look": m.place, "x": [epochs.index(int(e)) for e in rows["index"]],
-            "y": shorts(rows["value"]), "text": [f"client {int(c)}" for c in rows["client"]]}

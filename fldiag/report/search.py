@@ -13,13 +13,13 @@ from typing import Any
 
 import pandas as pd
 
+from fldiag import registry
+from fldiag.diagnosis.question import diagnostic
 from fldiag.errors import FldiagError
+from fldiag.registry import Diagnostic
 from fldiag.results.files import read_csv_bytes
 from fldiag.results.table import COLUMNS, check
 
-#: Tables of the rounds of one run, and tables of single checkpoints.
-OF_RUN = ("forgetting", "drift", "matching", "account")
-OF_CHECKPOINT = ("landscape", "spectrum", "personalise")
 _TEXT: dict[str, Any] = {column: str for column, dtype in COLUMNS.items() if dtype == "string"}
 
 
@@ -65,9 +65,10 @@ class Source:
 
 @dataclass
 class Candidate:
-    """A provenance file that was read; its table not yet."""
+    """A provenance file that was read; its table not yet. ``whole``: it is of the rounds of one run, not of checkpoints."""
 
     kind: str
+    whole: bool
     csv: Path
     about: dict[str, Any]
     claims: list[Claim]
@@ -77,7 +78,7 @@ class Candidate:
 
     def owned(self, rounds: Mapping[int, str]) -> list[int]:
         """Of a run's rounds (round -> sha256) those that the table is about; empty when it is not the run's."""
-        if self.kind in OF_RUN:
+        if self.whole:
             mine = bool(self.claims) and all(c.round is not None and rounds.get(c.round) == c.sha256 for c in self.claims)
             return [c.round for c in self.claims if c.round is not None] if mine else []
         found = {sha: r for r, sha in rounds.items()}
@@ -97,13 +98,22 @@ def candidates(runs: Mapping[Path, Mapping[int, str]], places: Sequence[Path], f
         except (OSError, ValueError):
             notes.append(f"{file.name} beside {csv.name} cannot be read, so its table is not shown.")
             continue
-        kind = _kind(about, csv)
+        if not isinstance(about, dict):
+            continue
+        wanted = given or any(file.parent == run / "diagnostics" for run in runs)
+        name = str(about.get("diagnostic") or csv.name.removesuffix(".csv").split("-")[0])  # early versions did not name it
+        if name not in registry.diagnostic:
+            if wanted and "diagnostic" in about:
+                notes.append(f"{csv.name} is not shown: no diagnostic {name!r} is installed here.")
+            continue
+        entry = diagnostic(name)
+        kind = _kind(entry, about)
         if kind is None:
             continue
-        made = Candidate(kind, csv, about, _claims(about), given, csv.stat().st_mtime)
+        made = Candidate(kind, entry.on == "run", csv, about, _claims(about), given, csv.stat().st_mtime)
         if any(made.owned(rounds) for rounds in runs.values()):
             yield made
-        elif given or any(file.parent == run / "diagnostics" for run in runs):
+        elif wanted:
             notes.append(f"{csv.name} is not shown: it was made from other checkpoints than those of "
                          f"{'this run' if len(runs) == 1 else 'these runs'}.")
 
@@ -127,22 +137,11 @@ def _table_of(provenance: Path) -> Path:
     return provenance.with_name(provenance.name.removesuffix(".json") + ".csv")
 
 
-def _kind(about: Any, csv: Path) -> str | None:
-    if not isinstance(about, dict):
-        return None
-    named = about.get("diagnostic")
-    verb = csv.name.removesuffix(".csv").split("-")[0]
-    if named in OF_RUN:
-        return str(named)
-    if named is not None or verb not in OF_CHECKPOINT:
-        return None
+def _kind(entry: Diagnostic, about: dict[str, Any]) -> str | None:
+    """The diagnostic's name, with its variant where it has some; None for what no report shows."""
     options = about["options"] if isinstance(about.get("options"), dict) else {}
-    if verb == "landscape":
-        return f"landscape:{options.get('directions', 'eigen')}"
-    if verb == "spectrum" and (options.get("params") or options.get("matrix", "hessian") != "hessian"
-                               or options.get("which", "largest") == "smallest"):
-        return None  # blocks and other matrices have eigenvalues of their own
-    return verb
+    variant = entry.variant(options)
+    return None if variant is None else f"{entry.name}:{variant}" if variant else entry.name
 
 
 def _claims(about: dict[str, Any]) -> list[Claim]:

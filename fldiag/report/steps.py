@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 
 from fldiag.errors import FldiagError
+from fldiag.plotting.sections import Control, Figure, Group, Missing, Section, Table, axes, plus_minus, series, short
 from fldiag.report.collect import Claim, Collection, Member, Source
-from fldiag.report.elements import Control, Figure, Group, Missing, Section, Table, axes, plus_minus, series, short
 from fldiag.results.files import csv_text
 from fldiag.results.select import only, spread
 

@@ -12,9 +12,10 @@ import pandas as pd
 
 from fldiag import registry
 from fldiag.errors import FldiagError
+from fldiag.plotting.collected import worlds
+from fldiag.plotting.sections import Section, Table, percent, plus_minus
 from fldiag.plotting.style import number
 from fldiag.report.collect import Collection, Member
-from fldiag.report.elements import Section, Table, percent, plus_minus
 from fldiag.results import select
 from fldiag.results.select import last_round, only
 from fldiag.results.shares import wilson
@@ -170,17 +171,6 @@ def _mean(m: Member, kind: str, metric: str, spread: str | None, **where: Any) -
 
 
 # -- several runs
-
-
-def worlds(members: Sequence[Member]) -> dict[str, str]:
-    """Data (by what tells them apart) -> a name, all names different."""
-    names: dict[str, str] = {}
-    for m in members:
-        if m.data not in names:
-            name = str(m.setting("data", "name", "unknown data"))
-            taken = [n for n in names.values() if n.split(" (")[0] == name]
-            names[m.data] = f"{name} (version {len(taken) + 1})" if taken else name
-    return names
 
 
 def seeds(members: Sequence[Member], world: str) -> Table | None:

@@ -176,14 +176,15 @@ def write_pictures(fig: Any, targets: Sequence[Path], dpi: float) -> list[Path]:
         if _kind(target) not in PICTURES:
             raise FldiagError(f"cannot write a figure to {str(target)!r}: format {target.suffix!r} is not known",
                               "end the path in .png or .pdf, or give it without an ending", usage=True)
-    return [write_bytes(target, _drawn(fig, _kind(target), dpi)) for target in targets]
+    return [write_bytes(target, drawn(fig, _kind(target), dpi)) for target in targets]
 
 
 def _kind(target: Path) -> str:
     return target.suffix.lower()[1:]
 
 
-def _drawn(fig: Any, kind: str, dpi: float) -> bytes:
+def drawn(fig: Any, kind: str, dpi: float) -> bytes:
+    """A matplotlib figure as ``pdf`` or ``png``."""
     buffer = io.BytesIO()
     fig.savefig(buffer, format=kind, dpi=dpi, metadata=PICTURES[kind])
     return buffer.getvalue()

@@ -57,7 +57,8 @@ def _row(m: Member) -> dict[str, Any]:
     values = {"accuracy": summary.accuracy(m), "loss": summary.loss(m), "lambda_1": summary.sharpness(m),
               "forgetting": summary.drop(m), "drift": summary.drift(m)}
     kinds = {k.split(":")[0] for k in m.tables}
-    missing = [k for k in ("landscape", "spectrum", "forgetting", "drift", "matching", "account") if k not in kinds]
+    # What trains again is not counted as missing.
+    missing = [e.name for e in build.entries() if e.section is not None and e.on in ("problem", "run") and e.name not in kinds]
     return {"run": m.label, "method": str(m.setting("method", "name")), "rounds": m.run.done,
             **{k: None if v is None else v.value for k, v in values.items()}, "missing": ", ".join(missing)}
 

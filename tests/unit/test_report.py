@@ -11,10 +11,18 @@ import pandas as pd
 import pytest
 import reports
 
-from fldiag.report import clients, pairs, performance, steps, summary, surfaces
+from fldiag.diagnostics.account.section import section as account
+from fldiag.diagnostics.drift.section import section as drift
+from fldiag.diagnostics.forgetting.section import section as forgetting
+from fldiag.diagnostics.landscape.section import section as landscapes
+from fldiag.diagnostics.matching.section import _range, square
+from fldiag.diagnostics.matching.section import section as matching
+from fldiag.diagnostics.spectrum.section import section as spectrum
+from fldiag.plotting.sections import percent, plus_minus, series, short
+from fldiag.report import performance, steps, summary
 from fldiag.report.collect import collect
-from fldiag.report.elements import percent, plus_minus, series, short
 from fldiag.report.performance import _one_source
+from fldiag.training.diagnostics.personalise.section import section as personal
 
 
 @pytest.fixture(autouse=True)
@@ -130,18 +138,18 @@ def test_different_data_are_drawn_apart_and_the_report_says_so(tmp_path):
     found = collect([reports.everything(reports.run(tmp_path / n, data=d)).path for n, d in (("a", "d0"), ("b", "d1"), ("c", "d0"))])
     assert "not to be compared" in summary.remarks(found)[0]
     assert len([t for t in summary.summary(found).tables if t.caption.startswith("Runs on")]) == 2
-    for section in (performance.curves(found), clients.forgetting(found), clients.drift(found), surfaces.landscapes(found),
-                    surfaces.spectrum(found), performance.personal(found)):
+    for section in (performance.curves(found), forgetting(found), drift(found), landscapes(found),
+                    spectrum(found), personal(found)):
         for figure in section.figures:
             runs = {s["run"] for f in figure.spec["frames"].values() for s in f.get("series", ())}
             assert runs <= {0, 2} or runs <= {1}, (section.id, figure.caption)
-    assert len(surfaces.landscapes(found).groups) == 2
+    assert len(landscapes(found).groups) == 2
 
 
 def test_different_models_share_no_scale_of_weights(tmp_path):
     found = collect([reports.everything(reports.run(tmp_path / n, model__hidden=h)).path for n, h in (("a", "[8]"), ("b", "[9]"))])
     assert any("different models" in r for r in summary.remarks(found))
-    assert len(surfaces.landscapes(found).groups) == 2 and len(clients.drift(found).groups) == 4
+    assert len(landscapes(found).groups) == 2 and len(drift(found).groups) == 4
     assert {s["run"] for s in frame_of(performance.curves(found).groups[0].figures[0])["series"]} == {0, 1}  # accuracies may be
 
 
@@ -149,7 +157,7 @@ def test_surfaces_on_one_slice_share_a_scale_and_others_do_not(tmp_path):
     a, b, c = (reports.run(tmp_path / n) for n in "abc")
     for made, top, n in ((a, 4, 100), (b, 9, 100), (c, 90, 50)):
         reports.of_checkpoints(made, "landscape", lambda _, top=top: reports.surface(top), n=n)
-    section = surfaces.landscapes(collect([a.path, b.path, c.path]))
+    section = landscapes(collect([a.path, b.path, c.path]))
     ranges = [[f.spec["frames"][""]["surface"]["cmax"] for f in g.figures] for g in section.groups]
     assert sorted(ranges) == [[9, 9], [90]] and any("scales of their own" in n for n in section.notes)
     surface = section.groups[[len(r) for r in ranges].index(2)].figures[0].spec["frames"][""]["surface"]
@@ -162,7 +170,7 @@ def test_an_unfinished_run_and_a_table_that_ends_early_are_pointed_out(tmp_path)
     found = collect([made.path])
     assert any("interrupted" in r for r in summary.remarks(found))
     assert any("ends with round 2, the run has 3" in n and shlex.join(["fldiag", "drift", str(made.path)]) in n
-               for n in clients.drift(found).notes)
+               for n in drift(found).notes)
     assert summary.drift(found.members[0]).about == "round 2"
 
 
@@ -174,7 +182,7 @@ def test_missing_tables_are_named_with_a_command_a_shell_understands(tmp_path):
     found = collect([made.path])
     expected = {"landscapes": "landscape", "curvature": "spectrum", "forgetting": "forgetting", "drift": "drift", "matching": "matching",
                 "account": "forgetting", "personal": "personalise"}
-    for part in (surfaces.landscapes, surfaces.spectrum, clients.forgetting, clients.drift, pairs.matching, pairs.account, performance.personal):
+    for part in (landscapes, spectrum, forgetting, drift, matching, account, personal):
         section = part(found)
         (missing,) = section.missing
         assert shlex.split(missing.command)[:3] == ["fldiag", expected[section.id], str(made.path)], section.id
@@ -183,13 +191,13 @@ def test_missing_tables_are_named_with_a_command_a_shell_understands(tmp_path):
 
 def test_a_run_without_client_weights_says_what_to_change(tmp_path):
     found = collect([reports.run(tmp_path / "a", keep="none").path])
-    for part in (clients.forgetting, clients.drift, pairs.matching, pairs.account):
+    for part in (forgetting, drift, matching, account):
         (missing,) = part(found).missing
         assert "checkpoint.clients=sampled" in missing.why and not missing.command
 
 
 def test_forgetting_panels_share_an_axis_and_the_heatmaps_a_scale(two):
-    section = clients.forgetting(two)
+    section = forgetting(two)
     received, trained, aggregated = section.groups[0].figures[:3]
     assert received.spec["yrange"] == trained.spec["yrange"] == aggregated.spec["yrange"]
     line = frame_of(trained)["series"][0]
@@ -203,7 +211,7 @@ def test_forgetting_panels_share_an_axis_and_the_heatmaps_a_scale(two):
 
 
 def test_drift_takes_the_whole_model_and_lets_rho_be_chosen(two):
-    section = clients.drift(two)
+    section = drift(two)
     first = frame_of(section.groups[0].figures[0])["series"]
     assert [s["y"] for s in first] == [[1.0, 0.5, 0.33333], [2.0, 1.0, 0.66667]]
     angle = section.groups[1].figures[0]
@@ -215,11 +223,11 @@ def test_drift_with_other_options_is_not_taken_for_the_same(tmp_path):
     a, b = reports.run(tmp_path / "a"), reports.run(tmp_path / "b")
     for made, loss in ((a, "kl"), (b, "l2")):
         reports.of_run(made, "drift", reports.drift(), loss=loss)
-    assert "different options" in clients.drift(collect([a.path, b.path])).notes[0]
+    assert "different options" in drift(collect([a.path, b.path])).notes[0]
 
 
 def test_pairs_stand_in_both_halves_on_one_scale(two):
-    section = pairs.matching(two)
+    section = matching(two)
     first = "diagonals, own data (as in the paper)"
     assert section.groups[0].controls[0].options[0] == first and len(section.groups[0].figures) == 4
     a, b = (next(f for f in section.groups[0].figures if f.run == r and "H_N" in f.caption).spec["frames"][first] for r in (0, 1))
@@ -234,14 +242,14 @@ def test_pairs_stand_in_both_halves_on_one_scale(two):
 def test_pairs_over_decades_are_coloured_by_their_logarithm():
     rows = reports.frame([{"metric": "H_N", "client": 1, "client_b": 2, "value": 100.0}, {"metric": "H_N", "client": 1, "client_b": 3,
                                                                                       "value": 0.01}])
-    assert pairs._range([rows], "H_N") == (0.01, 100.0, True)
-    made = pairs.square(rows, 0.01, 100.0, True)
+    assert _range([rows], "H_N") == (0.01, 100.0, True)
+    made = square(rows, 0.01, 100.0, True)
     assert made["z"][0] == [None, 2, -2] and made["v"][0] == [None, 100, 0.01] and made["range"] == [-2, 2]
     assert made["ticks"][0][0] == -2 and made["ticks"][-1][0] == 2
 
 
 def test_account_sums_up_and_keeps_signs(two):
-    section = pairs.account(two)
+    section = account(two)
     terms = frame_of(section.groups[0].figures[0])
     assert terms["labels"] == ["1", "4", "7", "all"] and terms["marks"] == [0.5, 2, 3.5, 1]
     total = np.sum([s["y"] for s in terms["series"]], axis=0)
@@ -249,7 +257,7 @@ def test_account_sums_up_and_keeps_signs(two):
     harm = [frame_of(g.figures[-1]) for g in section.groups]
     assert harm[0]["range"] == harm[1]["range"] and harm[0]["v"][1] == [0.4, -0.01, 0.4]
     assert np.sign(harm[0]["z"][1]).tolist() == [1, -1, 1] and max(map(max, harm[1]["z"])) == pytest.approx(harm[1]["range"][1], rel=1e-3)
-    turned = pairs.account(dataclasses.replace(two, members=two.members[::-1]))
+    turned = account(dataclasses.replace(two, members=two.members[::-1]))
     assert frame_of(turned.groups[0].figures[-1])["range"] == harm[0]["range"]  # the largest of all runs, whichever is last
     layers = frame_of(next(f for f in section.groups[0].figures if "layer" in f.caption))
     assert layers["labels"] == ["fc1", "&lt;b&gt;head&lt;/b&gt;"]
@@ -257,7 +265,7 @@ def test_account_sums_up_and_keeps_signs(two):
 
 
 def test_personal_accuracy_counts_every_client_once(two):
-    section = performance.personal(two)
+    section = personal(two)
     box = frame_of(section.figures[0])["series"][0]
     assert box["x"] == [0] * 3 + [1] * 3 + [2] * 3 and box["text"][:3] == ["client 1", "client 4", "client 7"]
     values = [0.51, 0.54, 0.57]
@@ -286,8 +294,8 @@ def test_many_recorded_rounds_are_thinned_with_both_ends_kept(tmp_path):
 
 
 def test_everything_a_figure_holds_is_json(two):
-    for part in (performance.curves, surfaces.landscapes, surfaces.spectrum, clients.forgetting, clients.drift, pairs.matching, pairs.account,
-                 performance.personal, steps.steps):
+    for part in (performance.curves, landscapes, spectrum, forgetting, drift, matching, account,
+                 personal, steps.steps):
         for figure in part(two).figures:
             json.dumps(figure.spec, allow_nan=False)
 

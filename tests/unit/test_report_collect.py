@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 import reports
 
+from fldiag.diagnostics.account.section import section as account
 from fldiag.errors import FldiagError
-from fldiag.report import build, pairs
+from fldiag.report import build
 from fldiag.report.collect import collect, labels
 from fldiag.report.guard import guarded
 from fldiag.results.files import write_table
@@ -179,8 +180,8 @@ def test_a_table_that_no_section_can_draw_does_not_stop_the_report(tmp_path):
     found = collect([good.path, bad.path])
     assert "account" in kinds(found, 1) and not found.notes
     with pytest.raises((ValueError, OverflowError, TypeError)) as direct:
-        pairs.account(found)
-    section = guarded(pairs.account, found)
+        account(found)
+    section = guarded(account, found)
     assert [g.title for g in section.groups] == ["a"]
     assert section.notes == [f"account-b.csv is not shown here: its numbers cannot be drawn ({type(direct.value).__name__}: {direct.value})."]
     assert "account-b.csv is not shown here" in build.write(found, tmp_path / "report.html").read_text()

@@ -19,7 +19,7 @@ from fldiag.report.collect import collect
 EVIL = reports.EVIL
 KNOWN = {"html", "head", "meta", "title", "style", "body", "a", "header", "h1", "h2", "h3", "p", "nav", "ul", "li", "div", "label", "input",
          "span", "svg", "path", "noscript", "main", "section", "figure", "figcaption", "table", "caption", "thead", "tbody", "tr", "th", "td",
-         "button", "details", "summary", "dl", "dt", "dd", "pre", "code", "b", "br", "script", "select", "option", "output"}
+         "button", "details", "summary", "dl", "dt", "dd", "pre", "code", "b", "br", "script", "select", "option", "output", "img"}
 
 
 class Reader(HTMLParser):
@@ -56,6 +56,8 @@ def evil(tmp_path_factory):
     b = reports.everything(reports.run(folder / "b'\"&" / "script>", "fedsol", salt=EVIL))
     reports.of_checkpoints(b, "landscape", lambda _: reports.surface(), name="landscape-" + "<i>", labels=[EVIL + " client 4"],
                            directions="random", slice=EVIL)
+    reports.of_checkpoints(b, "trace", lambda _: [{"metric": "trace", "value": 1.0, "layer": layer, "estimator": EVIL}
+                                                  for layer in (None, EVIL, "<b>head</b>")], labels=[EVIL], named=True)
     a.index["config"]["method"]["name"] = a.index["config"]["data"]["name"] = EVIL
     a.index["provenance"]["device_name"] = a.index["status"] = EVIL
     a.commit()
@@ -72,7 +74,8 @@ def test_no_name_becomes_markup(evil):
     count = 2 + len(evil[0].sources) + 1  # plotly, data, tables, the page's own
     assert read.tags.count("script") == count == text.count("<script") == text.count("</script")
     assert sum(EVIL in words for words in read.words) > 10  # shown as it is: title, method, device, options
-    assert not {k for k, v in read.attributes if k in ("src", "href") and not v.startswith("#")}
+    assert not {k for k, v in read.attributes if k in ("src", "href") and not v.startswith(("#", "data:image/png;base64,"))}
+    assert read.tags.count("img") == 1
 
 
 def test_figures_hold_names_that_plotly_cannot_read_as_markup(evil):

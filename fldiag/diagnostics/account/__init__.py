@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fldiag.diagnostics.account import picture
+from fldiag.diagnostics.account.section import section
 from fldiag.diagnostics.account.summary import summary
 from fldiag.errors import FldiagError
 from fldiag.problem.eigenpairs import eigenpairs
@@ -32,6 +33,7 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
 
 
 @diagnostic("account", on="run", needs="clients", draw=picture.draw, summary=summary, cost=cost,
+            section=section, order=60,
             example="checkpoints/digits-fedavg-s0-1a2b3c4d")
 def account(history: History, progress: Progress | None = None, *,
             slice: Annotated[Literal["train", "test"], Field(description="The loss on train or test.")] = "train",

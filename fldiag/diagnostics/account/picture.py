@@ -10,7 +10,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from fldiag.diagnostics.forgetting.picture import DIVERGING
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.plotting.tables import floats, need, select
@@ -123,7 +122,7 @@ def _harm(fig: Figure, ax, rows: pd.DataFrame) -> None:
     size = np.abs(values[np.isfinite(values)])
     reach = float(size.max()) if len(size) and size.max() > 0 else 1.0
     near = min(max(float(np.median(size)) if len(size) else reach, 1e-6 * reach), reach)
-    image = ax.imshow(values, cmap=DIVERGING, interpolation="nearest",
+    image = ax.imshow(values, cmap=style.DIVERGING, interpolation="nearest",
                       norm=SymLogNorm(near, vmin=-reach, vmax=reach, base=10))
     for axis, index in ((ax.xaxis, wide.columns), (ax.yaxis, wide.index)):
         every = max(1, -(-len(index) // 12))

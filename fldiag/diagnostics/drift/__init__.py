@@ -14,6 +14,7 @@ from torch import Tensor
 from fldiag.diagnostics.drift import divergence, picture
 from fldiag.diagnostics.drift.propositions import check
 from fldiag.diagnostics.drift.representation import cka, features
+from fldiag.diagnostics.drift.section import section
 from fldiag.diagnostics.drift.summary import summary
 from fldiag.errors import FldiagError
 from fldiag.losses import mean_strengths, noise_floor, proximal_name, strengths
@@ -38,6 +39,7 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
 
 
 @diagnostic("drift", on="run", needs="clients", draw=picture.draw, summary=summary, cost=cost,
+            section=section, order=40,
             example="checkpoints/digits-fedavg-s0-1a2b3c4d --rho 0 --rho 2")
 def drift(history: History, progress: Progress | None = None, *,
           rho: Annotated[tuple[Radius, ...], Field(description="Radius of the perturbation in g_u.")] = (0.0, 0.5, 1.0, 2.0),

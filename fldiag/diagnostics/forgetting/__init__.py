@@ -15,6 +15,7 @@ import pandas as pd
 from pydantic import Field
 
 from fldiag.diagnostics.forgetting import picture
+from fldiag.diagnostics.forgetting.section import section
 from fldiag.diagnostics.forgetting.summary import summary
 from fldiag.registry import Also, Progress, diagnostic
 from fldiag.results.provenance import digest
@@ -36,6 +37,7 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
             summary=summary, cost=cost, also={"why": Also(
                 "account", "Also the second-order account of each update on the global loss, of the last round (or all of "
                            "--rounds).", options=("slice", "k", "seed"))},
+            section=section, order=30,
             example="checkpoints/digits-fedavg-s0-1a2b3c4d --why")
 def forgetting(history: History, progress: Progress | None = None, *,
                min_count: Annotated[int, Field(ge=1, description="Mask numbers on fewer examples.")] = 5,

@@ -20,8 +20,6 @@ from fldiag.results.select import only
 
 PICTURE = "picture of forgetting"
 COLUMNS = ("metric", "round", "moment", "scope", "slice", "value")
-#: Diverging, safe for colour-blind readers: orange is forgotten, purple is learned.
-DIVERGING = "PuOr_r"
 _MOMENTS = {"received": "received by the clients", "trained": "after local training (mean ± std)",
             "aggregated": "after averaging"}
 _SHARES = {"forgotten": "forgotten by local training", "learned": "learned by local training",
@@ -151,7 +149,7 @@ def heatmap(table: pd.DataFrame, *, round: int | None = None, width: float | Non
         ax.set_facecolor("#bbbbbb")
         for r, c in np.argwhere(~np.isfinite(values)):
             ax.add_patch(_cell_hatch(c, r))
-        image = ax.imshow(values, aspect="auto", cmap=DIVERGING, interpolation="nearest",
+        image = ax.imshow(values, aspect="auto", cmap=style.DIVERGING, interpolation="nearest",
                           norm=TwoSlopeNorm(0.0, -max(reach, 1e-9), max(reach, 1e-9)))
         unseen = np.argwhere(counts.to_numpy() == 0)
         size = min(3.0, max(1.6, 40 / max(clients, classes)))

@@ -20,7 +20,9 @@ from pydantic import Field
 
 from fldiag.diagnostics.landscape import interactive, picture
 from fldiag.diagnostics.landscape.choice import choose
+from fldiag.diagnostics.landscape.section import section
 from fldiag.diagnostics.landscape.summary import summary
+from fldiag.diagnostics.landscape.surfaces import AXES
 from fldiag.errors import FldiagError
 from fldiag.problem.eigenpairs import finite_loss
 from fldiag.problem.problem import Problem
@@ -37,8 +39,6 @@ from fldiag.surface.points import Points
 
 #: Grid points along an axis when nobody says how many.
 POINTS = 41
-NAMES = {"eigen": ("eigenvector 1", "eigenvector 2"), "random": ("random direction 1", "random direction 2"),
-         "plane": ("towards checkpoint 2", "at right angles, to checkpoint 3"), "pca": ("principal axis 1", "principal axis 2")}
 #: With bf16, so many points besides the centre and the corners are evaluated in float32 too.
 BF16_CHECKS = 8
 
@@ -65,7 +65,7 @@ def cost(problem: Problem, options: Mapping[str, Any]) -> float:
 def axes(table: pd.DataFrame) -> tuple[str, str]:
     """What the two axes are; principal axes with the share of the variance that they explain."""
     directions = table.attrs.get("options", {}).get("directions")
-    first, second = NAMES.get(directions, ("direction 1", "direction 2"))
+    first, second = AXES.get(directions, ("direction 1", "direction 2"))
     shares = only(table, metric="explained_variance").set_index("index")["value"]
     if directions != "pca" or not len(shares):
         return first, second
@@ -83,6 +83,8 @@ def page(table: pd.DataFrame) -> str:
 
 
 @diagnostic("landscape", draw=draw, more={".html": page}, summary=summary, cost=cost, choose=choose,
+            section=section, order=10,
+            variant=lambda options: str(options.get("directions", "eigen")),
             example="checkpoints/example/fedsol-digits.pt")
 def landscape(problem: Problem, progress: Progress | None = None, *,
               directions: Annotated[Literal["eigen", "random", "plane", "pca", "clients"], Field(

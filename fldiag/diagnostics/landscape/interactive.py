@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import math
 from importlib import resources
@@ -15,7 +13,8 @@ import pandas as pd
 from matplotlib.colors import to_hex
 
 from fldiag.diagnostics.landscape.surfaces import Scale, Surface, scale, surfaces
-from fldiag.plotting import style
+from fldiag.plotting import pages, style
+from fldiag.plotting.sections import literal
 
 
 def page(table: pd.DataFrame, *, title: str = "Loss landscape", clip: float | Literal["auto"] | None = "auto",
@@ -34,16 +33,16 @@ def page(table: pd.DataFrame, *, title: str = "Loss landscape", clip: float | Li
     plotly, script = get_plotlyjs(), (home / "landscape.js").read_text("utf-8")
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
         (home / "landscape.html").read_text("utf-8"))
-    data = {"scenes": [_scene(g, shared) for g in grids], "marks": [_marks(g, shared) for g in grids],
-            "layout": _layout(grids, shared, names)}
+    data = {"scenes": [scene(g, shared) for g in grids], "marks": [marks(g, shared) for g in grids],
+            "layout": layout(grids, shared, names)}
     return template.render(
-        title=title, grids=grids, number=style.number, notes=shared.notes(), policy=_policy(plotly, script),
+        title=title, grids=grids, number=style.number, notes=shared.notes(), policy=pages.policy(plotly, script),
         plotly=plotly, script=script, data=_inert(data),
         stops=", ".join(to_hex(c) for c in matplotlib.colormaps[style.COLORMAP](np.linspace(0, 1, 17))),
         ticks=[(100 * (t - shared.low) / (shared.high - shared.low), shared.label(t)) for t in shared.ticks(5)])
 
 
-def _scene(grid: Surface, shared: Scale) -> dict[str, Any]:
+def scene(grid: Surface, shared: Scale) -> dict[str, Any]:
     """One plotly surface trace; its hover text holds numbers only."""
     import plotly.graph_objects as go
 
@@ -60,7 +59,7 @@ def _scene(grid: Surface, shared: Scale) -> dict[str, Any]:
     return {**trace, "text": hover}  # plotly's Python side would turn each row of texts into one text
 
 
-def _marks(grid: Surface, shared: Scale) -> list[dict[str, Any]]:
+def marks(grid: Surface, shared: Scale) -> list[dict[str, Any]]:
     """The trajectory and single weight sets as plotly traces that lie on the surface."""
     traces = []
     for places, mode, texts in ((grid.marks.trajectory, "lines+markers", grid.marks.texts),
@@ -76,13 +75,13 @@ def _marks(grid: Surface, shared: Scale) -> list[dict[str, Any]]:
     return traces
 
 
-def _layout(grids: list[Surface], shared: Scale, names: tuple[str, str]) -> dict[str, Any]:
+def layout(grids: list[Surface], shared: Scale, names: tuple[str, str]) -> dict[str, Any]:
     ticks = shared.ticks(5)
     span = [[min(getattr(g, a)[0] for g in grids), max(getattr(g, a)[-1] for g in grids)] for a in "xy"]
     return {
         "scene": {
-            "xaxis": {"title": {"text": _literal(names[0])}, "range": [float(v) for v in span[0]], "nticks": 5},
-            "yaxis": {"title": {"text": _literal(names[1])}, "range": [float(v) for v in span[1]], "nticks": 5},
+            "xaxis": {"title": {"text": literal(names[0])}, "range": [float(v) for v in span[0]], "nticks": 5},
+            "yaxis": {"title": {"text": literal(names[1])}, "range": [float(v) for v in span[1]], "nticks": 5},
             "zaxis": {"title": {"text": "loss"}, "range": [shared.low, shared.high], "tickvals": ticks,
                       "ticktext": [shared.label(t) for t in ticks]},
             "aspectmode": "manual", "aspectratio": {"x": 1, "y": 1, "z": 0.8},
@@ -90,11 +89,6 @@ def _layout(grids: list[Surface], shared: Scale, names: tuple[str, str]) -> dict
         },
         "margin": {"l": 0, "r": 0, "t": 0, "b": 0}, "autosize": True, "dragmode": "turntable",
     }
-
-
-def _literal(text: str) -> str:
-    """Text for plotly, which reads a few HTML tags in its labels."""
-    return str(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _inert(data: Any):
@@ -105,14 +99,3 @@ def _inert(data: Any):
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)
-
-
-def _policy(*scripts: str) -> str:
-    """A content security policy: only these scripts run, no event handler does, and nothing is fetched.
-
-    plotly compiles its surface code at run time, hence ``unsafe-eval``.
-    """
-    digests = (base64.b64encode(hashlib.sha256(s.encode("utf-8")).digest()).decode() for s in scripts)
-    allowed = " ".join(f"'sha256-{d}'" for d in digests)
-    return (f"default-src 'none'; script-src {allowed} 'unsafe-eval'; style-src 'unsafe-inline'; "
-            "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'")

@@ -16,6 +16,9 @@ from fldiag.results.select import number as value_of
 from fldiag.results.select import only
 
 PICTURE = "loss landscape"
+#: Directions -> what the two axes are.
+AXES = {"eigen": ("eigenvector 1", "eigenvector 2"), "random": ("random direction 1", "random direction 2"),
+        "plane": ("towards checkpoint 2", "at right angles, to checkpoint 3"), "pca": ("principal axis 1", "principal axis 2")}
 
 
 @dataclass(frozen=True)

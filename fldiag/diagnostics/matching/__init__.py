@@ -18,6 +18,7 @@ from torch import Tensor
 from fldiag.curvature.lanczos import EigenPairs
 from fldiag.diagnostics.matching import picture
 from fldiag.diagnostics.matching.comparison import Space, Summary, matching_rows, overlap_rows
+from fldiag.diagnostics.matching.section import section
 from fldiag.diagnostics.matching.summary import summary
 from fldiag.errors import FldiagError
 from fldiag.problem import stack as stacks
@@ -62,6 +63,7 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
 
 
 @diagnostic("matching", on="run", needs="clients", draw=picture.draw_last, summary=summary, cost=cost,
+            section=section, order=50,
             example="checkpoints/digits-fedavg-s0-1a2b3c4d --samples 500")
 def matching(history: History, progress: Progress | None = None, *,
              on: Annotated[Literal["both", "client", "global"], Field(

@@ -32,6 +32,7 @@ def cost(problem: Problem, options: Mapping[str, Any]) -> float:
 
 
 @diagnostic("profile", draw=picture.draw, summary=summary, cost=cost,
+            variant=lambda options: str(options.get("directions", "eigen")),
             example="checkpoints/example/fedsol-digits.pt --directions random")
 def profile(problem: Problem, progress: Progress | None = None, *,
             directions: Annotated[Literal["eigen", "random", "through"], Field(

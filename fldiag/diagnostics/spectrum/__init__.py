@@ -16,6 +16,7 @@ from fldiag.curvature.lanczos import Which
 from fldiag.curvature.operator import Matrix
 from fldiag.diagnostics.diagonal import diagonal as diagonal_table
 from fldiag.diagnostics.spectrum import picture, pyhessian_engine
+from fldiag.diagnostics.spectrum.section import section
 from fldiag.diagnostics.trace import trace as trace_table
 from fldiag.errors import FldiagError
 from fldiag.plotting import layers
@@ -90,8 +91,15 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         yield Note("entries of the diagonal are rough estimates here (see stderr); the trace is as good as its stderr says")
 
 
+def variant(options: Mapping[str, Any]) -> str | None:
+    """A report shows the Hessian's largest; blocks and other matrices have eigenvalues of their own."""
+    other = options.get("params") or options.get("matrix", "hessian") != "hessian" or options.get("which") == "smallest"
+    return None if other else ""
+
+
 @diagnostic("spectrum", draw=picture.draw, more={"-layers": layers.draw_if_any}, summary=summary, cost=cost, check=check,
             also={"density": Also("density", "Also the spectral density, with a picture.", sets={"strict": True})},
+            section=section, order=20, variant=variant,
             example="checkpoints/example/fedsol-digits.pt --k 5 --trace")
 def spectrum(problem: Problem, progress: Progress | None = None, *,
              k: Annotated[int, Field(ge=1, description="How many eigenvalues.")] = 5,

@@ -16,6 +16,7 @@ from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Small
 from fldiag.training import personalise as library
 from fldiag.training.diagnostics.personalise import picture
+from fldiag.training.diagnostics.personalise.section import section
 
 SUMMARY = {"epochs": "fine-tuning epochs", "clients": "clients", "mean": "personal accuracy", "std": "± (over clients)",
            "lowest": "lowest", "highest": "highest"}
@@ -43,7 +44,7 @@ def _listed(value: Any) -> Any:
 Numbers = Annotated[str | None, BeforeValidator(_listed)]
 
 
-@diagnostic("personalise", on="runs", draw=picture.draw, summary=summary,
+@diagnostic("personalise", on="runs", draw=picture.draw, summary=summary, section=section, order=70,
             example="checkpoints/digits-fedavg-s0-1a2b3c4d --epochs 0,1,5")
 def personalise(runs: Sequence[Run], progress: Progress | None = None, *,
                 epochs: Annotated[Numbers, Field(description="Epochs of fine-tuning, such as 0,1,5 (the default, if the run's "

@@ -1,10 +1,12 @@
-"""What a report consists of before it is HTML: sections of figures, tables and what is missing.
+"""What a section of the report consists of: plain data, which a diagnostic makes and the report turns into HTML.
 
-A figure is a dict that ``templates/report.js`` draws; all text in it that plotly shows went through ``literal``.
+A figure is a dict that the report's script draws; all text in it that plotly shows went through ``literal``. What a section is
+made from stands in ``fldiag.plotting.collected``.
 """
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +44,21 @@ class Figure:
 
 
 @dataclass
+class Picture:
+    """A picture that is drawn already, as PNG; ``width``: in the page's pixels. ``run``: the run it is about, None for all."""
+
+    caption: str
+    png: bytes
+    width: int
+    run: int | None = None
+
+    @property
+    def text(self) -> str:
+        """The PNG in base64, for a ``data:`` address."""
+        return base64.b64encode(self.png).decode()
+
+
+@dataclass
 class Control:
     """A slider or a choice that the figures naming its ``id`` follow."""
 
@@ -63,6 +80,7 @@ class Group:
     controls: list[Control] = field(default_factory=list)
     bar: list[tuple[float, str]] | None = None
     pairs: bool = False
+    pictures: list[Picture] = field(default_factory=list)
 
 
 @dataclass
@@ -149,6 +167,12 @@ def lines(found: Sequence[Mapping[str, Any]], y: str, *, x: str = "round", share
     """A figure of lines without controls."""
     return {"kind": "lines", "controls": [], "frames": {"": {"series": list(found)}},
             **axes(y, x=x, share=share, zero=zero, log=log, whole=whole)}
+
+
+def add_lines(group: Group, caption: str, found: Sequence[Mapping[str, Any]], y: str, **more: Any) -> None:
+    """Add a figure of lines to the group, unless there is nothing to draw."""
+    if found:
+        group.figures.append(Figure(caption, lines(found, y, **more)))
 
 
 def axes(y: str, *, x: str = "round", share: bool = False, zero: bool = False, log: bool = False,

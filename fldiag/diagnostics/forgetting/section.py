@@ -1,0 +1,128 @@
+"""What forgetting shows in a report: accuracies before and after local training, and what each client forgot by class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fldiag.plotting.collected import Collected, Member, absent, incomplete, worlds
+from fldiag.plotting.sections import (
+    Control,
+    Figure,
+    Group,
+    Section,
+    Table,
+    add_lines,
+    axes,
+    percent,
+    plus_minus,
+    series,
+    short,
+    shorts,
+)
+from fldiag.plotting.tables import floats
+from fldiag.results import select
+from fldiag.results.select import last_round, only
+
+MOMENTS = {"received": "as received", "trained": "after local training", "aggregated": "after averaging"}
+SHARES = {"drop": "accuracy lost in local training", "forgotten": "forgotten: right before, wrong after",
+          "learned": "learned: wrong before, right after", "restored": "restored by averaging, of the forgotten"}
+
+
+def section(found: Collected) -> Section:
+    made = Section("forgetting", "Forgetting", "Test accuracy of the model that clients receive, of theirs after local "
+                   "training (mean and standard deviation over clients), and of their average. What local training forgets, "
+                   "averaging partly restores.")
+    names = worlds(found.members)
+    for data, name in names.items():
+        members = [(m, s.frame) for m, s in found.having("forgetting") if m.data == data]
+        group = Group(title=f"On {name}" if len(names) > 1 else "")
+        for moment, text in MOMENTS.items():
+            drawn = []
+            for m, frame in members:
+                rows = only(frame, metric="accuracy", moment=moment, scope="global", slice="test", index=None)
+                if moment == "trained":
+                    std = only(frame, metric="accuracy_std", moment=moment, scope="global", slice="test", index=None)
+                    rows = rows.assign(std=rows["round"].map(std.set_index("round")["value"]))
+                if rows["value"].notna().any():
+                    drawn.append(series(m.label, rows, run=m.place, spread="std" if moment == "trained" else "interval"))
+            add_lines(group, f"Test accuracy {text}", drawn, "test accuracy", share=True)
+        for metric, text in SHARES.items():
+            drawn = [series(m.label, rows, run=m.place) for m, frame in members
+                     if (rows := only(frame, metric=metric, moment="trained", scope="global", slice="test", index=None)
+                         )["value"].notna().any()]
+            add_lines(group, text.capitalize(), drawn, text.split(":")[0], share=True, zero=metric == "drop")
+        _match(group.figures[:len(MOMENTS)])
+        if group.figures:
+            made.groups.append(group)
+    _heatmaps(made, found)
+    made.missing = [absent(m, "forgetting", clients=True) for m in found.members if "forgetting" not in m.tables]
+    incomplete(made, found, "forgetting")
+    rows = [r for m, s in found.having("forgetting") for r in _lost(m, s.frame)]
+    if rows:
+        made.tables.append(Table("Last round, test split, mean over clients", (
+            "Run", "Round", "Received", "Trained ± std", "Aggregated", "Lost (drop)", "Forgotten", "Learned", "Restored",
+            "Largest loss of a class"), rows))
+    made.sources = [s.place for _, s in found.having("forgetting")]
+    return made
+
+
+def _match(figures: Sequence[Figure]) -> None:
+    """One range of the vertical axis, since these are compared with each other."""
+    ends = [v for f in figures for s in f.spec["frames"][""]["series"] for key in ("y", "low", "high") for v in s.get(key, ())
+            if v is not None]
+    if ends:
+        room = 0.05 * (max(ends) - min(ends) or 1)
+        for f in figures:
+            f.spec["yrange"] = [short(min(ends) - room), short(max(ends) + room)]
+
+
+def _lost(m: Member, frame: pd.DataFrame) -> list[list[str]]:
+    rows = only(frame, scope="global", slice="test", index=None)
+    last = last_round(only(rows, metric="accuracy", moment="trained"))
+    if last is None:
+        return []
+    rows = only(rows, round=last)
+
+    def of(metric: str, moment: str = "trained") -> float | None:
+        return select.number(rows, metric, moment=moment)
+
+    return [[m.label, str(last), percent(of("accuracy", "received")),
+             plus_minus(of("accuracy"), of("accuracy_std"), share=True), percent(of("accuracy", "aggregated")),
+             *(percent(of(k)) for k in ("drop", "forgotten", "learned", "restored", "forgetting"))]]
+
+
+def _heatmaps(made: Section, found: Collected) -> None:
+    """Client by class, one a run, all on one scale and following one slider."""
+    tables = {m.place: (m, rows, only(s.frame, metric="class_examples")) for m, s in found.having("forgetting")
+              if len(rows := only(s.frame, metric="class_forgetting", scope="client").dropna(subset=["client", "index"]))}
+    if not tables:
+        return
+    rounds = sorted({int(r) for _, rows, _ in tables.values() for r in rows["round"].dropna()})
+    reach = max(float(rows["value"].abs().max()) for _, rows, _ in tables.values() if rows["value"].notna().any()) if any(
+        rows["value"].notna().any() for _, rows, _ in tables.values()) else 1.0
+    reach = float(f"{reach or 1:.3g}")
+    group = Group(title="By client and class", controls=[
+        Control("forgetting-round", "Round", [str(r) for r in rounds], slider=True, start=len(rounds) - 1)], notes=[
+        "Accuracy on a class as received minus after the client's training: orange is forgotten, purple learned. Grey: too few "
+        "test examples. A dot: the client has no training example of the class."])
+    for m, rows, held in tables.values():
+        classes = sorted({int(c) for c in rows["index"]})
+        none = {(int(c), int(k)) for c, k, n in zip(held["client"], held["index"], held["value"], strict=True) if n == 0}
+        frames = {str(int(r)): _cells(part, classes, none) for r, part in rows.groupby("round")}
+        group.figures.append(Figure(f"{m.label}: forgetting by class", {
+            "kind": "heatmap", "controls": ["forgetting-round"], "frames": frames, "colours": "diverging",
+            "range": [-reach, reach], "what": "accuracy lost", **axes("client", x="class", share=True)}, run=m.place))
+    made.groups.append(group)
+
+
+def _cells(rows: pd.DataFrame, classes: Sequence[int], none: set[tuple[int, int]]) -> dict[str, Any]:
+    ids = sorted({int(c) for c in rows["client"]})
+    cells = np.full((len(ids), len(classes)), np.nan)
+    for c, k, v in zip(rows["client"], rows["index"], floats(rows["value"]), strict=True):
+        cells[ids.index(int(c)), classes.index(int(k))] = v
+    dots = [[classes.index(k), ids.index(c)] for c, k in sorted(none) if c in ids and k in classes]
+    return {"x": [str(c) for c in classes], "y": [str(c) for c in ids], "z": [shorts(r) for r in cells], "dots": dots}
