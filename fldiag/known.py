@@ -1,13 +1,12 @@
 """What there is, in a file: names, descriptions and options of everything registered, readable without importing PyTorch.
 
-``python -m fldiag.known`` writes the file anew; a test holds it equal to the registry. What other packages bring stands
+``python -m fldiag.write_catalogue`` writes the file anew; a test holds it equal to the registry. What other packages bring stands
 in no file: it is known by the names of their entry points, and imported when it is asked about.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import types
 import typing
 from functools import cache
@@ -119,28 +118,3 @@ def values(annotation: Any, metadata: Any = ()) -> str:
             bounds += [f"{sign} {getattr(part, key):g}" for key, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
                        if getattr(part, key, None) is not None]
     return " ".join([getattr(annotation, "__name__", str(annotation)), *bounds])
-
-
-def generate() -> dict[str, dict[str, Item]]:
-    """The content of the file, from the registry. Imports everything that is built in."""
-    from fldiag import config, registry
-    from fldiag.figures import reported
-
-    found: dict[str, dict[str, Item]] = {}
-    for kind, name in KINDS.items():
-        entries = getattr(registry, name)
-        own = {n: entries.get(n) for n in entries.names()}
-        found[kind] = {n: describe(e) for n, e in own.items() if e.build.__module__.split(".")[0] == "fldiag"}
-    found["presets"] = {name: {"summary": text} for name, text in config.presets().items()}
-    found["figures"] = {name: {"summary": f"{study.title} ({study.source})"} for name, study in reported.studies().items()}
-    return found
-
-
-def text() -> str:
-    return json.dumps(generate(), indent=1, ensure_ascii=False) + "\n"
-
-
-if __name__ == "__main__":
-    with resources.as_file(resources.files("fldiag").joinpath(FILE)) as file:
-        file.write_text(text())
-        sys.stdout.write(f"{file}\n")

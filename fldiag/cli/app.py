@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from fldiag import known
+from fldiag.cli.derived import command
 
 
 class Verbs(TyperGroup):
@@ -26,9 +27,7 @@ class Verbs(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0] if args else ""
         if super().get_command(ctx, name) is None and name in known.plugins("diagnostics"):
-            from fldiag.cli import diagnostics
-
-            return name, diagnostics.command(name), args[1:]
+            return name, command(name), args[1:]
         return super().resolve_command(ctx, args)
 
 

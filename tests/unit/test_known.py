@@ -7,7 +7,7 @@ from importlib import resources
 
 import pytest
 
-from fldiag import known
+from fldiag import known, write_catalogue
 from fldiag.errors import FldiagError
 
 SCRIPT = """
@@ -23,7 +23,7 @@ for arguments in json.loads(sys.argv[1]):
 
 def test_the_file_is_what_the_registry_says():
     file = json.loads(resources.files("fldiag").joinpath(known.FILE).read_text())
-    assert file == json.loads(known.text()), "run: python -m fldiag.known"
+    assert file == json.loads(write_catalogue.text()), "run: python -m fldiag.write_catalogue"
 
 
 def test_asking_what_there_is_imports_no_torch():

@@ -1,0 +1,99 @@
+"""The verb of a diagnostic, made from the catalogue: a diagnostic's file says its options, and nobody types them again."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fldiag import known
+from fldiag.cli.options import Debug, Device, Json, Out, device_of
+from fldiag.console import Console, errors
+from fldiag.diagnosis.options import shared_by
+
+TARGETS = {"problem": ("checkpoints", list[Path], "Checkpoint files (.pt, .safetensors) or run folders."),
+           "checkpoints": ("checkpoints", list[Path], "Checkpoint files (.pt, .safetensors) or run folders."),
+           "run": ("run", Path, "A run folder with client weights."), "runs": ("runs", list[Path], "Run folders.")}
+TYPES: dict[str, Any] = {"int": int, "float": float, "str": str, "bool": bool, "list[int]": list[int],
+                         "list[float]": list[float], "list[str]": list[str]}
+
+
+def verb(name: str, item: known.Item) -> Callable[..., None]:
+    """The function behind ``fldiag NAME``: its signature is the diagnostic's options and those that all share."""
+    argument, kind, text = TARGETS[item["on"]]
+    if item["on"] == "run" and not item["needs"]:
+        text = "A run folder."
+    own = [*item["options"], *_borrowed(item)]
+    typed = {o["name"]: o for o in own if o["type"] in TYPES and o["name"] != "device"}
+    shared = {s.name: {"name": s.name, "type": s.kind, "default": s.default, "help": s.help}
+              for s in shared_by(item["on"], [o["name"] for o in own])}
+    flags = {flag: {"name": flag, "type": "bool", "default": False, "help": also["help"]} for flag, also in item["also"].items()}
+    options = {**typed, **flags, **shared}
+    parameters = [_parameter(argument, Annotated[kind, typer.Argument(help=text)]),
+                  *(_parameter(n, Annotated[_kind(o), _option(o)], _default(o)) for n, o in options.items()),
+                  _parameter("out", Out, None), _parameter("json", Json, False),
+                  _parameter("device", Device, "auto"), _parameter("debug", Debug, False)]
+
+    def run(**given: Any) -> None:
+        with errors(given.pop("debug")):
+            from fldiag.cli import asking
+
+            targets, out, console = given.pop(argument), given.pop("out"), Console(given.pop("json"))
+            asked = {n: v for n, v in given.items() if n in options and v is not None and v != _default(options[n])}
+            if item["on"] != "runs" or any(o["name"] == "device" for o in own):
+                asked["device"] = device_of(given["device"])
+            asking.ask(console, name, targets if isinstance(targets, list) else [targets], asked, out)
+
+    run.__name__, run.__doc__ = name, f"{item['summary']}\n\nExample: fldiag {name} {item['example'] or '…'}"
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
+
+
+def _borrowed(item: known.Item) -> list[known.Item]:
+    """Options of the diagnostics that flags add, as far as they are shown here."""
+    names = {o["name"] for o in item["options"]}
+    found: dict[str, known.Item] = {}
+    for flag, also in item["also"].items():
+        other = known.item("diagnostics", also["name"]) or {"options": []}
+        for o in other["options"]:
+            if o["name"] in also["options"] and o["name"] not in names:
+                found.setdefault(o["name"], {**o, "help": f"With --{flag}: {o['help'][:1].lower()}{o['help'][1:]}"})
+    return list(found.values())
+
+
+def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _default(option: known.Item) -> Any:
+    """A list's default stands in its help: given values replace it and are not added."""
+    return None if option["type"].startswith("list") else option["default"]
+
+
+def _kind(option: known.Item) -> Any:
+    kind = TYPES[option["type"]]
+    return kind | None if _default(option) is None else kind
+
+
+def _option(option: known.Item) -> Any:
+    name = f"--{option['name'].replace('_', '-')}"
+    if option["type"] == "bool" and option["default"]:
+        return typer.Option(f"{name}/--no-{name[2:]}", help=option["help"])
+    default = option["default"]
+    several = f" Several times; default {', '.join(f'{v:g}' if isinstance(v, float) else str(v) for v in default)}." \
+        if isinstance(default, list) else ""
+    names = [name, f"-{option['name']}"] if len(option["name"]) == 1 else [name]
+    return typer.Option(*names, help=option["help"] + several)
+
+
+def command(name: str) -> Any:
+    """The verb of another package's diagnostic, which is imported for it."""
+    with errors(debug=False):
+        item = known.item("diagnostics", name)
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    alone.command(name)(verb(name, item or {}))
+    return typer.main.get_command(alone)

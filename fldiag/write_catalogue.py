@@ -1,0 +1,32 @@
+"""Write the catalogue anew from the registry: ``python -m fldiag.write_catalogue``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import resources
+
+from fldiag import config, known, registry
+from fldiag.figures import reported
+
+
+def generate() -> dict[str, dict[str, known.Item]]:
+    """The content of the file, from the registry. Imports everything that is built in."""
+    found: dict[str, dict[str, known.Item]] = {}
+    for kind, name in known.KINDS.items():
+        entries = getattr(registry, name)
+        own = {n: entries.get(n) for n in entries.names()}
+        found[kind] = {n: known.describe(e) for n, e in own.items() if e.build.__module__.split(".")[0] == "fldiag"}
+    found["presets"] = {name: {"summary": text} for name, text in config.presets().items()}
+    found["figures"] = {name: {"summary": f"{study.title} ({study.source})"} for name, study in reported.studies().items()}
+    return found
+
+
+def text() -> str:
+    return json.dumps(generate(), indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    with resources.as_file(resources.files("fldiag").joinpath(known.FILE)) as file:
+        file.write_text(text())
+        sys.stdout.write(f"{file}\n")
