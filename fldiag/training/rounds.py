@@ -26,6 +26,7 @@ from fldiag.training import executor as executors
 from fldiag.training.client import MOMENTUM, Trained
 from fldiag.training.evaluate import evaluate
 from fldiag.training.personalise import METRIC, measure, planned
+from fldiag.training.resume import same_data, same_run
 from fldiag.training.rows import round_rows, step_rows
 from fldiag.training.server import aggregate, mean_buffers
 from fldiag.training.setup import Setup, provenance
@@ -187,33 +188,6 @@ def train(config: Config, *, out: str | Path | None = None, executor: str = "ser
     return run
 
 
-def same_run(run: Run, config: Config) -> None:
-    """Raises FldiagError unless ``config`` is what the run was begun with, by the same version of the method. What the
-    checkpoints are to hold may differ."""
-    stored, version = run.config, run.method_version
-    if run.index["hash"] not in {stored.fingerprint(version=version, checkpoint=with_it) for with_it in (False, True)}:
-        raise FldiagError(f"{run.path / 'run.json'}: its hash is not that of its config",
-                          "the file was edited; restore it or train again")
-    if stored.fingerprint(version=1) != config.fingerprint(version=1):
-        raise FldiagError(f"{run.path} was trained with another config", difference(stored, config), usage=True)
-    if version != config.method_version:
-        raise FldiagError(f"{run.path} was trained by version {version} of the formulas of {config.method.name}, and this fldiag "
-                          f"has version {config.method_version}: half of each would be neither (fldiag explain "
-                          f"{config.method.name} says what changed)",
-                          "train anew with another --out; what is there can be diagnosed as it is", usage=True)
-
-
-def same_data(run: Run, setup: Setup) -> None:
-    """Raises FldiagError when data or partition are not those that the run began with."""
-    if run.index["provenance"].get("data") != setup.dataset.fingerprint():
-        raise FldiagError(f"the data set {setup.dataset.name!r} is not the one {run.path} was trained on so far",
-                          "put the original data back, or train anew with another --out")
-    stored = partition.load_parts(run.verified("partition.npz"))
-    if len(stored) != len(setup.parts) or not all(map(np.array_equal, stored, setup.parts)):
-        raise FldiagError(f"the partition is not the one {run.path} was trained with so far",
-                          "use the same partition, or train anew with another --out")
-
-
 def _loop(config: Config, run: Run, federation: Federation, rows: list[dict[str, Any]], pool: executors.Executor,
           emit: Event) -> None:
     common = {"run": run.path.name, "method": config.method.name, "seed": config.seed}
@@ -322,16 +296,3 @@ def _partition_bytes(parts: list[np.ndarray]) -> bytes:
     buffer = io.BytesIO()
     partition.save(buffer, parts)
     return buffer.getvalue()
-
-
-def difference(old: Config, new: Config) -> str:
-    """One line naming the first keys that differ, apart from what the checkpoints hold."""
-    before, after = (_flat(c.model_dump(mode="json", exclude={"checkpoint"})) for c in (old, new))
-    found = [f"{key}: {before.get(key)!r} there, {after.get(key)!r} now" for key in sorted(before.keys() | after.keys())
-             if before.get(key) != after.get(key)]
-    return "; ".join(found[:3]) + "; use another --out, or the same config"
-
-
-def _flat(tree: dict[str, Any]) -> dict[str, Any]:
-    return {f"{section}.{key}" if key else section: value for section, values in tree.items()
-            for key, value in (values.items() if isinstance(values, dict) else [("", values)])}

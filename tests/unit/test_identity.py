@@ -11,7 +11,7 @@ from fldiag.checkpoint.run import Run
 from fldiag.config import Config, build, load
 from fldiag.errors import FldiagError
 from fldiag.figures import plan, reported, scales
-from fldiag.training import rounds
+from fldiag.training import resume, rounds
 
 #: As fldiag 0.1.0 hashed them: with the checkpoint section, and before train.local_decay and versions of methods.
 DEFAULT, KEEPING, TOGA, PRESET = "48948c58d1f31d52", "01255e0b0e044893", "42dbe7dec7a44d05", "aeb8ced6904b3e5e"
@@ -190,7 +190,7 @@ def test_the_figures_find_the_runs_of_yesterday(tmp_path):
     other.mkdir()
     (other / "run.json").write_text(json.dumps(index))
     assert task.fits(other) and task.where(tmp_path) == other
-    rounds.same_run(Run.open(other), task.config)
+    resume.same_run(Run.open(other), task.config)
     poorer = {**index, "config": {**tree, "checkpoint": {"every": 10, "clients": "none"}}}
     (other / "run.json").write_text(json.dumps(poorer))
     assert not task.fits(other), "it would not keep what is asked"
