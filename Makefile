@@ -16,10 +16,10 @@ test: LEFT_OUT = not slow$(if $(BROWSER),, and not browser)
 test-all: LEFT_OUT = $(if $(BROWSER),,not browser)
 test test-all: $(STAMP)
 	@$(if $(BROWSER),true,echo 'No Chromium or Chrome found: tests of pages in a browser are left out (name one in FLDIAG_BROWSER).')
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 -m '$(LEFT_OUT)' $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile -m '$(LEFT_OUT)' $(PYTEST_ARGS)
 
 test-processors: $(STAMP)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/processors.py -n 2 $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/processors.py -n 2 --dist loadfile $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check fldiag tests analyses

@@ -67,7 +67,7 @@ def test_a_stack_trains_as_its_clients_one_by_one(name, options, precision, tole
 @pytest.mark.parametrize("name", [n for n in NAMES if stacks(n)])
 def test_a_stack_of_convolutional_nets_trains_as_its_clients_one_by_one(name):
     data = images()
-    looped, stacked = (final(config(name, stack=s, **{**needs(name), **CNN}), data) for s in ("off", "on"))
+    looped, stacked = (final(config(name, stack=s, epochs=1, **{**needs(name), **CNN}), data) for s in ("off", "on"))
     assert relative(stacked, looped) <= 1e-10
 
 
@@ -93,16 +93,16 @@ def test_the_global_random_state_is_untouched_and_without_influence(name):
     data, kind = world(name), needs(name)
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
-    first = final(config(name, **kind), data)
+    first = final(config(name, epochs=1, **kind), data)
     assert torch.equal(before, torch.random.get_rng_state())
     torch.manual_seed(2)
-    assert torch.equal(first, final(config(name, **kind), data))
+    assert torch.equal(first, final(config(name, epochs=1, **kind), data))
 
 
 @pytest.mark.slow
 @in_both_forms(NAMES)
 def test_interrupted_and_resumed_is_bitwise_a_run_that_was_not(name, stack, tmp_path):
-    chosen = config(name, rounds=4, total=5, per_round=2, stack=stack, **needs(name))
+    chosen = config(name, rounds=4, total=5, per_round=2, epochs=1, stack=stack, **needs(name))
     whole = rounds.train(chosen, out=tmp_path / "whole")
 
     def stop(event):
@@ -125,7 +125,7 @@ def test_interrupted_and_resumed_is_bitwise_a_run_that_was_not(name, stack, tmp_
 
 @every_method
 def test_the_state_survives_the_checkpoint(name, tmp_path):
-    chosen = config(name, rounds=2, total=5, per_round=2, **needs(name))
+    chosen = config(name, rounds=2, total=5, per_round=2, epochs=1, **needs(name))
     run = rounds.train(chosen, out=tmp_path)
     memory, restored = rounds.Federation(Setup(chosen)), rounds.Federation(Setup(chosen))
     play(memory, 2)
@@ -147,7 +147,7 @@ def same(a, b):
 @every_method
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
 def test_the_uplink_is_counted_in_vectors(name, precision, tmp_path):
-    chosen = config(name, rounds=1, precision=precision, **needs(name))
+    chosen = config(name, rounds=1, epochs=1, batch_size=64, precision=precision, **needs(name))
     frame = rounds.train(chosen, out=tmp_path).metrics.set_index("metric")
     made = Setup(chosen)
     method, size = made.method, made.network.size
@@ -179,7 +179,7 @@ def pool():
 @pytest.mark.slow
 @every_method
 def test_worker_processes_give_the_bits_of_this_process(name, pool):
-    chosen = config(name, rounds=2, total=4, **needs(name))
+    chosen = config(name, rounds=2, total=4, epochs=1, **needs(name))
     here, there = rounds.Federation(Setup(chosen)), rounds.Federation(Setup(chosen))
     for _ in range(2):
         play(here)

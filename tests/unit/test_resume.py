@@ -56,10 +56,9 @@ def uninterrupted(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-def test_killed_at_random_moments_and_resumed(seed, uninterrupted, tmp_path):
-    chance, out, kills = random.Random(seed), tmp_path / "run", 0
-    for _ in range(3):
+def test_killed_at_random_moments_and_resumed(uninterrupted, tmp_path):
+    chance, out, kills = random.Random(0), tmp_path / "run", 0
+    for _ in range(5):
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
         child = subprocess.Popen([sys.executable, "-c", SCRIPT, str(out), str(Path(__file__).parent)], cwd=tmp_path,
                                  env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -71,7 +70,7 @@ def test_killed_at_random_moments_and_resumed(seed, uninterrupted, tmp_path):
         child.send_signal(signal.SIGKILL)
         child.communicate()
         kills += child.returncode == -signal.SIGKILL
-    assert kills >= 2
+    assert kills >= 4
     assert Run.open(out).status in ("running", "finished")
     resumed = rounds.train(killed(), out=out, resume=True)
     equal_runs(resumed, uninterrupted)
