@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 
 from fldiag.plotting import layers
-from fldiag.problem.diagonal import Estimate, Per, diagonal_of, norm, parts, trace_rows
+from fldiag.problem.diagonal import Deflated, Estimate, Per, Products, Rtol, diagonal_of, norm, parts, trace_rows
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.table import Row, table
@@ -25,12 +25,8 @@ def cost(problem: Problem, options: Mapping[str, Any]) -> float:
 
 
 @diagnostic("diagonal", draw=layers.draw_if_any, cost=cost, example="checkpoints/example/fedsol-digits.pt")
-def diagonal(problem: Problem, progress: Progress | None = None, *,
-             per: Annotated[Per, Field(description="Parts: layer or tensor.")] = "layer",
-             estimate: Annotated[Estimate, Field(description="auto, exact or hutchinson.")] = "auto",
-             rtol: Annotated[float, Field(gt=0, lt=1, description="Relative standard error allowed in an estimate.")] = 0.02,
-             max_products: Annotated[int, Field(ge=2, description="Hessian-vector products allowed for an estimate.")] = 200,
-             deflate: Annotated[int, Field(ge=0, description="Of these, products that span what is counted exactly.")] = 20,
+def diagonal(problem: Problem, progress: Progress | None = None, *, per: Per = "layer", estimate: Estimate = "auto",
+             rtol: Rtol = 0.02, max_products: Products = 200, deflate: Deflated = 20,
              seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
     """The Hessian's diagonal in numbers: its norm, largest and smallest entry, whole and by layer.
 

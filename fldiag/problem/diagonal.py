@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fldiag.curvature.hutchinson import hutchinson
@@ -19,8 +20,11 @@ from fldiag.problem.problem import Problem
 from fldiag.registry import Progress
 from fldiag.results.table import Row
 
-Per = Literal["layer", "tensor"]
-Estimate = Literal["auto", "exact", "hutchinson"]
+Per = Annotated[Literal["layer", "tensor"], Field(description="Parts: layer or tensor.")]
+Estimate = Annotated[Literal["auto", "exact", "hutchinson"], Field(description="auto, exact or hutchinson.")]
+Rtol = Annotated[float, Field(gt=0, lt=1, description="Relative standard error allowed in an estimate.")]
+Products = Annotated[int, Field(ge=2, description="Hessian-vector products allowed for an estimate.")]
+Deflated = Annotated[int, Field(ge=0, description="Of these, products that span what is counted exactly.")]
 
 
 @dataclass(frozen=True)
