@@ -25,13 +25,16 @@ from fldiag.toys import plane as toy
 from fldiag.verbs import output
 from fldiag.verbs.train import ANNOUNCE, duration
 
+#: Significant digits of the tables: enough to check a closed form by hand.
+DIGITS = 12
+
 
 def plane(console: Console, rho: float, beta: float, a: tuple[float, ...] | None, out: Path | None) -> None:
     options: dict[str, Any] = {"rho": rho, "beta": beta, **({"a": a} if a else {})}
     geometry = toy.geometry(**options)
     frame = toy.run(**options)
     path = output.prepare(out or output.FALLBACK) / f"toy-plane-rho{rho:g}-beta{beta:g}"
-    written = files.write_table(frame, path, {**provenance(), "geometry": geometry})
+    written = files.write_table(frame, path, {**provenance(), "geometry": geometry}, DIGITS)
     pictures = style.save(picture.draw(frame, geometry), path, ("pdf", "png"))
     rows = []
     for (method, client), part in frame[frame["client"].notna()].groupby(["method", "client"], sort=True):
@@ -67,8 +70,8 @@ def iris(console: Console, protocol: iris_toy.Protocol | None, methods: Sequence
     found = iris_reported.summary(frame)
     said = iris_reported.statements(frame)
     about = {**provenance(seed=first), **about, "reported": iris_reported.REPORTED, "statements": said}
-    whole, table = files.write_table(frame, path, about)
-    summary = files.write_text(output.beside(path, "-summary.csv"), files.csv_text(found))
+    whole, table = files.write_table(frame, path, about, DIGITS)
+    summary = files.write_text(output.beside(path, "-summary.csv"), files.csv_text(found, DIGITS))
     seed_rows = iris_reported.per_seed(frame)
     if protocol is None:
         pictures = style.save(flowers.protocols(seed_rows, iris_reported.REPORTED), path, ("pdf", "png"))
