@@ -100,7 +100,7 @@ def json_text(about: Mapping[str, Any]) -> str:
     return json.dumps(about, indent=1, default=str) + "\n"
 
 
-def write_table(frame: pd.DataFrame, path: Path, about: Mapping[str, Any]) -> list[Path]:
+def write_table(frame: pd.DataFrame, path: Path, about: Mapping[str, Any], digits: int = 9) -> list[Path]:
     """Write a table as PATH.csv and what it is as PATH.json.
 
     The json holds ``about`` and, under ``table``, the name and the sha256 of the csv, by which ``read_csv_bytes`` refuses a csv
@@ -110,6 +110,7 @@ def write_table(frame: pd.DataFrame, path: Path, about: Mapping[str, Any]) -> li
         frame: The table.
         path: The path without ending.
         about: The provenance: versions, checkpoints, options.
+        digits: Significant digits of the csv.
 
     Returns:
         The two files: json, csv.
@@ -117,7 +118,7 @@ def write_table(frame: pd.DataFrame, path: Path, about: Mapping[str, Any]) -> li
     Raises:
         FldiagError: The folder or the disk refuses.
     """
-    content = csv_text(frame).encode()
+    content = csv_text(frame, digits).encode()
     csv = write_bytes(beside(path, ".csv"), content)
     note = {**about, "table": {"file": csv.name, "sha256": sha256_of(content)}}
     return [write_text(beside(path, ".json"), json_text(note)), csv]

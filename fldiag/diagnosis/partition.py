@@ -1,0 +1,59 @@
+"""Who holds what: the label distribution of every client, of a run or of a config that was never trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fldiag import config as configs
+from fldiag import data
+from fldiag.checkpoint.run import Run
+from fldiag.data import partition
+from fldiag.data.public import deal
+from fldiag.diagnosis import subjects
+from fldiag.errors import FldiagError
+
+
+@dataclass(frozen=True)
+class Partition:
+    """``counts``: one row a client and class with its number of examples. ``parts``: the training indices of every client.
+    ``folder`` and ``name``: where a picture of it belongs."""
+
+    counts: pd.DataFrame
+    parts: list[np.ndarray]
+    folder: Path
+    name: str
+
+
+def partition_of(source: str | Path, overrides: Iterable[str] = (), *, download: bool = False) -> Partition:
+    """The partition of a run folder, or the one that a preset or TOML file would deal.
+
+    Args:
+        source: a run folder, a preset's name or a TOML file.
+        overrides: ``section.key=value``, for a preset or file.
+        download: fetch a missing public data set.
+
+    Raises:
+        FldiagError: an unknown source, data that are not there, or user code that only a run names.
+    """
+    if (Path(source) / "run.json").is_file():
+        run = Run.open(source)
+        config = run.config
+        if ":" in config.data.name and not config.data.name.startswith("npz:"):
+            raise FldiagError(f"{run.path} names the data {config.data.name!r}, user code that is never run because a file "
+                              "says so", "give the TOML file of the run instead of its folder")
+        dataset = data.load(config.data.name, config.data.root, download, config.data.variant)
+        parts = partition.load_parts(run.verified("partition.npz"))
+        return Partition(partition.summary(parts, dataset.train_y), parts, run.path / "diagnostics", "partition")
+    config = configs.load(source, overrides)
+    spec = config.partition
+    with subjects.user_code():
+        dataset = data.load(config.data.name, config.data.root, download, config.data.variant)
+    parts = deal(dataset, spec, config.clients.total, config.data.public)
+    name = "-".join(["partition", config.data.name.replace(":", "-").replace("/", "-"), spec.kind,
+                     *(f"{k}{v}" for k, v in spec.options.items() if k != "min_size")])
+    return Partition(partition.summary(parts, dataset.train_y), parts, subjects.FALLBACK, name)
