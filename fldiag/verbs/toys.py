@@ -32,15 +32,9 @@ def plane(console: Console, rho: float, beta: float, a: tuple[float, ...] | None
     options: dict[str, Any] = {"rho": rho, "beta": beta, **({"a": a} if a else {})}
     geometry = toy.geometry(**options)
     frame = toy.run(**options)
-<<<<<<< HEAD
     path = subjects.prepare(out or subjects.FALLBACK) / f"toy-plane-rho{rho:g}-beta{beta:g}"
-    written = files.write_table(frame, path, {**provenance(), "geometry": geometry})
-    pictures = style.save(plane_picture.draw(frame, geometry), path, ("pdf", "png"))
-=======
-    path = output.prepare(out or output.FALLBACK) / f"toy-plane-rho{rho:g}-beta{beta:g}"
     written = files.write_table(frame, path, {**provenance(), "geometry": geometry}, DIGITS)
-    pictures = style.save(picture.draw(frame, geometry), path, ("pdf", "png"))
->>>>>>> results
+    pictures = style.save(plane_picture.draw(frame, geometry), path, ("pdf", "png"))
     rows = []
     for (method, client), part in frame[frame["client"].notna()].groupby(["method", "client"], sort=True):
         row = {"method": method, "client": int(client), "a": float(part["a"].iloc[0])}
@@ -75,13 +69,8 @@ def iris(console: Console, protocol: iris_toy.Protocol | None, methods: Sequence
     found = iris_reported.summary(frame)
     said = iris_reported.statements(frame)
     about = {**provenance(seed=first), **about, "reported": iris_reported.REPORTED, "statements": said}
-<<<<<<< HEAD
-    whole, table = files.write_table(frame, path, about)
-    summary = files.write_text(files.beside(path, "-summary.csv"), files.csv_text(found))
-=======
     whole, table = files.write_table(frame, path, about, DIGITS)
-    summary = files.write_text(output.beside(path, "-summary.csv"), files.csv_text(found, DIGITS))
->>>>>>> results
+    summary = files.write_text(files.beside(path, "-summary.csv"), files.csv_text(found, DIGITS))
     seed_rows = iris_reported.per_seed(frame)
     if protocol is None:
         pictures = style.save(iris_picture.protocols(seed_rows, iris_reported.REPORTED), path, ("pdf", "png"))
