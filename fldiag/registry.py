@@ -84,10 +84,6 @@ def explain(error: pydantic.ValidationError, where: str, schema: type[pydantic.B
     if first["type"] == "value_error":  # raised by a validator of ours: "what; remedy"
         what, _, remedy = str(first["ctx"]["error"]).partition("; ")
         return FldiagError(f"{where}: {key + ': ' if key else ''}{what}", remedy, usage=True)
-    if first["type"] == "literal_error":
-        allowed = str(first["ctx"]["expected"]).replace(" or ", ", ").replace("'", "")
-        return FldiagError(f"{where}: {key} = {first.get('input')!r} is not one of {allowed}",
-                           nearest(str(first.get("input")), allowed.split(", ")), usage=True)
     message = first["msg"][0].lower() + first["msg"][1:]
     return FldiagError(f"{where}: {key} = {first.get('input')!r} is not valid", message, usage=True)
 

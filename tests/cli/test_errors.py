@@ -40,7 +40,7 @@ def complaint(*arguments, code):
     ("data.name=mnsit", "did you mean 'mnist'?"), ("train.lr=-1", "greater than 0"), ("train.lr=nan", "finite"),
     ("method.rho=-1", "greater than or equal to 0"), ("clients.per_round=50", "total = 20"),
     ("partition.kind=lad", "'lda'"), ("partition.shards=2", "no meaning for kind = 'lda'"), ("partition.alpha=0", "greater than 0"),
-    ("checkpoint.clients=[99]", "outside 0..19"), ("train.precision=fp16", "bf16"), ("name=../up", "name"),
+    ("checkpoint.clients=[99]", "outside 0..19"), ("train.precision=fp16", "'bf16'"), ("name=../up", "name"),
     ("nonsense", "key=value"), ("clients.total=2000", "1500"), ("partition.min_size=200", "min_size"),
 ])
 def test_wrong_config(override, expected):

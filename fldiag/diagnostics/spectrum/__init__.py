@@ -7,7 +7,7 @@ federated models by Lee et al. (CVPR 2024); the top eigenvalue by Mendieta et al
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import pandas as pd
 from pydantic import Field
@@ -37,6 +37,7 @@ from fldiag.results.table import table
 COLUMNS = {"run": "checkpoint", "metric": "metric", "layer": "layer", "index": "index", "value": "value", "residual": "residual",
            "stderr": "± stderr", "converged": "converged", "estimator": "estimator", "products": "products", "which": "which",
            "matrix": "matrix"}
+ENGINES = ("lanczos", "pyhessian")
 #: What goes without saying in the columns.
 USUAL = {"which": {"largest"}, "matrix": {"hessian"}}
 
@@ -48,7 +49,9 @@ def cost(problem: Problem, options: Mapping[str, Any]) -> float:
 
 
 def check(problem: Problem, options: Mapping[str, Any]) -> None:
-    """Refuse flags that do not go together."""
+    """Refuse an unknown engine, and flags that do not go together."""
+    if options["engine"] not in ENGINES:
+        raise FldiagError(f"engine {options['engine']!r} is not one of {', '.join(ENGINES)}", "choose one of them", usage=True)
     if options["engine"] == "pyhessian":
         flags = {"--which": options["which"] not in ("largest", "magnitude"), "--matrix": options["matrix"] != "hessian",
                  "--params": options["params"] is not None, "--per-layer": options["per_layer"],
@@ -117,7 +120,7 @@ def spectrum(problem: Problem, progress: Progress | None = None, *,
              max_products: Annotated[int | None, Field(ge=1, description="Hessian-vector products allowed (default: 100, or "
                                                                          "8 k; 200 for a trace).")] = None,
              strict: Annotated[bool, Field(description="Also the residuals within tol, not only the errors.")] = False,
-             engine: Annotated[Literal["lanczos", "pyhessian"], Field(
+             engine: Annotated[str, Field(
                  description="lanczos, or pyhessian: as papers did it, with that package's power iteration, probes and "
                              "stopping rules.")] = "lanczos",
              batches: Annotated[int | None, Field(ge=1, description="With pyhessian: only so many batches of 64, as FedAlign's "
