@@ -341,7 +341,7 @@ def test_shares_that_cannot_sum_up_are_announced():
     assert "depend on the batch" in " ".join(frame[frame.metric == "missing"].note)
 
 
-@pytest.mark.parametrize(("option", "text"), [({"data": "test"}, "data = 'test'"), ({"k": -1}, "greater than or equal to 0"),
+@pytest.mark.parametrize(("option", "text"), [({"on": "test"}, "on = 'test'"), ({"k": -1}, "greater than or equal to 0"),
                                               ({"rtol": 2.0}, "less than 1")])
 def test_wrong_options(option, text):
     with pytest.raises(FldiagError, match=text):
