@@ -338,3 +338,15 @@ def test_T_H_3_the_trace_is_at_least_the_largest_eigenvalue_of_a_convex_loss():
         top = eigenpairs(p, 1).values[0]
         assert 0 < top * (1 - 1e-3) <= diagonal_of(p).trace
         assert diagonal_of(p, estimate="hutchinson", rtol=0.05, max_products=400).trace >= 0.8 * top
+
+
+def test_batch_norm_is_taken_with_the_problems_statistics():
+    """A round's buffers are handed to the Problem: those that the module happens to hold must not enter."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)).eval()
+    buffers = {"1.running_mean": torch.randn(3), "1.running_var": 0.5 + torch.rand(3), "1.num_batches_tracked": torch.tensor(1)}
+    x, y = torch.randn(20, 1, 4, 4), torch.arange(20) % 3
+    p = Problem(net, F.cross_entropy, (x, y), buffers=buffers, dtype=torch.float64)
+    found, h = diagonal_of(p, estimate="exact").values, p.hessian(form="double backward")
+    eye = torch.eye(p.layout.size, dtype=torch.float64)
+    assert torch.allclose(found, torch.stack([h(e)[i] for i, e in enumerate(eye)]), rtol=1e-7, atol=1e-7)

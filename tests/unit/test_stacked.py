@@ -242,16 +242,16 @@ def test_other_networks_are_not_stacked(module):
 
 @pytest.mark.parametrize("data", ["client", "both", "global"])
 def test_matching_is_the_same_table_with_and_without(made, data):
-    alone = ask(federation(), data=data, stack="off")
+    alone = ask(federation(), on=data, stack="off")
     assert not made
-    together = ask(federation(), data=data)
+    together = ask(federation(), on=data)
     assert max(made) >= 3
     columns = [c for c in alone if c not in ("value", "residual")]
     assert alone[columns].equals(together[columns])
     angles = alone.metric.str.contains("angle")
     assert np.allclose(alone.value[~angles], together.value[~angles], rtol=1e-10, atol=1e-13, equal_nan=True)
     assert np.allclose(alone.value[angles], together.value[angles], atol=1e-5)  # the arc cosine at 1 loses half the digits
-    assert together.equals(ask(federation(), data=data))
+    assert together.equals(ask(federation(), on=data))
 
 
 def test_the_order_of_the_clients_does_not_matter():

@@ -127,7 +127,7 @@ def tables(tmp_path_factory):
             answer[core, key] = table(ANSWERS[ask.name](task, **options), run="r", method=task.config.method.name,
                                       seed=task.config.seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gather.workers, "answers", lambda path, key: answer[path.name, key])
+        patch.setattr(plan.Answers, "get", lambda kept, key, on_damage=None: answer[kept.cache.folder.parent.name, key])
         found = {n: gather.table_of(STUDIES[n], whole, {c: Path(c) for c in whole.tasks}) for n in DRAWN}
     made = {}
     for name, frame in found.items():

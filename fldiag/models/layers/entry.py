@@ -28,6 +28,10 @@ def as_it_is(m: Any, name: str, views: Views, x: Tensor, rows: int) -> Tensor:
     return m(x)
 
 
+def the_input(m: Any, a: Tensor) -> Tensor:
+    return a
+
+
 @dataclass(frozen=True)
 class Layer:
     """The rules for one type of layer. Where a rule is left out, a network with such a layer takes the general way.
@@ -44,6 +48,8 @@ class Layer:
     ``links(m, name, buffers)``: the layer as links for the R-operator, in order.
     ``squares(m, a, g, total)``: name of a weight -> the sum over examples of its squared gradients, or with ``total``
     the sum over all entries, for inputs a [b, ...] and r cotangents of each output, g [b, r, ...].
+    ``seen(m, a)``: what ``squares`` takes for an input a. It is asked while the layer is evaluated: only then do its
+    buffers hold the values that belong to the weights.
     ``obstacle(m)``: what keeps the output from being piecewise linear in the input and in the weights, with the other
     one fixed, in eval mode; None where nothing does.
     ``macs(m, out)``: multiply-adds of one example, whose output is ``out`` [1, ...].
@@ -56,5 +62,6 @@ class Layer:
     overwrite: Callable[[Tensor], Tensor] | None = None
     links: Callable[[Any, str, Views], list[Link | Weighted] | None] | None = None
     squares: Callable[[Any, Tensor, Tensor, bool], dict[str, Tensor]] | None = None
+    seen: Callable[[Any, Tensor], Tensor] = the_input
     obstacle: Callable[[Any], str | None] = unknown
     macs: Callable[[Any, Tensor], int] | None = None

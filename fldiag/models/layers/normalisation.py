@@ -58,8 +58,12 @@ def _links(m: Any, name: str, buffers: Views) -> list[Link | Weighted]:
     return [normalise, Scale(name, m.bias is not None)] if m.affine else [normalise]
 
 
+def _normalised(m: Any, a: Tensor) -> Tensor:
+    return F.batch_norm(a, m.running_mean, m.running_var, None, None, False, 0.0, m.eps)
+
+
 def _squares(m: Any, a: Tensor, g: Tensor, total: bool) -> dict[str, Tensor]:
-    a = F.batch_norm(a, m.running_mean, m.running_var, None, None, False, 0.0, m.eps)
+    """``a``: the normalised input."""
     g = g.reshape(*g.shape[:3], -1)
     slope = (g * a.reshape(len(a), 1, a.shape[1], -1)).sum(3).square().sum((0, 1), dtype=torch.float64)
     return {"weight": slope.sum() if total else slope, "bias": squares.bias(g, total)}
@@ -69,4 +73,4 @@ def _obstacle(m: Any) -> str | None:
     return f"({type(m).__name__}) uses the statistics of the batch" if m.running_mean is None else None
 
 
-BATCH_NORM = Layer(fits=_fixed, links=_links, squares=_squares, obstacle=_obstacle)
+BATCH_NORM = Layer(fits=_fixed, links=_links, squares=_squares, seen=_normalised, obstacle=_obstacle)
