@@ -93,12 +93,13 @@ class Also:
     """A flag of a diagnostic that asks another one of the same target.
 
     ``options``: those of the other that the flag's owner does not have itself and shows as its own. ``sets``: options of the
-    owner that the flag changes."""
+    owner that the flag changes. ``leads``: whether its picture is named last, as what the flag was given for."""
 
     name: str
     help: str
     options: tuple[str, ...] = ()
     sets: dict[str, Any] = field(default_factory=dict)
+    leads: bool = False
 
 
 @dataclass

@@ -24,7 +24,9 @@ def ask(console: Console, name: str, paths: Sequence[Path], options: Mapping[str
     found = answer(name, targets, options, out=out, bar=console.progress, tell=console.note)
     for made in found:
         show(console, made)
-    console.done(*(file for made in reversed(found) for file in made.files))
+    leading = {also.name for also in found[0].entry.also.values() if also.leads}
+    found.sort(key=lambda made: (made.entry.name in leading, made is found[0]))  # what people look at first is named last
+    console.done(*(file for made in found for file in made.files))
 
 
 def show(console: Console, made: Answer) -> None:

@@ -50,7 +50,7 @@ def federation(sizes=SIZES, weights=None, ids=None, module=None, **options):
 
 
 def ask(made, **options):
-    return fldiag.diagnose(made, "matching", **{"k": 3, "tol": 1e-6, "data": "client", **options})
+    return fldiag.diagnose(made, "matching", **{"k": 3, "tol": 1e-6, "on": "client", **options})
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
 @diagnostic("forgetting", on="run", needs="clients", draw=picture.curves_if_any, more={"-classes": picture.heatmap_if_any},
             summary=summary, cost=cost, also={"why": Also(
                 "account", "Also the second-order account of each update on the global loss, of the last round (or all of "
-                           "--rounds).", options=("slice", "k", "seed"))},
+                           "--rounds).", options=("slice", "k", "seed"), leads=True)},
             section=section, order=30,
             example="checkpoints/digits-fedavg-s0-1a2b3c4d --why")
 def forgetting(history: History, progress: Progress | None = None, *,
