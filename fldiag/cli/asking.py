@@ -24,9 +24,10 @@ def ask(console: Console, name: str, paths: Sequence[Path], options: Mapping[str
     found = answer(name, targets, options, out=out, bar=console.progress, tell=console.note)
     for made in found:
         show(console, made)
-    leading = {also.name for also in found[0].entry.also.values() if also.leads}
-    found.sort(key=lambda made: (made.entry.name in leading, made is found[0]))  # what people look at first is named last
-    console.done(*(file for made in found for file in made.files))
+    first = found[0]
+    leading = {also.name for also in first.entry.also.values() if also.leads}
+    ordered = sorted(found, key=lambda made: (made.entry.name in leading, made is first))
+    console.done(*(file for made in ordered for file in made.files))  # what people look at first is named last
 
 
 def show(console: Console, made: Answer) -> None:

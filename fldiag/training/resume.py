@@ -17,8 +17,8 @@ def same_run(run: Run, config: Config) -> None:
     """Raises FldiagError unless ``config`` is what the run was begun with, by the same version of the method. What the
     checkpoints are to hold may differ."""
     if run.origin:
-        raise FldiagError(f"{run.path} was trained with another config, by another program", "train anew with another --out; what "
-                          "is there can be diagnosed", usage=True)
+        raise FldiagError(f"{run.path} was trained with another config, by another program",
+                          "train anew with another --out; what is there can be diagnosed", usage=True)
     stored, version = run.config, run.method_version
     if run.index["hash"] not in {stored.fingerprint(version=version, checkpoint=with_it) for with_it in (False, True)}:
         raise FldiagError(f"{run.path / 'run.json'}: its hash is not that of its config",
