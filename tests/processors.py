@@ -27,7 +27,7 @@ NUMERIC = {
         "methods_distillation", "methods_fedproj", "methods_fedsol", "methods_gradient_projection", "methods_memory",
         "methods_momentum", "methods_penalties", "methods_personal", "methods_reference", "methods_regularisation",
         "methods_server", "methods_sharpness", "methods_strategy", "methods_subnetworks", "network", "optim", "protocol",
-        "rounds", "slimmable", "step", "steps", "stochastic_models", "toy_plane", "vit"))}
+        "rounds", "slimmable", "step", "stochastic_models", "toy_plane", "vit"))}
 #: By PyTorch's names, from the least to the greatest: what holds PyTorch, oneDNN, MKL and OpenBLAS (NumPy, SciPy) to each.
 PROCESSORS = {
     "DEFAULT": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
