@@ -26,4 +26,6 @@ def files(name: str) -> list[str]:
 if __name__ == "__main__":
     for name in ("matching", "drift", "forgetting", "spectrum", "landscape", "account", "density", "trace"):
         print(f"{name}: {len(files(name))} other files name it: {', '.join(files(name))}")
-    print("a new diagnostic touches 2 files: its own and its test (tests/plugin/made_up.py, tests/cli/test_plugin.py)")
+    made = [p.relative_to(ROOT).as_posix() for p in sorted((ROOT / "tests").rglob("*.py")) if p.stem in ("made_up", "test_plugin")]
+    named = files("wobble")
+    print(f"the made-up package touches {len(made) + len(named)} files: {', '.join(made + named)}")

@@ -138,7 +138,7 @@ def train(config: Config, *, out: str | Path | None = None, executor: str = "ser
 
     ``out``: run folder (default ``checkpoints/NAME-METHOD-sSEED-HASH``). ``executor``: ``serial`` or
     ``processes[:N]``. ``on_event`` gets a dict after every round. ``resume`` continues a run that was
-    stopped; the result is bitwise that of a run that was not. ``setup`` replaces what the config would
+    stopped; on the same machine the result is bitwise that of a run that was not. ``setup`` replaces what the config would
     build (own data, partition, module or schedule).
 
     A run whose weights become NaN or infinite ends with status ``diverged``: that is an outcome, and the

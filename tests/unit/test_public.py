@@ -1,12 +1,10 @@
 """The public names: what the command line can do, Python can do, with the same names; each is itself whatever was imported."""
 
 import doctest
-import importlib
 import inspect
 import pkgutil
 import subprocess
 import sys
-import types
 
 import pytest
 import torch
@@ -86,8 +84,3 @@ def test_a_picture_of_a_table(tmp_path):
     with pytest.raises(fldiag.FldiagError, match="does not say which diagnostic"):
         fldiag.draw(table.drop(columns=[]).assign(value=1.0).pipe(lambda t: type(t)(t.to_dict("list"))))
     assert fldiag.draw(type(table)(table.to_dict("list")), name="spectrum") is not None
-
-
-def test_types_of_the_decorators():
-    assert all(isinstance(getattr(registry, kind), registry.Registry) for kind in known.KINDS.values())
-    assert isinstance(importlib.import_module("fldiag.registry"), types.ModuleType)
