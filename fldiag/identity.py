@@ -8,10 +8,20 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fldiag import registry
+
+
+def _normalised(data: Mapping[str, Any]) -> str | None:
+    """Files that no registered name stands for were standardised; nothing else was normalised against its own way."""
+    name = str(data.get("name"))
+    own = name.startswith("npz:") or (":" not in name and name not in registry.dataset)
+    return "standard" if own else None
+
+
 #: Keys that came later, each with what every run had before the key existed: ``section.key``, or ``method.NAME.option`` (and
 #: ``model.NAME.option``). A config with this value has the hash that it had without the key, and a stored config without
-#: the key is read with this value, whatever the default is by now.
-YESTERDAY: dict[str, Any] = {"train.local_decay": 1.0, "train.local_decay_after": 0.5}
+#: the key is read with this value, whatever the default is by now. A function: of the section.
+YESTERDAY: dict[str, Any] = {"train.local_decay": 1.0, "train.local_decay_after": 0.5, "data.normalise": _normalised}
 
 #: Stands in every hash for the section ``checkpoint``, which once was part of what a run is: the defaults of that time.
 CHECKPOINT = {"every": 1, "clients": "none"}
@@ -23,7 +33,7 @@ def _later(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]
         section, *name, key = dotted.split(".")
         held = tree.get(section)
         if isinstance(held, dict) and (not name or name == [held.get("name")]):
-            yield held, key, value
+            yield held, key, value(held) if callable(value) else value
 
 
 def as_stored(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Unit = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
+Normalise = Literal["none", "unit", "standard"]
 
 
 class Section(BaseModel):
@@ -32,6 +33,10 @@ class Data(Section):
     root: str | None = Field(None, description="folder that holds the data; default $FLDIAG_DATA")
     augment: bool = Field(True, description="training augmentation of the data set, if it declares any")
     variant: str | None = Field(None, description="whose normalisation and augmentation, where papers differ")
+    normalise: Normalise | None = Field(
+        None, description="what the model sees: the stored numbers (none), pixels / 255 (unit), or minus the mean and over the "
+        "deviation of each channel (standard); default: a known data set's own way, for other data unit for uint8 pixels and "
+        "none for floats")
     public: str | None = Field(None, description="unlabelled data for distillation on the server: a data set, or holdout:N "
                                "(N training examples that no client gets)")
     public_size: Count | None = Field(None, description="use so many public examples (default: all)")

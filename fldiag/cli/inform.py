@@ -12,6 +12,8 @@ from fldiag.cli.options import Debug, Json
 from fldiag.console import Console, errors
 from fldiag.errors import unknown
 
+NEEDS = {"public": "unlabelled public inputs (data.public)", "stages": "a model that shows its stages (a residual network)"}
+
 
 @app.command("list")
 def list_(what: Annotated[str, typer.Argument(help="methods, models, datasets, diagnostics, presets or figures.")],

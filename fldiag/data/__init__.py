@@ -3,6 +3,6 @@
 from fldiag.data import partition
 from fldiag.data.dataset import Dataset
 from fldiag.data.slices import Slice, take
-from fldiag.data.sources import load
+from fldiag.data.sources import load, of
 
-__all__ = ["Dataset", "Slice", "load", "partition", "take"]
+__all__ = ["Dataset", "Slice", "load", "of", "partition", "take"]

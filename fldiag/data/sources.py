@@ -8,31 +8,38 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from fldiag import registry
+from fldiag import registry, sections
 from fldiag.data.arrays import inputs, labels, moments, read_npz
 from fldiag.data.dataset import Dataset
 from fldiag.data.images import folder
 from fldiag.data.preprocessing import no_variants
 from fldiag.errors import FldiagError, nearest
+from fldiag.sections import Normalise
 
 
 def load(name: str, root: str | os.PathLike[str] | None = None, download: bool = False,
-         variant: str | None = None, progress: Callable[[int, int, str], None] | None = None) -> Dataset:
+         variant: str | None = None, progress: Callable[[int, int, str], None] | None = None,
+         normalise: Normalise | None = None) -> Dataset:
     """The data set called ``name``:
 
     - a registered one (``digits``, ``iris``, ``mnist``, ``cifar10``, ...; ``registry.dataset.names()``);
       image sets are looked for under ``root``, else $FLDIAG_DATA, and fetched only with ``download``;
     - ``npz:PATH``: an npz file with train_images, train_labels, test_images, test_labels, where images are
-      N,H,W or N,H,W,C (uint8 pixels, or floats) or features N,D; normalised by the training split's own mean
-      and deviation;
+      N,H,W or N,H,W,C (uint8 pixels, or floats) or features N,D;
     - any other NAME for which ``<root>/NAME.npz`` exists: that file;
     - ``pkg.mod:factory``: what the factory returns, called without arguments: a ``Dataset``, or
       (train_x, train_y, test_x, test_y) as tensors or arrays, inputs [n, C, H, W] or [n, d] as ``Dataset``
-      has them; normalised only if a Dataset with mean and std is returned.
+      has them.
+
+    ``normalise``: what the model sees. "none": the stored numbers; "unit": pixels of 0 to 255 (uint8) divided by 255;
+    "standard": that, or the numbers themselves, minus the mean and over the deviation of each channel (feature) of the
+    training split. Without it a registered set and a returned ``Dataset`` keep their own transform, pixels of other
+    data are divided by 255 ("unit"), and other numbers stay as they are ("none").
 
     ``variant``: one of the ways in which papers normalise, augment and split a registered set
     (``fldiag.data.preprocessing``); ``name@variant`` says the same. ``progress(done, total, text)`` is told about
@@ -43,6 +50,16 @@ def load(name: str, root: str | os.PathLike[str] | None = None, download: bool =
     if not isinstance(name, str) or not name:
         raise FldiagError(f"data set name {name!r}", "give a name, npz:PATH or pkg.mod:factory", usage=True)
     name, variant = _name_and_variant(name, variant)
+    return _normalised(_load(name, root, download, variant, progress), normalise)
+
+
+def of(section: sections.Data, download: bool = False) -> Dataset:
+    """The data set that the section ``data`` of a config describes. Raises FldiagError as ``load``."""
+    return load(section.name, section.root, download, section.variant, normalise=section.normalise)
+
+
+def _load(name: str, root: str | os.PathLike[str] | None, download: bool, variant: str | None,
+          progress: Callable[[int, int, str], None] | None) -> Dataset:
     if name.startswith("npz:"):
         return _npz(name, name.removeprefix("npz:"))
     if ":" in name:
@@ -84,8 +101,20 @@ def _npz(name: str, path: str) -> Dataset:
     if not path:
         raise FldiagError("npz: without a path", "write npz:PATH", usage=True)
     arrays = read_npz(os.path.expanduser(path))
-    mean, std = moments(arrays[0])
-    return Dataset(name, *arrays, classes=_classes(arrays[1], arrays[3]), mean=mean, std=std)
+    return Dataset(name, *arrays, classes=_classes(arrays[1], arrays[3]))
+
+
+def _normalised(dataset: Dataset, how: Normalise | None) -> Dataset:
+    if how is None:
+        return dataset
+    pixels = dataset.train_x.dtype == torch.uint8
+    if how == "unit" and not pixels:
+        raise FldiagError(f"data set {dataset.name!r}: normalise = 'unit' divides pixels of 0 to 255 (uint8) by 255, and these "
+                          "inputs are floats", "use none or standard", usage=True)
+    mean, std = moments(dataset.train_x) if how == "standard" else ((), ())
+    if how == "none" and pixels:
+        dataset = replace(dataset, train_x=dataset.train_x.float(), test_x=dataset.test_x.float())
+    return replace(dataset, mean=mean, std=std)
 
 
 def _factory(name: str) -> Dataset:

@@ -46,13 +46,13 @@ def partition_of(source: str | Path, overrides: Iterable[str] = (), *, download:
         if ":" in config.data.name and not config.data.name.startswith("npz:"):
             raise FldiagError(f"{run.path} names the data {config.data.name!r}, user code that is never run because a file "
                               "says so", "give the TOML file of the run instead of its folder")
-        dataset = data.load(config.data.name, config.data.root, download, config.data.variant)
+        dataset = data.of(config.data, download)
         parts = partition.load_parts(run.verified("partition.npz"))
         return Partition(partition.summary(parts, dataset.train_y), parts, run.path / "diagnostics", "partition")
     config = configs.load(source, overrides)
     spec = config.partition
     with subjects.user_code():
-        dataset = data.load(config.data.name, config.data.root, download, config.data.variant)
+        dataset = data.of(config.data, download)
     parts = deal(dataset, spec, config.clients.total, config.data.public)
     name = "-".join(["partition", config.data.name.replace(":", "-").replace("/", "-"), spec.kind,
                      *(f"{k}{v}" for k, v in spec.options.items() if k != "min_size")])

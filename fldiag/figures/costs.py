@@ -32,7 +32,7 @@ def flops(config: Config, download: bool = False) -> pd.DataFrame:
     number of models is known), both in millions (GFLOPs: in thousands of millions).
 
     Counted in the second round on a few images, which are augmented, so that nothing is kept from step to step."""
-    whole = data.load(config.data.name, config.data.root, download, config.data.variant)
+    whole = data.of(config.data, download)
     few, further = BATCH * STEPS, EPOCHS.get(config.method.name, 1)
     images = replace(whole, train_x=whole.train_x[:few], train_y=whole.train_y[:few],
                      augment=("hflip",) if len(whole.shape) == 3 else ())

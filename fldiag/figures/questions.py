@@ -152,7 +152,7 @@ def _about(run: Run) -> dict[str, Any]:
 def _partition(s: Subject) -> pd.DataFrame:
     config = s.config
     assert config is not None
-    dataset = data.load(config.data.name, config.data.root, s.download, config.data.variant)
+    dataset = data.of(config.data, s.download)
     parts = deal(dataset, config.partition, config.clients.total, config.data.public)
     counts = partitions.summary(parts, dataset.train_y)
     return table([{"metric": "count", "client": int(k), "index": int(c), "value": int(n), "scope": "client"}

@@ -84,6 +84,8 @@ class Scale:
         kept = f"{data}-{self.images}" if self.images else data
         if kept != made.data.name:
             new |= {"data.name": kept, "data.variant": None, "data.root": str(packed(store)) if self.images and store else None}
+            if self.images:  # a file of its own: as the whole set is, standardised
+                new["data.normalise"] = "standard"
         if made.data.public:
             new |= {"data.public": f"holdout:{self.public}", "data.public_size": None}
         return new

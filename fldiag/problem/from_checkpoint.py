@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,25 +19,28 @@ from fldiag.data.public import deal
 from fldiag.errors import FldiagError
 from fldiag.params import Layout
 from fldiag.problem.problem import Problem
+from fldiag.sections import Normalise, Partition
 
 #: Options that choose weights, data and device rather than tune a diagnostic.
-OPTIONS = ("slice", "samples", "client", "round", "device", "dtype", "memory", "root", "download", "name")
+OPTIONS = ("slice", "samples", "client", "round", "device", "dtype", "memory", "root", "download", "normalise", "name")
 
 
 def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | None = None, client: int | None = None,
             round: int | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32, memory: int = 2 * 2**30,
-            root: str | None = None, download: bool = False, name: str | None = None) -> Problem:
+            root: str | None = None, download: bool = False, normalise: Normalise | None = None,
+            name: str | None = None) -> Problem:
     """The loss surface of stored weights on a slice.
 
     ``client``: the trained weights of that client instead of the aggregated ones (only if stored). ``slice``,
-    ``samples``: see ``fldiag.data.take``. ``round``: of a run (default: the last).
+    ``samples``: see ``fldiag.data.take``. ``round``: of a run (default: the last). ``normalise``: of data that are given,
+    see ``fldiag.data.load``.
 
     Raises FldiagError when model or data are not known and not given, do not fit, or are user code that only
     a file names: such code is never run.
     """
     checkpoint = target.checkpoint(round) if isinstance(target, Run) else target
     given = checkpoint.data
-    dataset = None if _is_examples(given) else _dataset(checkpoint, root, download)
+    dataset = None if _is_examples(given) else _dataset(checkpoint, root, download, normalise)
     module = _module(checkpoint, dataset)
     params, buffers = _weights(checkpoint, module, client)
     loss: Callable[..., Tensor]
@@ -67,11 +70,14 @@ def _is_examples(given: Any) -> bool:
     return isinstance(given, (tuple, list)) or (hasattr(given, "batch") and hasattr(given, "n"))
 
 
-def _dataset(c: Checkpoint, root: str | None, download: bool) -> Dataset:
+def _dataset(c: Checkpoint, root: str | None, download: bool, normalise: Normalise | None = None) -> Dataset:
+    if c.data is not None and not isinstance(c.data, Dataset):
+        return data.load(str(c.data), root, download, normalise=normalise)
+    if normalise is not None:
+        raise FldiagError(f"normalise = {normalise!r} is for data that are given by name, and these are not",
+                          "leave it out, or give the data: --data npz:PATH", usage=True)
     if isinstance(c.data, Dataset):
         return c.data
-    if c.data is not None:
-        return data.load(str(c.data), root, download)
     spec = c.config.get("data", {})
     if "name" not in spec:
         raise FldiagError(f"{c.path} does not say which data it belongs to",
@@ -81,9 +87,10 @@ def _dataset(c: Checkpoint, root: str | None, download: bool) -> Dataset:
         raise FldiagError(f"{c.path} names the data {name!r}, user code that is never run because a file says so",
                           f"if you trust it, say so yourself: --data {name}")
     stored = spec.get("root")
-    variant = spec.get("variant")
+    variant, how = spec.get("variant"), spec.get("normalise")
     found = data.load(name, root or (stored if isinstance(stored, str) and Path(stored).is_dir() else None), download,
-                      variant if isinstance(variant, str) else None)
+                      variant if isinstance(variant, str) else None,
+                      normalise=how if how in get_args(Normalise) else None)
     wanted = c.manifest.get("provenance", {}).get("data")
     if wanted and found.fingerprint() != wanted:
         raise FldiagError(f"the data set {name!r} found here is not the one {c.path} was trained on (fingerprint "
@@ -139,8 +146,6 @@ def _partition(c: Checkpoint, dataset: Dataset) -> list[Any] | None:
         return partition.load_parts(file)
     if not c.manifest or "origin" in c.manifest:  # how another program dealt its data cannot be told from here
         return None
-    from fldiag.sections import Partition
-
     spec = Partition.model_validate(c.config["partition"])
     return deal(dataset, spec, c.config["clients"]["total"], c.config.get("data", {}).get("public"))
 

@@ -55,8 +55,7 @@ class Setup:
                  parts: list[np.ndarray] | None = None, module: nn.Module | None = None, schedule: Schedule | None = None,
                  public: Tensor | None = None):
         self.config, self.device = config, torch.device(device)
-        self.dataset = dataset if dataset is not None else data.load(config.data.name, config.data.root, download,
-                                                                     config.data.variant)
+        self.dataset = dataset if dataset is not None else data.of(config.data, download)
         self.precision = config.train.precision
         self.dtype = torch.float64 if self.precision == "fp64" else torch.float32
         self.public = self._public(public, download)
@@ -83,7 +82,8 @@ class Setup:
         """Unlabelled inputs [M, ...] for distillation, if the config names any."""
         config = self.config.data
         if x is None and config.public is not None:
-            x, _ = load_public(config.public, self.dataset, config.root, download, config.public_size, self.config.partition.seed)
+            x, _ = load_public(config.public, self.dataset, config.root, download, config.public_size, self.config.partition.seed,
+                               config.normalise)
         return None if x is None else x.to(self.device, self.dtype)
 
     def _check_public(self) -> None:

@@ -13,7 +13,7 @@ FIGURES = MIDDLE | {"api", "method", "training", "training/diagnostics", "diagno
 #: Package -> what it may import of fldiag besides itself. "": the public face.
 MAY = {
     "errors": set(), "seeding": set(), "clock": set(), "version": set(), "params": {"errors"}, "losses": {"errors", "seeding", "params"},
-    "registry": {"errors"}, "identity": set(), "config": {"errors", "identity", "registry", "sections"},
+    "registry": {"errors"}, "identity": {"registry"}, "config": {"errors", "identity", "registry", "sections"},
     "sections": set(), "console": {"errors"},
     "data": GROUND, "models": GROUND, "results": GROUND,
     "checkpoint": GROUND | {"data", "models", "results"},

@@ -9,6 +9,7 @@ of that day gave them. A key that is new has to leave them as they are at its de
   (``test_yesterday.py`` resumes such a run).
 - A method whose formula changes gets a version, which enters the hash when it is not the first, and only where the change
   changes the training. Only then, its line here is written anew, in the same commit.
+- Files of one's own were standardised on that day and had no say in it: that is ``data.normalise = "standard"`` now.
 """
 
 import json

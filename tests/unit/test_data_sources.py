@@ -170,7 +170,7 @@ def test_a_named_file_with_other_data_is_refused(tmp_path, change, message):
 @pytest.mark.parametrize("shape, seen", [((9, 7), (1, 9, 7)), ((9, 7, 3), (3, 9, 7)), ((9, 7, 5), (5, 9, 7))])
 def test_npz_images_are_normalised_by_their_training_split(tmp_path, shape, seen):
     arrays = write(tmp_path / "own.npz", shape, classes=4)
-    loaded = data.load(f"npz:{tmp_path / 'own.npz'}")
+    loaded = data.load(f"npz:{tmp_path / 'own.npz'}", normalise="standard")
     assert (loaded.shape, loaded.classes, loaded.train_x.dtype) == (seen, 4, torch.uint8)
     x = loaded.normalise(loaded.train_x).double()
     assert torch.allclose(x.mean((0, 2, 3)), torch.zeros(seen[0], dtype=torch.float64), atol=1e-5)
@@ -180,11 +180,31 @@ def test_npz_images_are_normalised_by_their_training_split(tmp_path, shape, seen
         assert loaded.mean == pytest.approx((mean,)) and loaded.std == pytest.approx((std,))
 
 
+def test_own_data_are_normalised_only_as_far_as_it_is_said(tmp_path):
+    pixels = write(tmp_path / "pixels.npz", (9, 7), classes=4)["train_images"]
+    floats = np.arange(40.0, dtype=np.float32).reshape(10, 4)
+    write(tmp_path / "floats.npz", n=(10, 5), classes=2, train_images=floats, test_images=floats[:5])
+
+    def seen(name, **how):
+        loaded = data.load(f"npz:{tmp_path / name}.npz", **how)
+        return loaded.normalise(loaded.train_x).numpy()
+
+    assert np.array_equal(seen("pixels")[:, 0], pixels.astype(np.float32) / 255)
+    assert np.array_equal(seen("pixels", normalise="unit"), seen("pixels"))
+    assert np.array_equal(seen("pixels", normalise="none")[:, 0], pixels.astype(np.float32))
+    assert np.array_equal(seen("floats"), floats) and np.array_equal(seen("floats", normalise="none"), floats)
+    assert np.allclose(seen("floats", normalise="standard"), (floats - floats.mean(0)) / floats.std(0))
+    with pytest.raises(FldiagError, match="these inputs are floats"):
+        seen("floats", normalise="unit")
+    digits = data.load("digits")
+    assert data.load("digits", normalise="standard").mean and digits.fingerprint() == data.load("digits").fingerprint()
+
+
 def test_npz_features_with_a_constant_column(tmp_path):
     train, test = np.arange(40.0).reshape(10, 4), np.ones((5, 4))
     train[:, 2] = 7
     write(tmp_path / "f.npz", n=(10, 5), classes=2, train_images=train, test_images=test)
-    loaded = data.load(f"npz:{tmp_path / 'f.npz'}")
+    loaded = data.load(f"npz:{tmp_path / 'f.npz'}", normalise="standard")
     x = loaded.normalise(loaded.train_x)
     assert loaded.shape == (4,) and loaded.std[2] == 1
     assert torch.allclose(x[:, [0, 1, 3]].std(0, correction=0), torch.ones(3))

@@ -79,6 +79,16 @@ def as_yesterday(path, config):
     (path / "run.json").write_text(json.dumps(index))
 
 
+@pytest.mark.parametrize("name, before", [("npz:own.npz", "standard"), ("a-file-under-the-folder", "standard"), ("digits", None),
+                                          ("pkg.mod:factory", None)])
+def test_a_stored_run_saw_its_inputs_as_they_were_normalised_then(name, before):
+    config = build({"data": {"name": name}})
+    tree = config.model_dump(mode="json")
+    del tree["data"]["normalise"]
+    assert Config.stored(tree).data.normalise == before
+    assert (Config.stored(tree).hash == config.hash) == (before is None)
+
+
 def chosen(method="scaffold", **more):
     return small(method, rounds=4, per_round=2, checkpoint={"every": 2, "clients": "sampled"}, **more)
 
