@@ -26,6 +26,15 @@ class Console:
     def note(self, text: str) -> None:
         print(text, file=sys.stderr)
 
+    def alarm(self, text: str) -> None:
+        """A remark that must not be overlooked: red on a terminal."""
+        if not sys.stderr.isatty():
+            return self.note(text)
+        from rich.console import Console as Rich
+        from rich.text import Text
+
+        Rich(stderr=True).print(Text(text, style="bold red"))
+
     def table(self, rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
         """Rows as an aligned table; ``columns`` maps keys to headings."""
         self.result.setdefault("rows", []).extend(rows)

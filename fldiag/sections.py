@@ -147,9 +147,10 @@ class Train(Section):
 
 class Checkpoint(Section):
     every: Count = Field(1, description="write a checkpoint every this many rounds (and after the last)")
-    clients: Literal["none", "sampled", "all"] | tuple[int, ...] = Field(
-        "none", description="whose trained weights the checkpoint holds besides the global ones: those sampled, all, or "
-        "these ids (clients that were not sampled are then trained too, for the record only)")
+    clients: Literal["auto", "none", "sampled", "all"] | tuple[int, ...] = Field(
+        "auto", description="whose trained weights the checkpoint holds besides the global ones: none, those sampled, all, or "
+        "these ids (clients that were not sampled are then trained too, for the record only); auto: those sampled, in every "
+        "stored round if that takes at most 100 MB in all, else in the last round only")
 
 
 class Metrics(Section):

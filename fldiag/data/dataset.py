@@ -62,6 +62,12 @@ class Dataset:
     def regression(self) -> bool:
         return self.train_y.is_floating_point()
 
+    @property
+    def scaling(self) -> str:
+        """What the stored numbers become before a model sees them, in words."""
+        start = "pixels / 255" if self.train_x.dtype == torch.uint8 else "as they are"
+        return f"{start}, minus the mean and over the deviation of each channel" if self.mean else start
+
     def normalise(self, raw: Tensor) -> Tensor:
         """A stored batch [n, ...] as float32 model inputs [n, *shape]: the transform of evaluation."""
         return self._repeat(self._standardise(self._centre(raw)))

@@ -23,6 +23,7 @@ from fldiag.method import Round
 from fldiag.results.machine import capability, commit, machine
 from fldiag.results.table import table
 from fldiag.training import executor as executors
+from fldiag.training import keep
 from fldiag.training.client import MOMENTUM, Trained
 from fldiag.training.evaluate import evaluate
 from fldiag.training.personalise import METRIC, measure, planned
@@ -161,15 +162,16 @@ def train(config: Config, *, out: str | Path | None = None, executor: str = "ser
         if run.status in ("finished", "diverged"):
             return run
         same_data(run, setup)
-        keep = config.checkpoint.model_dump(mode="json")
-        if run.index["config"]["checkpoint"] != keep:  # from here on; ``segments`` tells what the rounds before kept
-            run.index["config"]["checkpoint"], run.index["hash"] = keep, config.hash
+        wanted = config.checkpoint.model_dump(mode="json")
+        if run.index["config"]["checkpoint"] != wanted:  # from here on; ``segments`` tells what the rounds before kept
+            run.index["config"]["checkpoint"], run.index["hash"] = wanted, config.hash
         if run.done:
             federation.restore(run)
         rows = _rows_until(run)
     else:
         run, rows = Run.create(path, config, _partition_bytes(setup.parts), provenance(setup)), []
-    emit({"event": "start", "round": run.done, "rounds": config.rounds, "path": str(path)})
+    emit({"event": "start", "round": run.done, "rounds": config.rounds, "path": str(path),
+          "notes": [*setup.remarks, keep.described(config, setup.model_bytes)]})
     if kind == "serial" or given:
         pool: executors.Executor = executors.Serial(setup.train)
     else:
@@ -254,17 +256,15 @@ class Segment:
 
 def unsampled(federation: Federation) -> list[int]:
     """Clients whose trained weights the checkpoint is to hold though they are not sampled in the coming round."""
-    keep, config = federation.setup.config.checkpoint.clients, federation.setup.config
-    wanted = range(config.clients.total) if keep == "all" else keep if isinstance(keep, tuple) else ()
-    return sorted(set(wanted) - set(federation.setup.schedule.sampled(federation.t)))
+    setup, sampled = federation.setup, federation.setup.schedule.sampled(federation.t)
+    return sorted(set(keep.clients(setup.config, setup.model_bytes, federation.t + 1, sampled)) - set(sampled))
 
 
 def _store(run: Run, federation: Federation, cohorts: list[Trained], received: Tensor) -> None:
     setup, t = federation.setup, federation.t
     config = setup.config
-    keep = config.checkpoint.clients
     trained = merge([replace(c, state={}, uploads={}, notes=None) for c in cohorts], sorted(i for c in cohorts for i in c.ids))
-    wanted = keep if isinstance(keep, tuple) else () if keep == "none" else trained.ids
+    wanted = keep.clients(config, setup.model_bytes, t, trained.ids)
     chosen = [j for j, i in enumerate(trained.ids) if i in wanted]
     spec = config.model_dump(mode="json")
     manifest = {

@@ -146,6 +146,17 @@ class Setup:
             torch.manual_seed(seed_for(self.config.seed, purpose, *indices))
             yield
 
+    @property
+    def model_bytes(self) -> int:
+        """What one model's weights take, without buffers."""
+        return self.network.size * torch.empty((), dtype=self.dtype).element_size()
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a user should know before training: how their own data are seen."""
+        own = self.config.data.name not in registry.dataset
+        return [f"inputs of {self.dataset.name}: {self.dataset.scaling} (data.normalise)"] if own else []
+
     def initial(self) -> Tensor:
         """w_g of round 0, [P]."""
         return torch.cat([p.detach().reshape(-1) for p in self.module.parameters()])

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from fldiag import config as configs
 from fldiag.clock import duration
@@ -19,9 +18,13 @@ from fldiag.diagnosis.subjects import user_code
 from fldiag.errors import FldiagError
 from fldiag.results.machine import has_bf16
 from fldiag.results.summary import Small
-from fldiag.training import rounds
+from fldiag.training import keep, rounds
 from fldiag.training.diagnostics import personalise as personal
+from fldiag.training.outcome import failure
 from fldiag.training.setup import Setup
+
+#: Exit code of a training that diverged.
+DIVERGED = 3
 
 
 def train(console: Console, source: str, overrides: list[str], out: Path | None, resume: bool, dry_run: bool, executor: str,
@@ -44,8 +47,11 @@ def train(console: Console, source: str, overrides: list[str], out: Path | None,
                 progress(event["round"], event["rounds"], f"round {event['round']}, {score}")
             elif event["event"] == "personalise":
                 progress(event["done"], event["total"], "clients' own models")
-            elif event["event"] == "start" and event["round"]:
-                console.note(f"resuming after round {event['round']} of {event['rounds']}")
+            elif event["event"] == "start":
+                if event["round"]:
+                    console.note(f"resuming after round {event['round']} of {event['rounds']}")
+                for text in event["notes"]:
+                    console.note(text)
 
         try:
             with user_code():
@@ -58,7 +64,7 @@ def train(console: Console, source: str, overrides: list[str], out: Path | None,
 
 
 def report(console: Console, run: Any) -> None:
-    """The end of a run in a few numbers; a diverged run says so."""
+    """The end of a run in a few numbers. One that failed says so in red and leaves with exit code 3."""
     frame = run.metrics
     last = frame[(frame["slice"] == "test") & (frame["round"] == frame["round"].max())]
     row = {"run": run.path.name, "method": run.config.method.name, "rounds": int(frame["round"].max()), "status": run.status,
@@ -67,11 +73,12 @@ def report(console: Console, run: Any) -> None:
     for item in personal.summary(frame, {}):
         if isinstance(item, Small):
             console.table(list(item.rows), dict(item.columns))
-    if run.status == "diverged":
-        console.note(f"diverged: the global weights are no longer finite after round {int(frame['round'].max())}; "
-                     "a smaller train.lr usually helps")
+    if why := failure(run):
+        console.alarm(f"{why}; a smaller train.lr usually helps")
     files = [f for f in run.index["files"] if f.startswith("rounds/")]
     console.done(run.path / files[-1] if files else run.path)
+    if why:
+        sys.exit(DIVERGED)
 
 
 def forecast(console: Console, config: Config, path: Path, download: bool, device: str) -> None:
@@ -91,12 +98,8 @@ def forecast(console: Console, config: Config, path: Path, download: bool, devic
     setup.train(trial)
     per_step = (time.perf_counter() - began) / max(1, max(len(b) for b in trial.batches))
     seconds = per_step * steps * config.rounds
-    size = setup.network.size * torch.empty((), dtype=setup.dtype).element_size()
-    keep = config.checkpoint.clients
-    held = {"none": -1, "sampled": len(ids), "all": config.clients.total}[keep] if isinstance(keep, str) else len(keep)
-    saved = -(-config.rounds // config.checkpoint.every)
-    state = len(server) + config.clients.total * len(zero[ids[0]]) + 1
-    disk = size * (saved * (2 + held) + state)  # a file with clients holds what they received too
+    size, state = setup.model_bytes, len(server) + config.clients.total * len(zero[ids[0]]) + 1
+    disk = size * (keep.stored_rounds(config) + state) + keep.bytes_of_clients(config, size)
     free = shutil.disk_usage(next(p for p in [path.absolute(), *path.absolute().parents] if p.exists())).free
     console.result |= {"config": config.model_dump(mode="json"), "seconds": seconds, "bytes": disk,
                        "stacked": setup.stack, "path": str(path)}
@@ -105,6 +108,8 @@ def forecast(console: Console, config: Config, path: Path, download: bool, devic
                 f"{'stacked' if setup.stack else 'one after another'}")
     console.say(f"forecast: {duration(seconds)} of local training on this machine, {disk / 1e6:,.0f} MB of disk "
                 f"({free / 1e9:,.0f} GB free)")
+    for text in [*setup.remarks, keep.described(config, size)]:
+        console.say(text)
     if disk > free:
         console.note("that does not fit on the disk: raise checkpoint.every or set checkpoint.clients = 'none'")
     console.done(path)

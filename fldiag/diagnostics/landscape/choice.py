@@ -103,8 +103,8 @@ def ends(target: Checkpoint | Problem, where: Mapping[str, Any]) -> dict[int, An
     Raises FldiagError when it holds none, or they do not fit the model.
     """
     if isinstance(target, Problem) or target.clients is None or not target.client_ids:
-        where = target.name if isinstance(target, Problem) else target.path
-        raise FldiagError(f"{where} holds no trained weights of clients", "train with checkpoint.clients = 'sampled'", usage=True)
+        what = target.name if isinstance(target, Problem) else target.path
+        raise FldiagError(f"{what} holds no trained weights of clients", "train with checkpoint.clients = 'sampled'", usage=True)
     problem = from_checkpoint.problem(target, **where)
     if target.clients.shape[1:] != (problem.layout.size,):
         raise FldiagError(f"{target.path}: client weights of shape {list(target.clients.shape)} do not fit the model",
