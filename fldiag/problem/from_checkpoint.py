@@ -133,10 +133,14 @@ def _weights(c: Checkpoint, module: nn.Module, client: int | None) -> tuple[Any,
 
 
 def _partition(c: Checkpoint, dataset: Dataset) -> list[Any] | None:
-    """The run's own partition file if the checkpoint lies in its run, else dealt again from the config."""
-    file = c.path.parent.parent / "partition.npz"
-    if file.is_file():
-        return partition.load_parts(file)
+    """The run's own partition file, verified, if the checkpoint lies in its run, else dealt again from the config."""
+    folder, name = c.path.parent.parent, "partition.npz"
+    if (folder / "run.json").is_file():
+        run = Run.open(folder)
+        if name in run.index["files"]:
+            return partition.load_parts(run.verified(name))
+    elif (folder / name).is_file():
+        return partition.load_parts(folder / name)
     if not c.manifest or "origin" in c.manifest:  # how another program dealt its data cannot be told from here
         return None
     from fldiag.config import Partition
