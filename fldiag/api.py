@@ -23,7 +23,7 @@ from fldiag.registry import Progress
 __all__ = ["catalogue", "diagnose", "draw", "load", "train"]
 
 
-def train(config: Config, *, out: str | Path | None = None, resume: bool = False, executor: str = "serial", device: str = "cpu",
+def train(config: Config, *, out: str | Path | None = None, resume: bool = False, executor: str = "serial", device: str = "auto",
           download: bool = False, setup: Any = None, on_event: Callable[[dict[str, Any]], None] | None = None) -> Run:
     """Train a config and return its run.
 
@@ -32,7 +32,7 @@ def train(config: Config, *, out: str | Path | None = None, resume: bool = False
         out: the run's folder; by default ``checkpoints/NAME-METHOD-sSEED-HASH``.
         resume: go on with a run that was stopped; on the same machine its weights are bit for bit those of one that was not.
         executor: ``serial`` or ``processes[:N]``.
-        device: where to compute.
+        device: auto (CUDA where it is usable, else the CPU), cpu, cuda, cuda:N or mps.
         download: fetch a missing public data set.
         setup: replaces what the config would build (own data, partition, module or schedule).
         on_event: gets a dict at the start, after every round, and at the end.

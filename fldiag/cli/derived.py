@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fldiag import known
-from fldiag.cli.options import Debug, Device, Json, Out, device_of
+from fldiag.cli.options import Debug, Device, Json, Out
 from fldiag.console import Console, errors
 from fldiag.diagnosis.options import shared_by
 
@@ -44,7 +44,7 @@ def verb(name: str, item: known.Item) -> Callable[..., None]:
             targets, out, console = given.pop(argument), given.pop("out"), Console(given.pop("json"))
             asked = {n: v for n, v in given.items() if n in options and v is not None and v != _default(options[n])}
             if item["on"] != "runs" or any(o["name"] == "device" for o in own):
-                asked["device"] = device_of(given["device"])
+                asked["device"] = given["device"]
             asking.ask(console, name, targets if isinstance(targets, list) else [targets], asked, out)
 
     run.__name__, run.__doc__ = name, f"{item['summary']}\n\nExample: fldiag {name} {item['example'] or '…'}"

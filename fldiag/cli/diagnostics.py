@@ -10,7 +10,7 @@ import typer
 from fldiag import known
 from fldiag.cli.app import app
 from fldiag.cli.derived import verb
-from fldiag.cli.options import Debug, Device, Json, Out, device_of
+from fldiag.cli.options import Debug, Device, Json, Out
 from fldiag.console import Console, errors
 
 
@@ -34,4 +34,4 @@ def diagnose(name: Annotated[str, typer.Argument(help="A diagnostic (fldiag list
         from fldiag.config import parse_override
 
         options = dict(parse_override(text) for text in set_ or [])
-        asking.ask(Console(json), name, targets, {**options, "device": options.get("device", device_of(device))}, out)
+        asking.ask(Console(json), name, targets, {"device": device, **options}, out)

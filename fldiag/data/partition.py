@@ -238,7 +238,7 @@ def load_parts(path: str | os.PathLike[str]) -> Parts:
             indices, offsets = file["indices"], file["offsets"]
     except FileNotFoundError:
         raise FldiagError(f"no partition at {path}", remedy) from None
-    except Exception as error:  # a damaged file can make the reader raise anything
+    except Exception as error:  # a damaged archive can make the reader raise anything
         raise FldiagError(f"{path} is not a partition ({error})", remedy) from None
     flat = all(a.dtype == np.int64 and a.ndim == 1 for a in (indices, offsets)) and len(offsets) > 1
     if not flat or offsets[0] != 0 or offsets[-1] != len(indices) or (np.diff(offsets) < 0).any():

@@ -17,6 +17,7 @@ from fldiag import registry
 from fldiag.checkpoint import schema
 from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
+from fldiag.device import device_of
 from fldiag.diagnosis import options as shared
 from fldiag.errors import FldiagError
 from fldiag.problem import from_checkpoint
@@ -134,8 +135,12 @@ def divide(entry: Diagnostic, options: Mapping[str, Any]) -> Divided:
             mine[name] = value  # refused below, with the nearest known name
     if isinstance(where.get("memory"), str):
         where["memory"] = shared.size(where["memory"])
+    validated = entry.validate(mine)
+    for given in (where, validated):
+        if "device" in given:
+            given["device"] = device_of(given["device"], where.get("dtype"))
     more = {also.name: _theirs(also, own, options) for also in asked}
-    return Divided(where, entry.validate(mine), more, [flag for flag in entry.also if options.get(flag)])
+    return Divided(where, validated, more, [flag for flag in entry.also if options.get(flag)])
 
 
 def _theirs(also: Also, own: set[str], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ OPTIONS = ("slice", "samples", "client", "round", "device", "dtype", "memory", "
 
 
 def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | None = None, client: int | None = None,
-            round: int | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32, memory: int = 2 * 2**30,
+            round: int | None = None, device: str = "auto", dtype: torch.dtype = torch.float32, memory: int = 2 * 2**30,
             root: str | None = None, download: bool = False, name: str | None = None) -> Problem:
     """The loss surface of stored weights on a slice.
 
@@ -133,14 +133,11 @@ def _weights(c: Checkpoint, module: nn.Module, client: int | None) -> tuple[Any,
 
 
 def _partition(c: Checkpoint, dataset: Dataset) -> list[Any] | None:
-    """The run's own partition file, verified, if the checkpoint lies in its run, else dealt again from the config."""
-    folder, name = c.path.parent.parent, "partition.npz"
-    if (folder / "run.json").is_file():
-        run = Run.open(folder)
-        if name in run.index["files"]:
-            return partition.load_parts(run.verified(name))
-    elif (folder / name).is_file():
-        return partition.load_parts(folder / name)
+    """The run's own partition file if the checkpoint lies in its run, else dealt again from the config."""
+    run = c.path.parent.parent
+    if (run / "partition.npz").is_file():
+        file = Run.open(run).verified("partition.npz") if (run / "run.json").is_file() else run / "partition.npz"
+        return partition.load_parts(file)
     if not c.manifest or "origin" in c.manifest:  # how another program dealt its data cannot be told from here
         return None
     from fldiag.config import Partition

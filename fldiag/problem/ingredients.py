@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fldiag.device import device_of
 from fldiag.errors import FldiagError
 from fldiag.params import Layout
 from fldiag.problem import inputs
@@ -71,7 +72,7 @@ class Ingredients:
                               "run the model once on a batch first")
         self.layout = Layout.of(model)
         self.name, self.dtype, self.memory, self.labels = name, dtype, int(memory), dict(labels or {})
-        self.device = torch.device(device) if device is not None else next(model.parameters()).device
+        self.device = torch.device(device_of(device, dtype)) if device is not None else next(model.parameters()).device
         self._data = inputs.as_data(data)
         self.n, self.slice_name = int(self._data.n), str(self._data.name)
         self.w = inputs.weights(model, self.layout, params, dtype, self.device)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fldiag import losses
 from fldiag.checkpoint.run import Run
 from fldiag.data import Dataset
+from fldiag.device import device_of
 from fldiag.errors import FldiagError
 from fldiag.models.network import Network
 from fldiag.problem import from_checkpoint as targets
@@ -48,7 +49,7 @@ class History:
                  notes: Sequence[str] = (), steps: Callable[[int], pd.DataFrame | None] | None = None):
         if stack not in ("auto", "on", "off"):
             raise FldiagError(f"stack = {stack!r} is not one of auto, on, off", "choose one of them", usage=True)
-        self.device, self.dtype, self.dataset, self.parts = torch.device(device), dtype, dataset, list(parts)
+        self.device, self.dtype, self.dataset, self.parts = torch.device(device_of(device, dtype)), dtype, dataset, list(parts)
         self.network = Network(module)
         self.network.module.to(self.device, dtype).eval()
         self.network.buffers = {n: self._place(b) for n, b in self.network.buffers.items()}
@@ -70,7 +71,7 @@ class History:
 
     @staticmethod
     def of(run: Run, *, rounds: Sequence[int] | None = None, samples: int | None = None,
-           stack: Literal["auto", "on", "off"] = "auto", device: str = "cpu", dtype: torch.dtype = torch.float32,
+           stack: Literal["auto", "on", "off"] = "auto", device: str = "auto", dtype: torch.dtype = torch.float32,
            memory: int = 2 * 2**30, root: str | None = None, download: bool = False, model: Any = None, data: Any = None,
            name: str | None = None) -> History:
         """The stored rounds of a run (``rounds``: only these). ``model``, ``data``: instead of those the run names.
@@ -94,6 +95,7 @@ class History:
         config = first.config
         labels = {"method": str(first.manifest["method"].get("name")), "seed": first.manifest["seed"]}
         train = config.get("train", {})
+        device = device_of(device, dtype)
         reader = Reader(run, module, device, dtype)
         every = config.get("checkpoint", {}).get("every", 1)
         changed = any(s.get("checkpoint", {}).get("every", every) != every for s in run.index.get("segments", []))

@@ -36,7 +36,7 @@ TESTS = {"test": slices.personal_test, "own": slices.own_classes}
 
 def personalise(run: Run | str | Path, *, epochs: Sequence[int] | None = None, lr: Literal["decayed", "initial"] | None = None,
                 neighbours: Neighbours | None = None, clients: Sequence[int] | None = None, test: str = "test",
-                seed: int | None = None, device: str = "cpu", root: str | None = None, download: bool = False,
+                seed: int | None = None, device: str = "auto", root: str | None = None, download: bool = False,
                 model: str | None = None, data: str | None = None, setup: Setup | None = None,
                 cache: str | Path | None = None, on_damage: Tell | None = None,
                 progress: Progress | None = None) -> pd.DataFrame:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2] / "fldiag"
-GROUND = {"errors", "config", "identity", "seeding", "params", "registry", "losses", "clock", "version"}
+GROUND = {"errors", "device", "config", "identity", "seeding", "params", "registry", "losses", "clock", "version"}
 #: Package -> what it may import of fldiag besides itself. Absent: on top, may import everything.
 MAY = {
-    "errors": set(), "seeding": set(), "clock": set(), "version": set(), "params": {"errors"}, "losses": {"errors", "seeding", "params"},
+    "errors": set(), "seeding": set(), "clock": set(), "version": set(), "device": {"errors"}, "params": {"errors"}, "losses": {"errors", "seeding", "params"},
     "registry": {"errors"}, "identity": set(), "config": {"errors", "identity", "registry"},
     "data": GROUND, "models": GROUND, "results": GROUND,
     "checkpoint": GROUND | {"data", "models", "results"},
