@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from matplotlib.figure import Figure
 from fldiag import known
 from fldiag.checkpoint.run import Run
 from fldiag.config import Config
-from fldiag.diagnosis.answer import tables
+from fldiag.diagnosis.answer import joined, tables
 from fldiag.diagnosis.question import diagnostic, question
 from fldiag.diagnosis.subjects import Target, load
 from fldiag.errors import FldiagError
@@ -70,7 +71,8 @@ def diagnose(target: Target | str | Path | Sequence[Target | str | Path], name: 
             ``rounds``, ``device``, ``precision``, ``memory``, ``model``, ``data``, ``root``, ``download``.
 
     Returns:
-        One row a number. ``attrs`` says which diagnostic it is of, for ``fldiag.draw``.
+        One row a number. ``attrs`` says which diagnostic it is of, for ``fldiag.draw``. Where a flag asked for another one
+        too (``density=True``), the column ``diagnostic`` says it of each row.
 
     Raises:
         FldiagError: unknown names and options, targets of the wrong kind, or what cannot be computed.
@@ -84,13 +86,11 @@ def diagnose(target: Target | str | Path | Sequence[Target | str | Path], name: 
     given: Sequence[Any] = target if isinstance(target, (list, tuple)) else [target]
     targets = [load(t) if isinstance(t, (str, Path)) else t for t in given]
     asked = question(name, targets, options)
-    found = list(tables(asked, bar=lambda title: _bar(progress), tell=tell or (lambda text: None),
-                        cache=None if cache is None else Path(cache)).values())
+    found = tables(asked, bar=lambda title: _bar(progress), tell=tell or (lambda text: None),
+                   cache=None if cache is None else Path(cache))
     if len(found) == 1:
-        return found[0]
-    table = pd.concat([t.assign() for t in found], ignore_index=True)
-    table.attrs = dict(found[0].attrs)
-    return table
+        return found[asked.entry]
+    return joined([table.assign(diagnostic=entry.name) for entry, table in found.items()])
 
 
 @contextlib.contextmanager
@@ -104,7 +104,7 @@ def draw(table: pd.DataFrame, ax: Axes | None = None, *, name: str = "") -> Figu
     Args:
         table: what ``diagnose`` returned; several of one diagnostic may stand one below the other.
         ax: draw into these axes, where the picture is one pair of axes.
-        name: the diagnostic's, for a table that does not say (as one that was read from a csv).
+        name: the diagnostic's, for a table that does not say (as one that was read from a csv), or that has rows of several.
 
     Returns:
         The figure, or ``ax``.
@@ -116,6 +116,8 @@ def draw(table: pd.DataFrame, ax: Axes | None = None, *, name: str = "") -> Figu
     if not of:
         raise FldiagError("the table does not say which diagnostic it is of", "give name=", usage=True)
     entry = diagnostic(of)
+    if "diagnostic" in table.columns:
+        table = table[table["diagnostic"] == of].drop(columns="diagnostic")
     if entry.draw is None:
         raise FldiagError(f"the diagnostic {of!r} has no picture", "plot its table", usage=True)
     if ax is None:
@@ -123,7 +125,7 @@ def draw(table: pd.DataFrame, ax: Axes | None = None, *, name: str = "") -> Figu
         if figure is None:
             raise FldiagError(f"this table of {of!r} has nothing to draw", "see its rows", usage=True)
         return figure
-    if "ax" not in entry.draw.__code__.co_varnames:
+    if "ax" not in inspect.signature(entry.draw).parameters:
         raise FldiagError(f"the picture of {of!r} has several axes", "leave out ax", usage=True)
     entry.draw(table, ax=ax)
     return ax

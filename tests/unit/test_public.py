@@ -1,11 +1,13 @@
 """The public names: what the command line can do, Python can do, with the same names; each is itself whatever was imported."""
 
+import dataclasses
 import doctest
 import inspect
 import pkgutil
 import subprocess
 import sys
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 from torch.nn import functional as F
@@ -75,6 +77,40 @@ def test_an_object_is_one_informative_line(tmp_path):
     assert all("\n" not in line and len(line) < 200 for line in lines), lines
     assert "9 parameters" in lines[0] and "mine" in lines[0] and "1 rounds" in lines[1] and "fedavg" in lines[2]
     assert "1 round" in lines[3] and "fedavg" in lines[5]
+
+
+PROBLEM = (torch.nn.Linear(2, 3), F.cross_entropy, (torch.eye(2), torch.tensor([0, 2])))
+
+
+@pytest.mark.parametrize("name", ["spectrum", "density"])
+def test_a_picture_in_axes_that_are_there(name):
+    fig, (left, right) = plt.subplots(1, 2)
+    table = fldiag.diagnose(fldiag.Problem(*PROBLEM), name, k=2)
+    assert fldiag.draw(table, ax=right) is right and fig.axes == [left, right]
+    assert right.has_data() and right.get_legend() is not None and not left.has_data() and not fig.legends
+    plt.close(fig)
+
+
+def test_axes_for_a_picture_of_several_are_refused(monkeypatch):
+    table = fldiag.diagnose(fldiag.Problem(*PROBLEM), "trace", per="layer")
+    fig, ax = plt.subplots()
+    with pytest.raises(fldiag.FldiagError, match="several axes"):
+        fldiag.draw(table, ax=ax)
+
+    class Line:  # what draws need not be a function
+        def __call__(self, table, ax=None):
+            ax.plot(table["value"])
+
+    monkeypatch.setitem(registry.diagnostic._entries, "trace", dataclasses.replace(diagnostic("trace"), draw=Line()))
+    assert fldiag.draw(table, ax=ax) is ax and ax.lines
+    plt.close(fig)
+
+
+def test_a_flag_s_table_can_be_told_from_the_diagnostic_s_own_and_drawn():
+    table = fldiag.diagnose(fldiag.Problem(*PROBLEM), "spectrum", k=2, density=True)
+    assert set(table["diagnostic"]) == {"spectrum", "density"} and set(table["run"]) == {table["run"][0]}
+    (of_spectrum,), (of_density,) = fldiag.draw(table).axes, fldiag.draw(table, name="density").axes
+    assert "index" in of_spectrum.get_xlabel() and of_density.get_ylabel() == "density"
 
 
 def test_a_picture_of_a_table(tmp_path):
