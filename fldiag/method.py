@@ -41,9 +41,10 @@ from fldiag.errors import FldiagError
 from fldiag.step import Local, Output, Perturbation, Step
 
 if TYPE_CHECKING:
-    from fldiag.config import Config, Train
+    from fldiag.config import Config
     from fldiag.data import Dataset
     from fldiag.models.network import Network
+    from fldiag.sections import Train
 
 
 @dataclass(frozen=True)
@@ -243,13 +244,17 @@ def _providers(name: str) -> str:
 
 
 def method(name: str, *, source: str, neutral: dict[str, Any] | None = None, equals: str | None = None,
-           model: tuple[str, ...] = (), version: int = 1) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
+           model: tuple[str, ...] = (), needs: tuple[registry.Need, ...] = (),
+           version: int = 1, unchanged: dict[str, Any] | None = None) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
     """Register a method: the decorated function's signature is its hyper-parameter schema.
 
     ``neutral`` are hyper-parameters at which the method equals the simpler method ``equals``; the
     conformance tests hold every registered method to it. ``source`` is the paper and equation. ``model`` names
-    hyper-parameters that are options of the model: they are set there too. ``version`` counts the formulas: raise it
+    hyper-parameters that are options of the model: they are set there too. ``needs`` says what it cannot train without at its
+    defaults: "public" inputs, a model with "stages"; a preset may provide it. ``version`` counts the formulas: raise it
     when the same hyper-parameters come to mean another training, and say in the description what changed; runs of
-    different versions have different hashes, and a run is not resumed by another version.
+    different versions have different hashes, and a run is not resumed by another version. ``unchanged``: config keys with
+    which all versions train alike, so that those runs stay what they are.
     """
-    return registry.method(name, source=source, neutral=neutral or {}, equals=equals, model=model, version=version)
+    return registry.method(name, source=source, neutral=neutral or {}, equals=equals, model=model, needs=needs,
+                           version=version, unchanged=unchanged or {})

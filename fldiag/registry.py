@@ -25,6 +25,9 @@ from fldiag.errors import FldiagError, nearest, unknown
 
 #: What is told of long work: done, total, what.
 Progress = Callable[[int, int, str], None]
+#: What a method may be unable to train without: unlabelled public inputs, or a model that shows its stages.
+Need = Literal["public", "stages"]
+NEEDS: tuple[Need, ...] = typing.get_args(Need)
 
 
 @dataclass(frozen=True, eq=False)

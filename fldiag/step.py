@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fldiag import losses
-from fldiag.config import Train
 from fldiag.models.network import Bound, Network
+from fldiag.sections import Train
 from fldiag.seeding import torch_rng
 
 REFERENCE_BATCH = 256  # examples per forward when a frozen model's outputs are computed for a whole client

@@ -18,6 +18,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,11 @@ OWN = {"state": r"\.?(server|client-\d+)-\d+\.pt.*", "metrics": _TABLE, "steps":
 
 
 class Run:
-    """A run folder. Reading is lazy; ``metrics`` is a tidy table."""
+    """A run folder. Reading is lazy; ``metrics`` is a tidy table. ``model`` and ``data``: those that its checkpoints get
+    instead of what the run names."""
 
-    def __init__(self, path: Path, index: dict[str, Any]):
-        self.path, self.index = path, index
+    def __init__(self, path: Path, index: dict[str, Any], model: Any = None, data: Any = None):
+        self.path, self.index, self.model, self.data = path, index, model, data
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {self.status}, {self.done} rounds)"
@@ -141,7 +143,7 @@ class Run:
             raise FldiagError(f"run {self.path} has no checkpoint of round {r}",
                               f"it has rounds {rounds[0]}..{rounds[-1]} (checkpoint.every = "
                               f"{self.index['config']['checkpoint']['every']})", usage=True)
-        return schema.read(self.verified(f"rounds/{r:04d}.pt"))
+        return replace(schema.read(self.verified(f"rounds/{r:04d}.pt")), model=self.model, data=self.data)
 
     @property
     def metrics(self) -> pd.DataFrame:

@@ -43,7 +43,7 @@ def verb(name: str, item: known.Item) -> Callable[..., None]:
 
             targets, out, console = given.pop(argument), given.pop("out"), Console(given.pop("json"))
             asked = {n: v for n, v in given.items() if n in options and v is not None and v != _default(options[n])}
-            if item["on"] != "runs" or any(o["name"] == "device" for o in own):
+            if takes_device(item):
                 asked["device"] = given["device"]
             asking.ask(console, name, targets if isinstance(targets, list) else [targets], asked, out)
 
@@ -51,6 +51,11 @@ def verb(name: str, item: known.Item) -> Callable[..., None]:
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
+
+
+def takes_device(item: known.Item) -> bool:
+    """Whether the diagnostic computes on a device: its subjects are put there, or it has an option for it."""
+    return item["on"] != "runs" or any(o["name"] == "device" for o in item["options"])
 
 
 def _borrowed(item: known.Item) -> list[known.Item]:

@@ -9,7 +9,7 @@ import typer
 
 from fldiag import known
 from fldiag.cli.app import app
-from fldiag.cli.derived import verb
+from fldiag.cli.derived import takes_device, verb
 from fldiag.cli.options import Debug, Device, Json, Out
 from fldiag.console import Console, errors
 
@@ -34,4 +34,7 @@ def diagnose(name: Annotated[str, typer.Argument(help="A diagnostic (fldiag list
         from fldiag.config import parse_override
 
         options = dict(parse_override(text) for text in set_ or [])
-        asking.ask(Console(json), name, targets, {"device": device, **options}, out)
+        item = known.item("diagnostics", name)
+        if item is not None and takes_device(item):  # an unknown one is refused below
+            options.setdefault("device", device)
+        asking.ask(Console(json), name, targets, options, out)

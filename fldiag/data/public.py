@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fldiag.config import Partition
 from fldiag.data import partition
 from fldiag.data.arrays import spread
 from fldiag.data.dataset import Dataset
 from fldiag.data.sources import load
 from fldiag.errors import FldiagError
+from fldiag.sections import Partition
 from fldiag.seeding import numpy_rng
 
 _HOLDOUT = re.compile(r"holdout:(\d+)")

@@ -72,14 +72,15 @@ def _of_weights(entry: Diagnostic, targets: Sequence[Target], where: dict[str, A
     for t in targets:
         if isinstance(t, History):
             raise FldiagError(f"diagnostic {entry.name!r} is not one of a History", "give a checkpoint or a Problem", usage=True)
-        opened.append(t if isinstance(t, (Problem, Run)) else subjects.checkpoint(t, **given))
+        opened.append(t if isinstance(t, Problem) else subjects.given(t, **given))
     if where and (whole := [t for t in opened if isinstance(t, Problem)]):
         raise FldiagError(f"option {sorted(where)[0]!r} has no effect on a {type(whole[0]).__name__}, which has its data already",
                           "leave it out, or give a checkpoint", usage=True)
-    choice = entry.choose(opened, own, where) if entry.choose else Choice([(t, {}) for t in opened])
-    chosen = [t if isinstance(t, Problem) else subjects.checkpoint(t, round=where.get("round"), **given)
-              for t, _ in choice.asked]
-    problems = subjects.problems(chosen, {k: v for k, v in where.items() if k != "round"})
+    round = where.pop("round", None)
+    with subjects.user_code():
+        choice = entry.choose(opened, own, where) if entry.choose else Choice([(t, {}) for t in opened])
+    chosen = [t.checkpoint(round) if isinstance(t, Run) else t for t, _ in choice.asked]
+    problems = subjects.problems(chosen, where)
     if choice.instead:
         entry, own = diagnostic(choice.instead), diagnostic(choice.instead).validate(choice.options)
     asked: list[tuple[str, Subject, dict[str, Any]]] = [
@@ -87,6 +88,7 @@ def _of_weights(entry: Diagnostic, targets: Sequence[Target], where: dict[str, A
     if entry.on == "checkpoints":
         asked = [(entry.name, problems, own)]
     named = list(choice.named) or [c for c in chosen if isinstance(c, Checkpoint)]
+    where |= {} if round is None else {"round": round}
     about: dict[str, Any] = {"checkpoints": {p.name: _file(c, p) for p, c in zip(problems, chosen, strict=True)}}
     if choice.named:
         about["through"] = [c.sha256 for c in named]
@@ -118,6 +120,8 @@ def _of_run(entry: Diagnostic, targets: Sequence[Target], where: dict[str, Any],
         raise FldiagError(f"diagnostic {entry.name!r} needs a run, and {target.path} is one checkpoint", "give the run's folder",
                           usage=True)
     where["rounds"] = rounds(where.get("rounds"), target.rounds)
+    if "every_round" in own and own["every_round"] is None:  # settled here, so that the cache tells the two answers apart
+        own["every_round"] = where["rounds"] is not None
     history = subjects.history(target, where)
     about = {"run": target.path.name, "config": target.index["hash"], "history": history.digest(), "checkpoints": history.files,
              "where": plain(where)}

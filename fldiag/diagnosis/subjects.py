@@ -48,20 +48,20 @@ def load(path: str | Path, *, model: Any = None, data: Any = None) -> Run | Chec
     """
     path = Path(path)
     if path.is_dir() or path.name == "run.json":
-        if model is not None or data is not None:
-            raise FldiagError(f"{path} is a run, which knows its model and data", "give model and data with one of its "
-                              "checkpoints: rounds/NNNN.pt", usage=True)
-        return Run.open(path)
-    run = path.resolve().parent.parent
-    if path.parent.name == "rounds" and (run / "run.json").is_file():
-        Run.open(run).verified(f"rounds/{path.name}")  # a file of a run must be the one the run wrote
+        run = Run.open(path)
+        return Run(run.path, run.index, model, data)
+    folder = path.resolve().parent.parent
+    if path.parent.name == "rounds" and (folder / "run.json").is_file():
+        Run.open(folder).verified(f"rounds/{path.name}")  # a file of a run must be the one the run wrote
     return replace(schema.read(path), model=model, data=data)
 
 
-def checkpoint(target: Run | Checkpoint, model: Any = None, data: Any = None, round: int | None = None) -> Checkpoint:
-    """The checkpoint itself, or a run's (default: its last)."""
-    found = target.checkpoint(round) if isinstance(target, Run) else target
-    return found if model is None and data is None else replace(found, model=model or found.model, data=data or found.data)
+def given(target: Run | Checkpoint, model: Any = None, data: Any = None) -> Run | Checkpoint:
+    """The target with another model, other data, or both."""
+    model, data = target.model if model is None else model, target.data if data is None else data
+    if isinstance(target, Run):
+        return Run(target.path, target.index, model, data)
+    return replace(target, model=model, data=data)
 
 
 def labels(found: Sequence[Checkpoint]) -> list[str]:
@@ -90,7 +90,7 @@ def problems(found: Sequence[Checkpoint | Problem], where: Mapping[str, Any]) ->
 def history(run: Run, where: Mapping[str, Any]) -> History:
     """The stored rounds of a run; ``where``: options of ``History.of``."""
     with user_code():
-        return History.of(run, **where)
+        return History.of(run, **{"model": run.model, "data": run.data, **where})
 
 
 @contextmanager

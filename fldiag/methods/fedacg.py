@@ -1,8 +1,8 @@
 """FedACG."""
 
-from fldiag.config import NonNegative, Unit
 from fldiag.method import Method, method
 from fldiag.parts.server import LookAhead
+from fldiag.sections import NonNegative, Unit
 
 
 @method("fedacg", source="Kim et al., CVPR 2024, Algorithm 1",

@@ -1,8 +1,8 @@
 """FedAdam."""
 
-from fldiag.config import NonNegative, Positive, Unit
 from fldiag.method import Method, method
 from fldiag.parts.server import AdaptiveServer
+from fldiag.sections import NonNegative, Positive, Unit
 
 
 @method("fedadam", source="Reddi et al., ICLR 2021, Algorithm 2")

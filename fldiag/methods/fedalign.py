@@ -4,13 +4,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fldiag.config import NonNegative
 from fldiag.method import Method, method
 from fldiag.parts.alignment import Clip, LipschitzAlignment
+from fldiag.sections import NonNegative
 
 
 @method("fedalign", source="Mendieta et al., CVPR 2022 (local learning matters)", neutral={"mu": 0.0, "clip": 0.0},
-        equals="fedavg")
+        equals="fedavg", needs=("stages",))
 def fedalign(mu: NonNegative = 0.45, omega_s: Annotated[float, Field(gt=0, le=1)] = 0.25,
              lip_scale: Literal["ce", "raw"] = "ce", clip: NonNegative = 10.0) -> Method:
     """Distillation of the last stage's Lipschitz constant into a slim copy of that stage.

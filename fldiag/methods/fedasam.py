@@ -1,8 +1,8 @@
 """FedASAM."""
 
-from fldiag.config import NonNegative
 from fldiag.method import Method, method
 from fldiag.parts.perturbation import Sharpness
+from fldiag.sections import NonNegative
 
 
 @method("fedasam", source="Caldarola et al., ECCV 2022; ASAM: Kwon et al., ICML 2021, Eq. 8", neutral={"rho": 0.0},

@@ -1,8 +1,8 @@
 """FedAvgM."""
 
-from fldiag.config import Positive, Unit
 from fldiag.method import Method, method
 from fldiag.parts.server import ServerMomentum
+from fldiag.sections import Positive, Unit
 
 
 @method("fedavgm", source="Hsu et al., arXiv 1909.06335 (2019)",

@@ -4,9 +4,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fldiag.config import Positive
 from fldiag.method import Method, method
 from fldiag.parts.momentum import ClientMomentum, GlobalUpdate
+from fldiag.sections import Positive
 
 
 @method("fedcm", source="Xu et al., arXiv 2106.10874 (2021), Algorithm 1",

@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from fldiag.config import NonNegative
 from fldiag.method import Method, method
 from fldiag.parts.control import DynamicRegulariser, GradientDrift
+from fldiag.sections import NonNegative
 
 
 @method("feddc", source="Gao et al., CVPR 2022, Algorithm 1")

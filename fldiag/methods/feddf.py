@@ -4,13 +4,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fldiag.config import Count, NonNegative, Positive
 from fldiag.method import Method, method
 from fldiag.parts.distillation import ServerDistillation
 from fldiag.parts.ensemble import Ensemble, mean
+from fldiag.sections import Count, NonNegative, Positive
 
 
-@method("feddf", source="Lin et al., NeurIPS 2020, Algorithm 1", neutral={"epochs": 0}, equals="fedavg")
+@method("feddf", source="Lin et al., NeurIPS 2020, Algorithm 1", neutral={"epochs": 0}, equals="fedavg", needs=("public",))
 def feddf(epochs: Annotated[int, Field(ge=0)] = 1, tau: Positive = 3.0, lr: Positive = 1e-5, batch_size: Count = 128,
           optimizer: Literal["adam", "sgd"] = "adam", schedule: Literal["constant", "cosine"] = "constant",
           weight_decay: NonNegative = 0.0) -> Method:

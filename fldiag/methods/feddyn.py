@@ -1,8 +1,8 @@
 """FedDyn."""
 
-from fldiag.config import NonNegative
 from fldiag.method import Method, method
 from fldiag.parts.control import DynamicRegulariser
+from fldiag.sections import NonNegative
 
 
 @method("feddyn", source="Acar et al., ICLR 2021, Algorithm 1")

@@ -1,9 +1,9 @@
 """FedGAMMA."""
 
-from fldiag.config import NonNegative, Positive
 from fldiag.method import Method, method
 from fldiag.parts.control import ControlVariates
 from fldiag.parts.perturbation import Sharpness
+from fldiag.sections import NonNegative, Positive
 
 
 @method("fedgamma", source="Dai et al., IEEE TNNLS 2023, Algorithm 1",

@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from fldiag.config import NonNegative
 from fldiag.method import Method, method
 from fldiag.parts.memory import GlobalDrift
+from fldiag.sections import NonNegative
 
 
 @method("fedlesam", source="Fan et al., ICML 2024, Algorithm 1",

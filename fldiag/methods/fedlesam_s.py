@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from fldiag.config import NonNegative
 from fldiag.method import Method, method
 from fldiag.parts.control import ControlVariates
 from fldiag.parts.memory import GlobalDrift
+from fldiag.sections import NonNegative
 
 
 @method("fedlesam_s", source="Fan et al., ICML 2024, Algorithm 1",

@@ -1,8 +1,8 @@
 """FedNTD."""
 
-from fldiag.config import NonNegative, Positive
 from fldiag.method import Method, method
 from fldiag.parts.proximal import NotTrueDistillation
+from fldiag.sections import NonNegative, Positive
 
 
 @method("fedntd", source="Lee et al., NeurIPS 2022, Eq. 4-6", neutral={"mu": 0.0}, equals="fedavg")

@@ -4,17 +4,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fldiag.config import Count, NonNegative, Positive, Unit
 from fldiag.errors import FldiagError
 from fldiag.method import Method, method
 from fldiag.parts.distillation import ServerDistillation
 from fldiag.parts.ensemble import Ensemble, mean
 from fldiag.parts.projection import MemoryProjection
+from fldiag.sections import Count, NonNegative, Positive, Unit
 
 Whole = Annotated[int, Field(ge=0)]
 
 
-@method("fedproj", source="Chunduru et al., FedProj, Eq. 6-8", neutral={"proj_rate": 0.0, "gamma_wd": 0.0}, equals="feddf")
+@method("fedproj", source="Chunduru et al., FedProj, Eq. 6-8", neutral={"proj_rate": 0.0, "gamma_wd": 0.0}, equals="feddf",
+        needs=("public",))
 def fedproj(epochs: Whole = 1, tau: Positive = 3.0, lr: Positive = 1e-5, batch_size: Count = 128,
             optimizer: Literal["adam", "sgd"] = "adam", schedule: Literal["constant", "cosine"] = "constant",
             weight_decay: NonNegative = 0.0, gamma_wd: NonNegative = 0.3,

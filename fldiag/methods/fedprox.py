@@ -1,8 +1,8 @@
 """FedProx."""
 
-from fldiag.config import NonNegative
 from fldiag.method import Method, method
 from fldiag.parts.proximal import Proximal
+from fldiag.sections import NonNegative
 
 
 @method("fedprox", source="Li et al., MLSys 2020, Eq. 2", neutral={"mu": 0.0}, equals="fedavg")

@@ -1,8 +1,8 @@
 """FedRCL."""
 
-from fldiag.config import NonNegative, Positive
 from fldiag.method import Method, method
 from fldiag.parts.relaxation import RelaxedContrast
+from fldiag.sections import NonNegative, Positive
 
 
 @method("fedrcl", source="Seo et al., CVPR 2024 (relaxed contrastive learning for federated learning)",

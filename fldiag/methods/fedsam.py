@@ -1,8 +1,8 @@
 """FedSAM."""
 
-from fldiag.config import NonNegative
 from fldiag.method import Method, method
 from fldiag.parts.perturbation import Sharpness
+from fldiag.sections import NonNegative
 
 
 @method("fedsam", source="Qu et al., ICML 2022; SAM: Foret et al., ICLR 2021, Eq. 2", neutral={"rho": 0.0}, equals="fedavg")

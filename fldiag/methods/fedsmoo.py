@@ -1,9 +1,9 @@
 """FedSMOO."""
 
-from fldiag.config import NonNegative
 from fldiag.method import Method, method
 from fldiag.parts.control import DynamicRegulariser
 from fldiag.parts.memory import ConsensusPerturbation
+from fldiag.sections import NonNegative
 
 
 @method("fedsmoo", source="Sun et al., ICML 2023, Algorithm 1",

@@ -11,7 +11,6 @@ from pydantic import AfterValidator, ValidationInfo
 from torch import Tensor
 
 from fldiag import losses
-from fldiag.config import NonNegative, Positive
 from fldiag.errors import FldiagError
 from fldiag.method import Method, Part, Perturbation, method
 from fldiag.parts.contrast import ModelContrast
@@ -19,6 +18,7 @@ from fldiag.parts.control import ControlVariates, DynamicRegulariser
 from fldiag.parts.proximal import KL, L2, ProximalLoss
 from fldiag.parts.server import MeanGradientCorrection, NormalisedMean
 from fldiag.parts.withheld import Withheld
+from fldiag.sections import NonNegative, Positive
 from fldiag.step import Step
 
 if TYPE_CHECKING:

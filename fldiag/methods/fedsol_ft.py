@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from fldiag.config import Positive
 from fldiag.method import Method, method
 from fldiag.methods.fedsol import Rho, fedsol
 from fldiag.parts.personal import Epochs, FineTune
+from fldiag.sections import Positive
 
 
 @method("fedsol_ft", source="Lee et al., CVPR 2024, Algorithm 1 and Table 9", neutral={"rho": 0.0}, equals="fedavg_ft")

@@ -1,9 +1,9 @@
 """FedSpeed."""
 
-from fldiag.config import NonNegative
 from fldiag.method import Method, method
 from fldiag.parts.control import DynamicRegulariser
 from fldiag.parts.perturbation import Sharpness
+from fldiag.sections import NonNegative
 
 
 @method("fedspeed", source="Sun et al., ICLR 2023, Algorithm 1",

@@ -2,14 +2,15 @@
 
 from typing import Literal
 
-from fldiag.config import NonNegative
 from fldiag.method import Method, method
 from fldiag.parts.control import DynamicRegulariser
 from fldiag.parts.momentum import DualCorrection, GlobalPerturbation, GlobalUpdate, Register
+from fldiag.sections import NonNegative
 
 
 @method("fedtoga", source="Li et al., FedTOGA; formulas reconstructed from prose, ablation and public code",
-        neutral={"kappa": 0.0, "beta_dual": 0.0}, equals="fedspeed", version=2)
+        neutral={"kappa": 0.0, "beta_dual": 0.0}, equals="fedspeed", version=2,
+        unchanged={"train.momentum": 0.0})
 def fedtoga(rho: NonNegative = 0.1, kappa: NonNegative = 1.0, beta_dual: NonNegative = 0.9, lam: NonNegative = 0.1,
             mode: Literal["global", "neighbour", "fusion"] = "global",
             registered: Literal["gradient", "corrected"] = "gradient",

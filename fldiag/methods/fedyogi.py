@@ -1,8 +1,8 @@
 """FedYogi."""
 
-from fldiag.config import NonNegative, Positive, Unit
 from fldiag.method import Method, method
 from fldiag.parts.server import AdaptiveServer
+from fldiag.sections import NonNegative, Positive, Unit
 
 
 @method("fedyogi", source="Reddi et al., ICLR 2021, Algorithm 2")

@@ -4,17 +4,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fldiag.config import NonNegative
 from fldiag.errors import FldiagError
 from fldiag.method import Method, method
 from fldiag.parts.augmentation import SubNetworks
+from fldiag.sections import NonNegative
 
 WEIGHTS = {1: 2.0, 2: 1.75, 3: 1.5, 4: 1.25}
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
 @method("gradaug", source="Yang et al., NeurIPS 2020; as a federated method in Mendieta et al., CVPR 2022",
-        neutral={"mu": 0.0}, equals="fedavg")
+        neutral={"mu": 0.0}, equals="fedavg", needs=("stages",))
 def gradaug(n: Annotated[int, Field(ge=1)] = 2, mu: NonNegative | None = None, omega_b: Fraction = 0.8,
             sides: Annotated[tuple[Fraction, ...], Field(min_length=1)] = (1.0, 0.875, 0.75, 0.625),
             widths: Literal["code", "paper"] = "code") -> Method:

@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from fldiag.config import Positive
 from fldiag.method import Method, method
 from fldiag.parts.projection import ProximalProjection
 from fldiag.parts.proximal import KL, L2
+from fldiag.sections import Positive
 
 
 @method("gradient_projection", source="Lee et al., CVPR 2024, Eq. 3")

@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from fldiag.config import Count, Positive, Unit
 from fldiag.method import Method, Neighbours, method
 from fldiag.parts.personal import Epochs, FineTune
+from fldiag.sections import Count, Positive, Unit
 
 
 @method("knnper", source="Marfoq et al., ICML 2022, Algorithm 1")

@@ -1,8 +1,8 @@
 """Mixup."""
 
-from fldiag.config import NonNegative
 from fldiag.method import Method, method
 from fldiag.parts.augmentation import MixedExamples
+from fldiag.sections import NonNegative
 
 
 @method("mixup", source="Zhang et al., ICLR 2018; as a federated method in Mendieta et al., CVPR 2022",

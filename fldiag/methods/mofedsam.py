@@ -4,10 +4,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fldiag.config import NonNegative, Positive
 from fldiag.method import Method, method
 from fldiag.parts.momentum import ClientMomentum, GlobalUpdate
 from fldiag.parts.perturbation import Sharpness
+from fldiag.sections import NonNegative, Positive
 
 
 @method("mofedsam", source="Qu et al., ICML 2022, Algorithm 2",

@@ -1,8 +1,8 @@
 """MOON."""
 
-from fldiag.config import NonNegative, Positive
 from fldiag.method import Method, method
 from fldiag.parts.contrast import ModelContrast
+from fldiag.sections import NonNegative, Positive
 
 
 @method("moon", source="Li et al., CVPR 2021, Eq. 3",

@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from fldiag.config import Count, NonNegative, Positive
 from fldiag.method import Method, Personal, method
 from fldiag.parts.personal import Epochs, Lookahead
+from fldiag.sections import Count, NonNegative, Positive
 
 
 @method("perfedavg", source="Fallah et al., NeurIPS 2020, Algorithm 1, first-order variant")

@@ -1,8 +1,8 @@
 """SCAFFOLD."""
 
-from fldiag.config import Positive
 from fldiag.method import Method, method
 from fldiag.parts.control import ControlVariates
+from fldiag.sections import Positive
 
 
 @method("scaffold", source="Karimireddy et al., ICML 2020, Algorithm 1 (option II)")

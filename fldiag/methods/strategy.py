@@ -7,11 +7,11 @@ from typing import Literal
 from torch import Tensor
 
 from fldiag import losses
-from fldiag.config import NonNegative, Positive
 from fldiag.method import Method, Perturbation, method
 from fldiag.methods.fedsol import FedSOL, Rho, radius
 from fldiag.parts.perturbation import ascent
 from fldiag.parts.proximal import KL, L2
+from fldiag.sections import NonNegative, Positive
 from fldiag.step import Step
 
 #: id -> the point of grad L_l, the point of grad L_p (None: no such term): w, w + eps_p or w + eps_c

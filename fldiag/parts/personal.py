@@ -15,9 +15,10 @@ from fldiag.method import Method, Neighbours, Part, Personal, Round
 from fldiag.step import Local, Perturbation, Step
 
 if TYPE_CHECKING:
-    from fldiag.config import Config, Train
+    from fldiag.config import Config
     from fldiag.data import Dataset
     from fldiag.models.network import Network
+    from fldiag.sections import Train
 
 #: Type of an option ``tune_epochs``: after how many epochs of fine-tuning the clients' models are measured.
 Epochs = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]

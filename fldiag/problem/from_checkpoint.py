@@ -140,7 +140,7 @@ def _partition(c: Checkpoint, dataset: Dataset) -> list[Any] | None:
         return partition.load_parts(file)
     if not c.manifest or "origin" in c.manifest:  # how another program dealt its data cannot be told from here
         return None
-    from fldiag.config import Partition
+    from fldiag.sections import Partition
 
     spec = Partition.model_validate(c.config["partition"])
     return deal(dataset, spec, c.config["clients"]["total"], c.config.get("data", {}).get("public"))

@@ -61,7 +61,6 @@ class History:
         self.files = dict(files or {})
         self.examples: dict[int, int] = {}  # where the partition is not known
         self.remedy = REMEDY
-        self.chosen = False  # whether these rounds were asked for
         self.notes: list[dict[str, Any]] = []
         self.read: list[int] = []
 
@@ -113,7 +112,6 @@ class History:
                               **{f: digest for f, digest in run.index["files"].items() if f.startswith("steps/")}},
                        steps=lambda r: run.steps(r) if r in run.recorded else None,
                        notes=[*notes, *run.origin.get("notes", [])])
-        made.chosen = rounds is not None
         if run.origin:
             made.examples, made.remedy = run.origin["examples"], RECEIVED
         return made
@@ -159,8 +157,8 @@ class History:
             raise FldiagError(f"{self.name} holds no round with client weights", self.remedy)
 
     def asked(self, every: bool | None) -> Iterator[Stored]:
-        """The rounds of a diagnostic that usually takes the last one: all with ``every``; None: where they were chosen."""
-        return self.each() if (self.chosen if every is None else every) else iter([self.last()])
+        """The rounds of a diagnostic that usually takes the last one: all with ``every``."""
+        return self.each() if every else iter([self.last()])
 
     @property
     def sampled(self) -> int:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from fldiag.config import Config, Train
+from fldiag.config import Config
 from fldiag.method import Method, Part, Personal
+from fldiag.sections import Train
 from fldiag.seeding import seed_for
 from fldiag.step import Local, Step
 from fldiag.training.schedule import Batches, Seeded

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fldiag.config import Train
 from fldiag.params import norm
+from fldiag.sections import Train
 
 
 class SGD:

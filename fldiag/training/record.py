@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fldiag import losses
-from fldiag.config import Metrics
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
+from fldiag.sections import Metrics
 from fldiag.step import Notes, Output, Published, Step
 
 

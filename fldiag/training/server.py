@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fldiag.config import Train
 from fldiag.method import Method, Round
+from fldiag.sections import Train
 
 
 def aggregate(round: Round, method: Method, train: Train) -> Tensor:

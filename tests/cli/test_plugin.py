@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 HERE = Path(__file__).parents[1]
-ENTRY_POINTS = "[fldiag.diagnostics]\nroughness = made_up\nwobble = made_up\n"
+ENTRY_POINTS = "[fldiag.diagnostics]\nroughness = made_up\nwobble = made_up\ntallest = made_up\n"
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +89,9 @@ def test_of_a_run_and_by_name(place):
     by_name = typed(place, "diagnose", "wobble", "run", "--set", "scale=2.0", "--device", "cpu").strip().splitlines()[-1]
     twice = pd.read_csv(place / by_name.replace(".png", ".csv"))
     assert (twice["value"] / wobble["value"]).tolist() == pytest.approx([2, 2])
+    for verb in (["tallest"], ["diagnose", "tallest"]):  # of several runs, which are put on no device
+        (row,) = json.loads(typed(place, *verb, "run", "--json"))["rows"]
+        assert row["metric"] == "tallest" and row["value"] > 0
     assert "scale = -1" in typed(place, "wobble", "run", "--scale", "-1", code=2)
 
 

@@ -1,4 +1,4 @@
-"""A package of somebody else's, in one file: two diagnostics, and nothing else of fldiag knows of them."""
+"""A package of somebody else's, in one file: three diagnostics, and nothing else of fldiag knows of them."""
 
 from __future__ import annotations
 
@@ -47,6 +47,14 @@ def wobble(history, progress=None, *, scale: Annotated[float, Field(gt=0, descri
         rows.append({"metric": "wobble", "round": stored.round, "moment": "aggregated", "scope": "global", "value": float(moved),
                      "estimator": "exact"})
     return table([*rows, *history.notes], **history.common)
+
+
+@diagnostic("tallest", on="runs", draw=draw)
+def tallest(runs, progress=None) -> pd.DataFrame:
+    """The largest global weight of each run."""
+    values = [max(float(w.abs().max()) for w in run.checkpoint().state.values()) for run in runs]
+    return table([{"metric": "tallest", "run": run.path.name, "value": v, "estimator": "exact"}
+                  for run, v in zip(runs, values, strict=True)])
 
 
 def _count(called):

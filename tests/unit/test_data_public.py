@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from fldiag import data
-from fldiag.config import Partition
 from fldiag.data.public import deal, load_public
 from fldiag.errors import FldiagError
+from fldiag.sections import Partition
 
 
 @pytest.fixture(autouse=True)

@@ -14,11 +14,12 @@ from torch.nn import functional as F
 
 import fldiag
 from fldiag.checkpoint.run import Run
-from fldiag.config import Config, Metrics
+from fldiag.config import Config
 from fldiag.errors import FldiagError
 from fldiag.identity import YESTERDAY
 from fldiag.results.table import check, columns, table
 from fldiag.rounds.history import History
+from fldiag.sections import Metrics
 from fldiag.training import rounds
 from fldiag.training.setup import Setup
 

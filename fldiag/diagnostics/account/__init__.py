@@ -27,7 +27,7 @@ TERMS = ("change", "linear", "quadratic", "rest")
 
 def cost(history: History, options: Mapping[str, Any]) -> float:
     """A round: a spectrum, a product an update, and one a layer and update."""
-    rounds = len(history.rounds) if (history.chosen if options["every_round"] is None else options["every_round"]) else 1
+    rounds = len(history.rounds) if options["every_round"] else 1
     layers = len(history.layout.layers) if options["layers"] else 0
     return rounds * 2.0 * (2 * options["k"] + 12 + history.sampled * (1 + layers))
 

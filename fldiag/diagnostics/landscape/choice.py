@@ -93,19 +93,19 @@ def _lines(targets: Sequence[Target], options: Mapping[str, Any], where: Mapping
     given = {"directions": "through" if clients else directions, "seed": options["seed"],
              **{k: options[k] for k in ("points", "span") if options[k] is not None}}
     found = [_last(t) for t in targets]
-    asked = [(t, {"through": ends(t)} if clients else {}) for t in found]
+    asked = [(t, {"through": ends(t, where)} if clients else {}) for t in found]
     return Choice(asked, instead="profile", options=given, stem="interpolation" if clients else "profile")
 
 
-def ends(target: Checkpoint | Problem) -> dict[int, Any]:
+def ends(target: Checkpoint | Problem, where: Mapping[str, Any]) -> dict[int, Any]:
     """The trained models of the clients a checkpoint holds: client -> named weights and buffers.
 
     Raises FldiagError when it holds none, or they do not fit the model.
     """
     if isinstance(target, Problem) or target.clients is None or not target.client_ids:
-        where = target.name if isinstance(target, Problem) else target.path
-        raise FldiagError(f"{where} holds no trained weights of clients", "train with checkpoint.clients = 'sampled'", usage=True)
-    problem = from_checkpoint.problem(target)
+        what = target.name if isinstance(target, Problem) else target.path
+        raise FldiagError(f"{what} holds no trained weights of clients", "train with checkpoint.clients = 'sampled'", usage=True)
+    problem = from_checkpoint.problem(target, **where)
     if target.clients.shape[1:] != (problem.layout.size,):
         raise FldiagError(f"{target.path}: client weights of shape {list(target.clients.shape)} do not fit the model",
                           "the file was edited; use the original")

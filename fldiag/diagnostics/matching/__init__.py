@@ -56,7 +56,7 @@ class Options:
 
 def cost(history: History, options: Mapping[str, Any]) -> float:
     """Of every client: a spectrum and a diagonal on its own data, and as much on everybody's where that is asked for."""
-    rounds = len(history.rounds) if (history.chosen if options["every_round"] is None else options["every_round"]) else 1
+    rounds = len(history.rounds) if options["every_round"] else 1
     one = 2.0 * (2 * options["k"] + 12 + 5)
     clients = history.sampled
     return rounds * (one * 2 + (0 if options["on"] == "client" else clients * (10 if options["on"] == "both" else one)))

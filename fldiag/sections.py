@@ -1,0 +1,170 @@
+"""The sections of a config, each a frozen, validated model; ``Config`` puts them together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Unit = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class OpenSection(Section):
+    """A section whose further keys are the options of a registered thing (method, model, partition)."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Data(Section):
+    name: str = "digits"
+    root: str | None = Field(None, description="folder that holds the data; default $FLDIAG_DATA")
+    augment: bool = Field(True, description="training augmentation of the data set, if it declares any")
+    variant: str | None = Field(None, description="whose normalisation and augmentation, where papers differ")
+    public: str | None = Field(None, description="unlabelled data for distillation on the server: a data set, or holdout:N "
+                               "(N training examples that no client gets)")
+    public_size: Count | None = Field(None, description="use so many public examples (default: all)")
+
+
+class Partition(Section):
+    kind: Literal["lda", "sharding", "dirichlet", "pathological", "iid"] = "lda"
+    alpha: Positive | None = Field(None, description="Dirichlet concentration (lda, dirichlet)")
+    shards: Count | None = Field(None, description="shards per client (sharding)")
+    classes: Count | None = Field(None, description="classes per client (pathological)")
+    min_size: Annotated[int, Field(ge=1)] | None = Field(None, description="smallest client allowed (lda)")
+    seed: int = Field(0, description="seed of the partition, apart from the training seed")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, values: Any) -> Any:
+        """The option the kind needs gets its default; an option of another kind is refused."""
+        if not isinstance(values, Mapping):
+            return values
+        values = dict(values)
+        needs = PARTITION_OPTIONS.get(values.get("kind", "lda"), {})
+        for key in ("alpha", "shards", "classes", "min_size"):
+            if values.get(key) is None and key in needs:
+                values[key] = needs[key]
+            elif values.get(key) is not None and key not in needs:
+                raise ValueError(f"{key} has no meaning for kind = {values.get('kind', 'lda')!r}; remove it")
+        return values
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {k: getattr(self, k) for k in PARTITION_OPTIONS[self.kind]}
+
+
+PARTITION_OPTIONS: dict[str, dict[str, Any]] = {
+    "lda": {"alpha": 0.1, "min_size": 10},
+    "sharding": {"shards": 2},
+    "dirichlet": {"alpha": 0.1},
+    "pathological": {"classes": 3},
+    "iid": {},
+}
+
+
+class Clients(Section):
+    total: Count = 20
+    per_round: Count = 10
+    sampling: Literal["fixed", "independent"] = Field(
+        "fixed", description="per_round clients a round, or each client joins with probability per_round / total")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Clients:
+        if self.per_round > self.total:
+            raise ValueError(f"per_round = {self.per_round} is more than total = {self.total}; lower it")
+        return self
+
+
+class Model(OpenSection):
+    name: str = "small_cnn"
+
+
+class Method(OpenSection):
+    name: str = "fedavg"
+
+
+class Train(Section):
+    epochs: Annotated[int, Field(ge=0)] = 5
+    batch_size: Count = 50
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: Positive = 0.01
+    lr_decay: Positive = Field(0.99, description="lr in round t is lr * lr_decay ** t")
+    local_decay: Positive = Field(1.0, description="factor of the lr in a client's later local epochs, in every round anew")
+    local_decay_after: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.5, description="share of the local epochs, in whole epochs, after which local_decay applies")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    nesterov: bool = False
+    weight_decay: NonNegative = 1e-5
+    clip: Positive | None = Field(None, description="largest norm of the (corrected) gradient")
+    clip_before_quadratic: bool = Field(False, description="the gradient of a quadratic penalty joins after clipping")
+    drop_last: bool = Field(False, description="leave out an epoch's last minibatch when it is short")
+    keep_momentum: bool = Field(False, description="a client's own momentum survives from round to round (released code of "
+                                "FedAlign hands one buffer from client to client of a worker instead)")
+    aggregate: Literal["n", "uniform", "batches"] = Field(
+        "n", description="clients' weights: by examples, equal, or by the number of full minibatches")
+    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
+    stack: Literal["auto", "on", "off"] = Field("auto", description="train several clients as one stack")
+
+    @model_validator(mode="after")
+    def _momentum(self) -> Train:
+        for key in ("nesterov", "keep_momentum"):
+            if getattr(self, key) and not (self.momentum and self.optimizer == "sgd"):
+                raise ValueError(f"{key} needs momentum; set train.momentum > 0 with train.optimizer = 'sgd'")
+        return self
+
+    @model_validator(mode="after")
+    def _local_decay(self) -> Train:
+        if self.local_decay == 1:
+            if self.local_decay_after != Train.model_fields["local_decay_after"].default:
+                raise ValueError("local_decay_after says when local_decay applies, and that is 1; set train.local_decay too")
+        elif not self.epochs_before_decay:
+            raise ValueError(f"no whole epoch lies before local_decay_after = {self.local_decay_after:g} of epochs = "
+                             f"{self.epochs}; raise one of them, or set train.local_decay = 1")
+        return self
+
+    @property
+    def epochs_before_decay(self) -> int:
+        """Whole local epochs before ``local_decay`` applies; half of them (the default) is epochs // 2."""
+        return int(self.epochs * self.local_decay_after + 1e-9)  # 0.29 * 100 is a little below 29
+
+
+class Checkpoint(Section):
+    every: Count = Field(1, description="write a checkpoint every this many rounds (and after the last)")
+    clients: Literal["none", "sampled", "all"] | tuple[int, ...] = Field(
+        "none", description="whose trained weights the checkpoint holds besides the global ones: those sampled, all, or "
+        "these ids (clients that were not sampled are then trained too, for the record only)")
+
+
+class Metrics(Section):
+    """What is recorded of every local step besides the numbers of a round; ``Run.steps`` describes the tables. Training
+    itself is not changed by a bit."""
+
+    steps: bool = Field(False, description="record loss, norms, cosines and strengths of every local step")
+    every: Count = Field(1, description="record the steps of every this many rounds (and of the last)")
+    proximal: Literal["own", "kl", "l2"] = Field(
+        "own", description="which proximal loss: what the method itself computes of its own, if it has one (FedSOL with "
+        "part = head: its cosine over the head only); or kl or l2 for any method, so that runs can be compared: kl costs "
+        "one more forward and backward pass a step, l2 next to nothing")
+    tau: Positive = Field(3.0, description="temperature of proximal = kl")
+
+    @model_validator(mode="after")
+    def _needs_steps(self) -> Metrics:
+        if not self.steps and self != Metrics.model_construct():
+            raise ValueError("every, proximal and tau say how steps are recorded, and they are not; set metrics.steps = true")
+        return self
+
+    def of_round(self, t: int, rounds: int) -> bool:
+        """Whether the steps of round t (from 1) are recorded."""
+        return self.steps and (t % self.every == 0 or t == rounds)
