@@ -29,7 +29,7 @@ def verb(name: str, item: known.Item) -> Callable[..., None]:
     own = [*item["options"], *_borrowed(item)]
     typed = {o["name"]: o for o in own if o["type"] in TYPES and o["name"] != "device"}
     shared = {s.name: {"name": s.name, "type": s.kind, "default": s.default, "help": s.help}
-              for s in shared_by(item["on"], [o["name"] for o in own])}
+              for s in shared_by(item["on"], [o["name"] for o in own]) if s.typed}
     flags = {flag: {"name": flag, "type": "bool", "default": False, "help": also["help"]} for flag, also in item["also"].items()}
     options = {**typed, **flags, **shared}
     parameters = [_parameter(argument, Annotated[kind, typer.Argument(help=text)]),

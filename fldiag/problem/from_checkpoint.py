@@ -20,9 +20,6 @@ from fldiag.errors import FldiagError
 from fldiag.params import Layout
 from fldiag.problem.problem import Problem
 
-#: Options that choose weights, data and device rather than tune a diagnostic.
-OPTIONS = ("slice", "samples", "client", "round", "device", "dtype", "memory", "root", "download", "name")
-
 
 def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | None = None, client: int | None = None,
             round: int | None = None, device: str = "auto", dtype: torch.dtype = torch.float32, memory: int = 2 * 2**30,

@@ -22,8 +22,6 @@ from fldiag.results.provenance import digest
 from fldiag.rounds.pool import Pool, Scores, Weights, evaluate, stacked
 from fldiag.rounds.round_weights import Reader, Stored, first_readable, ranges, sha256
 
-#: Options that choose rounds, data and device rather than tune a diagnostic.
-OPTIONS = ("rounds", "samples", "stack", "device", "dtype", "root", "download", "model", "data", "name")
 REMEDY = "train with client weights in the checkpoints: fldiag train … --set checkpoint.clients=sampled"
 UNDEALT = "the run does not say which examples belong to which client"
 RECEIVED = "give what the clients received: fldiag convert … --global-pattern PATTERN or --initial FILE"
