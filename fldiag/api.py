@@ -52,6 +52,9 @@ def train(config: Config, *, out: str | Path | None = None, resume: bool = False
     """
     from fldiag.training import rounds
 
+    if not isinstance(config, Config):
+        raise FldiagError(f"config is a {type(config).__name__}", "give a Config, such as Config.load('digits')", usage=True)
+
     return rounds.train(config, out=out, executor=executor, on_event=on_event, resume=resume, device=device, download=download,
                         setup=setup)
 
@@ -112,6 +115,8 @@ def draw(table: pd.DataFrame, ax: Axes | None = None, *, name: str = "") -> Figu
     Raises:
         FldiagError: a table of no known diagnostic, one without a picture, or axes for a picture of several.
     """
+    if not isinstance(table, pd.DataFrame):
+        raise FldiagError(f"table is a {type(table).__name__}", "give what fldiag.diagnose returned", usage=True)
     of = name or str(table.attrs.get("diagnostic", ""))
     if not of:
         raise FldiagError("the table does not say which diagnostic it is of", "give name=", usage=True)
@@ -138,7 +143,7 @@ def catalogue(kind: str) -> dict[str, str]:
         kind: methods, models, datasets, diagnostics, presets or figures.
 
     Returns:
-        Name -> description. Of what other packages bring, the package's name stands there.
+        Name -> description. Of what other packages bring and is not imported yet, the package's name stands there.
 
     Raises:
         FldiagError: an unknown kind.

@@ -245,6 +245,10 @@ class Registry:
             self._usable(point)
         return sorted(self._entries)
 
+    def registered(self) -> list[Entry]:
+        """What is registered so far; nothing is imported."""
+        return list(self._entries.values())
+
     def get(self, name: str) -> Entry:
         """Raises FldiagError naming the nearest known entry, or saying why that of another package cannot be imported."""
         self._discover()
