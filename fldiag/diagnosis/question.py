@@ -53,6 +53,7 @@ def question(name: str, targets: Sequence[Target], options: Mapping[str, Any]) -
         FldiagError: an unknown diagnostic or option, a value out of range, or targets of the wrong kind.
     """
     entry = diagnostic(name)
+    subjects.known(targets)
     divided = subjects.divide(entry, options)
     more = {diagnostic(also): diagnostic(also).validate(given) for also, given in divided.more.items()}
     made = {"run": _of_run, "runs": _of_runs}.get(entry.on, _of_weights)(entry, targets, divided.where, divided.own)

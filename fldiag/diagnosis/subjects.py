@@ -47,6 +47,8 @@ def load(path: str | Path, *, model: Any = None, data: Any = None) -> Run | Chec
     Raises:
         FldiagError: the file is damaged, foreign or unsafe.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise FldiagError(f"a {type(path).__name__} is no path", "give a run folder or a checkpoint file", usage=True)
     path = Path(path)
     if path.is_dir() or path.name == "run.json":
         run = Run.open(path)
@@ -63,6 +65,18 @@ def given(target: Run | Checkpoint, model: Any = None, data: Any = None) -> Run 
     if isinstance(target, Run):
         return Run(target.path, target.index, model, data)
     return replace(target, model=model, data=data)
+
+
+def known(targets: Sequence[Any]) -> None:
+    """Raises FldiagError for what no diagnostic can be asked of."""
+    if not targets:
+        raise FldiagError("nothing is given to diagnose", "give a run, a checkpoint, a Problem or a History", usage=True)
+    for target in targets:
+        if isinstance(target, torch.nn.Module):
+            raise FldiagError("a module alone has no loss and no data", "give fldiag.Problem(net, loss, (x, y))", usage=True)
+        if not isinstance(target, Target):
+            raise FldiagError(f"a {type(target).__name__} cannot be diagnosed", "give a run, a checkpoint, their path, a Problem "
+                              "or a History", usage=True)
 
 
 def labels(found: Sequence[Checkpoint]) -> list[str]:

@@ -119,3 +119,17 @@ def test_a_picture_of_a_table(tmp_path):
     with pytest.raises(fldiag.FldiagError, match="does not say which diagnostic"):
         fldiag.draw(table.drop(columns=[]).assign(value=1.0).pipe(lambda t: type(t)(t.to_dict("list"))))
     assert fldiag.draw(type(table)(table.to_dict("list")), name="spectrum") is not None
+
+
+@pytest.mark.parametrize("ask, says", [
+    (lambda: fldiag.diagnose([], "trace"), "give a run, a checkpoint"), (lambda: fldiag.diagnose(None, "trace"), "NoneType"),
+    (lambda: fldiag.diagnose(PROBLEM[0], "trace"), r"fldiag\.Problem\(net, loss, \(x, y\)\)"),
+    (lambda: fldiag.diagnose([fldiag.Problem(*PROBLEM), 3], "trace"), "int cannot be"),
+    (lambda: fldiag.diagnose(fldiag.Problem(*PROBLEM), 5), "unknown diagnostic 5"),
+    (lambda: fldiag.train("digits"), r"Config\.load\('digits'\)"), (lambda: fldiag.train(None), r"Config\.load"),
+    (lambda: fldiag.load(123), "run folder or a checkpoint"), (lambda: fldiag.draw("x"), "what fldiag.diagnose returned"),
+    (lambda: fldiag.catalogue(5), "unknown kind 5")])
+def test_what_is_of_the_wrong_kind_is_one_error_with_a_remedy(ask, says):
+    with pytest.raises(fldiag.FldiagError, match=says) as caught:
+        ask()
+    assert caught.value.usage and caught.value.remedy
