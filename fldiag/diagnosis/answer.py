@@ -67,8 +67,8 @@ def joined(made: Sequence[pd.DataFrame]) -> pd.DataFrame:
     return table
 
 
-def answer(name: str, targets: Sequence[Target], options: Mapping[str, Any], *, out: Path | None = None, bar: Bar,
-           tell: Callable[[str], None]) -> list[Answer]:
+def answer(name: str, targets: Sequence[Target], options: Mapping[str, Any], *, out: Path | None = None, stem: str = "",
+           bar: Bar, tell: Callable[[str], None]) -> list[Answer]:
     """Ask, measure, write and draw: the diagnostic's own answer first, then those of its flags.
 
     Args:
@@ -76,6 +76,7 @@ def answer(name: str, targets: Sequence[Target], options: Mapping[str, Any], *, 
         targets: what it is asked of.
         options: as for ``question``.
         out: the folder to write to; by default that of the run (``fldiag.diagnosis.subjects.folder``).
+        stem: how the files' names begin; by default with what tells the question from others.
         bar: shows progress.
         tell: is told remarks: what was damaged, what takes long, what counts.
 
@@ -84,6 +85,7 @@ def answer(name: str, targets: Sequence[Target], options: Mapping[str, Any], *, 
     """
     folder = out or subjects.folder([t for t in targets if not isinstance(t, subjects.OPEN)])
     asked = question(name, targets, options)
+    asked.stem = stem or asked.stem
     folder = subjects.prepare(folder)
     flags = {flag: True for flag, also in asked.entry.also.items() if also.name in {e.name for e in asked.more}}
     answers = []

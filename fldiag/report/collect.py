@@ -20,6 +20,7 @@ from typing import Any
 import pandas as pd
 
 from fldiag.checkpoint.run import Run
+from fldiag.diagnosis.subjects import FALLBACK
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.plotting.collected import Claim, Collected, Member, Source
@@ -27,8 +28,6 @@ from fldiag.report import search
 from fldiag.report.search import Candidate
 from fldiag.results.files import csv_text
 from fldiag.results.table import check
-
-FALLBACK = Path("fldiag-out")
 
 
 def collect(paths: Sequence[str | Path], places: Iterable[str | Path] = ()) -> Collected:
