@@ -44,6 +44,9 @@ def load(path: str | Path, *, model: Any = None, data: Any = None) -> Run | Chec
         model: for a plain state_dict: a module, a registered name or ``pkg.mod:factory``; overrides what a checkpoint says.
         data: (x, y) tensors, a slice, a data set's name, ``npz:PATH`` or ``pkg.mod:loader``.
 
+    Returns:
+        What the path is, with the model and data that were given.
+
     Raises:
         FldiagError: the file is damaged, foreign or unsafe.
     """

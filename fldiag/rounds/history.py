@@ -31,12 +31,29 @@ DEAL = "give them when the run is made: fldiag convert … --partition FILE (for
 class History:
     """Stored rounds of a federation, read one at a time: memory holds the weights of one round.
 
-    ``parts``: the training examples of every client (indices). ``rounds``: number -> what reads it. Weights of
-    any origin will do: ``History.of`` reads an fldiag run. ``notes`` says, after the rounds were read, what was
-    missing or unreadable, as rows of a table. See ``Pool`` for ``samples``, ``Problem`` for ``memory``; ``stack``:
-    evaluate models side by side.
+    Weights of any origin will do; ``History.of`` reads a run. ``notes`` says, after the rounds were read, what was missing or
+    unreadable, as rows of a table.
 
-    Raises FldiagError where model, data and options do not fit each other.
+    Args:
+        module: the model; it is copied.
+        dataset: the federation's data.
+        parts: the training examples of every client (indices).
+        rounds: number -> what reads it.
+        name: what tables and pictures call it.
+        labels: columns of every table, such as method and seed.
+        shares: how the server weighs clients: by examples, equally, or by full minibatches of ``batch_size``.
+        batch_size: of local training.
+        samples: at most so many examples a client and a class mixture (see ``Pool``).
+        stack: evaluate models side by side: auto, on or off.
+        device: auto, cpu, cuda, cuda:N or mps.
+        dtype: in which everything is evaluated.
+        memory: as for ``Problem``.
+        files: name -> sha256 of what the weights are read from, which then tells histories apart.
+        notes: what is known to be missing.
+        steps: round -> what training recorded of its local steps.
+
+    Raises:
+        FldiagError: model, data and options do not fit each other.
     """
 
     def __init__(self, module: nn.Module, dataset: Dataset, parts: Sequence[np.ndarray],
@@ -118,6 +135,7 @@ class History:
 
     @property
     def rounds(self) -> list[int]:
+        """The numbers of the rounds that there are."""
         return list(self._rounds)
 
     def each(self, progress: Callable[[int, int, str], None] | None = None, *, clients: bool = True) -> Iterator[Stored]:
@@ -199,6 +217,7 @@ class History:
     # -- computing
 
     def evaluate(self, models: Sequence[Weights]) -> Scores:
+        """The loss and the predictions of models, (weights [P], buffers) each, on all of the pool's examples."""
         return evaluate(self.network, self.pool, models, stack=self.stack)
 
     def problem(self, weights: Weights, where: slice, name: str, **labels: Any) -> Problem:
@@ -217,6 +236,7 @@ class History:
 
     @property
     def common(self) -> dict[str, Any]:
+        """What stands in every row of this history's tables."""
         return {"run": self.name, **self.labels}
 
     def digest(self) -> str:

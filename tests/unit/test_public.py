@@ -2,6 +2,7 @@
 
 import dataclasses
 import doctest
+import importlib
 import inspect
 import pkgutil
 import subprocess
@@ -52,7 +53,33 @@ def test_signatures_say_their_options(name):
 @pytest.mark.parametrize("name", ["train", "load", "diagnose", "draw", "catalogue"])
 def test_docstrings_say_what_goes_in_and_out(name):
     text = inspect.getdoc(getattr(fldiag, name))
-    assert all(part in text for part in ("Args:", "Raises:")) and (name == "load" or "Returns:" in text)
+    assert all(part in text for part in ("Args:", "Raises:")) and "Returns:" in text
+
+
+def of_the_class(cls):
+    """Name -> function of the public methods and properties, also the inherited ones."""
+    found = {}
+    for base in reversed([b for b in cls.__mro__ if b.__module__.startswith("fldiag.")]):
+        for name, member in vars(base).items():
+            member = getattr(member, "fget", None) or getattr(member, "func", None) or getattr(member, "__func__", member)
+            if not name.startswith("_") and inspect.isfunction(member):
+                found[name] = member
+    return found
+
+
+@pytest.mark.parametrize("name", ["Config", "FldiagError", "History", "Method", "Part", "Problem"])
+def test_docstrings_of_classes_and_their_methods(name):
+    cls = getattr(fldiag, name)
+    text = inspect.getdoc(cls)
+    assert "Args:" in text or "__init__" not in vars(cls)
+    assert "Raises:" in text or name in ("FldiagError", "Part")
+    assert [n for n, member in of_the_class(cls).items() if not member.__doc__] == []
+
+
+@pytest.mark.parametrize("module", ["config", "errors", "method", "problem.problem"])
+def test_examples_of_classes_run(module):
+    failed, tried = doctest.testmod(importlib.import_module(f"fldiag.{module}"))
+    assert tried and not failed
 
 
 def test_examples_run():
