@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from matplotlib.figure import Figure
 from fldiag import known
 from fldiag.checkpoint.run import Run
 from fldiag.config import Config
-from fldiag.diagnosis.answer import tables
+from fldiag.diagnosis.answer import joined, tables
 from fldiag.diagnosis.question import diagnostic, question
 from fldiag.diagnosis.subjects import Target, load
 from fldiag.errors import FldiagError
@@ -23,7 +24,7 @@ from fldiag.registry import Progress
 __all__ = ["catalogue", "diagnose", "draw", "load", "train"]
 
 
-def train(config: Config, *, out: str | Path | None = None, resume: bool = False, executor: str = "serial", device: str = "cpu",
+def train(config: Config, *, out: str | Path | None = None, resume: bool = False, executor: str = "serial", device: str = "auto",
           download: bool = False, setup: Any = None, on_event: Callable[[dict[str, Any]], None] | None = None) -> Run:
     """Train a config and return its run.
 
@@ -32,7 +33,7 @@ def train(config: Config, *, out: str | Path | None = None, resume: bool = False
         out: the run's folder; by default ``checkpoints/NAME-METHOD-sSEED-HASH``.
         resume: go on with a run that was stopped; on the same machine its weights are bit for bit those of one that was not.
         executor: ``serial`` or ``processes[:N]``.
-        device: where to compute.
+        device: auto (CUDA where it is usable, else the CPU), cpu, cuda, cuda:N or mps.
         download: fetch a missing public data set.
         setup: replaces what the config would build (own data, partition, module or schedule).
         on_event: gets a dict at the start, after every round, and at the end.
@@ -51,6 +52,9 @@ def train(config: Config, *, out: str | Path | None = None, resume: bool = False
     """
     from fldiag.training import rounds
 
+    if not isinstance(config, Config):
+        raise FldiagError(f"config is a {type(config).__name__}", "give a Config, such as Config.load('digits')", usage=True)
+
     return rounds.train(config, out=out, executor=executor, on_event=on_event, resume=resume, device=device, download=download,
                         setup=setup)
 
@@ -66,11 +70,13 @@ def diagnose(target: Target | str | Path | Sequence[Target | str | Path], name: 
             verified; a long one that was interrupted goes on.
         progress: is called with done, total and what is being done.
         tell: is told remarks in words, such as how long it will take.
-        **options: the diagnostic's own (``fldiag explain NAME``), and those that all share: ``slice``, ``samples``, ``client``,
-            ``rounds``, ``device``, ``precision``, ``memory``, ``model``, ``data``, ``root``, ``download``.
+        **options: the diagnostic's own (``fldiag explain NAME``), its flags, and those that all share (of a checkpoint or a run
+            that is still to be read): ``slice``, ``samples``, ``client``, ``round``, ``rounds``, ``device``, ``precision``,
+            ``memory``, ``stack``, ``name``, ``model``, ``data``, ``root``, ``download``.
 
     Returns:
-        One row a number. ``attrs`` says which diagnostic it is of, for ``fldiag.draw``.
+        One row a number. ``attrs`` says which diagnostic it is of, for ``fldiag.draw``. Where a flag asked for another one
+        too (``density=True``), the column ``diagnostic`` says it of each row.
 
     Raises:
         FldiagError: unknown names and options, targets of the wrong kind, or what cannot be computed.
@@ -84,13 +90,11 @@ def diagnose(target: Target | str | Path | Sequence[Target | str | Path], name: 
     given: Sequence[Any] = target if isinstance(target, (list, tuple)) else [target]
     targets = [load(t) if isinstance(t, (str, Path)) else t for t in given]
     asked = question(name, targets, options)
-    found = list(tables(asked, bar=lambda title: _bar(progress), tell=tell or (lambda text: None),
-                        cache=None if cache is None else Path(cache)).values())
+    found = tables(asked, bar=lambda title: _bar(progress), tell=tell or (lambda text: None),
+                   cache=None if cache is None else Path(cache))
     if len(found) == 1:
-        return found[0]
-    table = pd.concat([t.assign() for t in found], ignore_index=True)
-    table.attrs = dict(found[0].attrs)
-    return table
+        return found[asked.entry]
+    return joined([table.assign(diagnostic=entry.name) for entry, table in found.items()])
 
 
 @contextlib.contextmanager
@@ -104,7 +108,7 @@ def draw(table: pd.DataFrame, ax: Axes | None = None, *, name: str = "") -> Figu
     Args:
         table: what ``diagnose`` returned; several of one diagnostic may stand one below the other.
         ax: draw into these axes, where the picture is one pair of axes.
-        name: the diagnostic's, for a table that does not say (as one that was read from a csv).
+        name: the diagnostic's, for a table that does not say (as one that was read from a csv), or that has rows of several.
 
     Returns:
         The figure, or ``ax``.
@@ -112,10 +116,14 @@ def draw(table: pd.DataFrame, ax: Axes | None = None, *, name: str = "") -> Figu
     Raises:
         FldiagError: a table of no known diagnostic, one without a picture, or axes for a picture of several.
     """
+    if not isinstance(table, pd.DataFrame):
+        raise FldiagError(f"table is a {type(table).__name__}", "give what fldiag.diagnose returned", usage=True)
     of = name or str(table.attrs.get("diagnostic", ""))
     if not of:
         raise FldiagError("the table does not say which diagnostic it is of", "give name=", usage=True)
     entry = diagnostic(of)
+    if "diagnostic" in table.columns:
+        table = table[table["diagnostic"] == of].drop(columns="diagnostic")
     if entry.draw is None:
         raise FldiagError(f"the diagnostic {of!r} has no picture", "plot its table", usage=True)
     if ax is None:
@@ -123,7 +131,7 @@ def draw(table: pd.DataFrame, ax: Axes | None = None, *, name: str = "") -> Figu
         if figure is None:
             raise FldiagError(f"this table of {of!r} has nothing to draw", "see its rows", usage=True)
         return figure
-    if "ax" not in entry.draw.__code__.co_varnames:
+    if "ax" not in inspect.signature(entry.draw).parameters:
         raise FldiagError(f"the picture of {of!r} has several axes", "leave out ax", usage=True)
     entry.draw(table, ax=ax)
     return ax
@@ -136,7 +144,7 @@ def catalogue(kind: str) -> dict[str, str]:
         kind: methods, models, datasets, diagnostics, presets or figures.
 
     Returns:
-        Name -> description. Of what other packages bring, the package's name stands there.
+        Name -> description. Of what other packages bring and is not imported yet, the package's name stands there.
 
     Raises:
         FldiagError: an unknown kind.

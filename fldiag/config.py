@@ -22,7 +22,21 @@ from fldiag.sections import Checkpoint, Clients, Count, Data, Method, Metrics, M
 
 
 class Config(Section):
-    """A run. Unknown keys are refused with the nearest known one."""
+    """What a run is: validated, complete and frozen.
+
+    Args:
+        **sections: the keys and sections of a TOML file; ``fldiag train --help`` lists them, and ``Config.load`` starts from a
+            preset. What is not given has its default.
+
+    Raises:
+        pydantic.ValidationError: a wrong value. (``load`` and ``replace`` raise FldiagError.)
+
+    >>> config = Config.load("digits", method__name="fedprox", rounds=5)
+    >>> config.rounds, config.method.options
+    (5, {'mu': 1.0})
+    >>> config.replace(train__lr=0.1).train.lr
+    0.1
+    """
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     seed: Annotated[int, Field(ge=0)] = 0
@@ -101,14 +115,29 @@ class Config(Section):
 
     @classmethod
     def load(cls, source: str | Path, **overrides: Any) -> Config:
-        """A config from a preset's name or a TOML file, with keys replaced as by ``replace``.
+        """A config from a preset's name or a TOML file.
 
-        Raises FldiagError for an unknown preset, an unreadable file or anything invalid in it.
+        Args:
+            source: ``fldiag.catalogue("presets")`` names the presets.
+            **overrides: keys to replace, as in ``replace``.
+
+        Returns:
+            The config.
+
+        Raises:
+            FldiagError: an unknown preset, an unreadable file or anything invalid in it.
         """
         return _loaded(source, _dotted(overrides))
 
     def replace(self, **overrides: Any) -> Config:
-        """A validated copy with keys replaced; ``method__rho=2.0`` stands for ``method.rho``. Raises FldiagError."""
+        """A validated copy with keys replaced.
+
+        Args:
+            **overrides: ``rounds=5``; ``method__rho=2.0`` stands for ``method.rho``.
+
+        Raises:
+            FldiagError: an unknown key or a wrong value.
+        """
         return build(self.model_dump(), _dotted(overrides))
 
 

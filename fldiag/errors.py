@@ -9,8 +9,15 @@ from collections.abc import Iterable
 class FldiagError(Exception):
     """A problem the user can mend.
 
-    ``what`` says what is wrong (with the place and the value), ``remedy`` what to do.
-    ``usage`` marks wrong use (exit code 2 on the command line) as against a failure (exit code 1).
+    Args:
+        what: what is wrong, with the place and the value.
+        remedy: what to do.
+        usage: wrong use (exit code 2 on the command line), as against a failure (exit code 1).
+
+    >>> raise FldiagError("lr = -1", "use a number above 0")
+    Traceback (most recent call last):
+        ...
+    fldiag.errors.FldiagError: lr = -1; use a number above 0
     """
 
     def __init__(self, what: str, remedy: str = "", *, usage: bool = False):

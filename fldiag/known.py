@@ -7,6 +7,7 @@ in no file: it is known by the names of their entry points, and imported when it
 from __future__ import annotations
 
 import json
+import sys
 import types
 import typing
 from functools import cache
@@ -39,14 +40,21 @@ def names(kind: str) -> dict[str, str]:
     """Name -> one line on it. Raises FldiagError for an unknown kind."""
     if kind not in built_in():
         raise unknown("kind", kind, built_in())
-    found = {name: str(item["summary"]) for name, item in built_in()[kind].items()}
-    return dict(sorted({**found, **{n: f"(from {package})" for n, package in plugins(kind).items() if n not in found}}.items()))
+    found = {n: f"(from {package})" for n, package in plugins(kind).items()} | _registered(kind)
+    return dict(sorted({**found, **{name: str(item["summary"]) for name, item in built_in()[kind].items()}}.items()))
+
+
+def _registered(kind: str) -> dict[str, str]:
+    """What this process has registered itself; whoever has not imported the registry has not."""
+    registry = sys.modules.get("fldiag.registry")
+    entries = getattr(registry, KINDS[kind]).registered() if registry is not None and kind in KINDS else []
+    return {entry.name: entry.headline for entry in entries}
 
 
 def item(kind: str, name: str) -> Item | None:
     """All that is known of a name; None for an unknown one. A plug-in is imported for it."""
     found = built_in().get(kind, {}).get(name)
-    if found is None and name in plugins(kind):
+    if found is None and (name in plugins(kind) or name in _registered(kind)):
         from fldiag import registry
 
         return describe(getattr(registry, KINDS[kind]).get(name))

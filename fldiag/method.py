@@ -78,7 +78,14 @@ class Neighbours:
 
 
 class Part:
-    """Inherit and override the slots you fill. State is declared by the initial values you return."""
+    """A piece of a method: inherit, and override the slots you fill. State is declared by the initial values you return.
+
+    >>> class Halve(Part):
+    ...     def correct(self, step, g):
+    ...         return g / 2
+    >>> Method(Halve())
+    Method(Halve)
+    """
 
     #: server state vectors sent to the clients besides w_g (``step.local.sent[name]``)
     sent: tuple[str, ...] = ()
@@ -105,19 +112,24 @@ class Part:
         return {}
 
     def server_init(self, w0: Tensor) -> dict[str, Tensor]:
+        """Initial state of the server, from the initial global weights [P]."""
         return {}
 
     def send(self, w_g: Tensor, state: dict[str, Tensor]) -> Tensor:
+        """What the clients receive for w_g [P], given the server's state."""
         return w_g
 
-    def begin(self, local: Local) -> None: ...
+    def begin(self, local: Local) -> None:
+        """Prepare the clients of ``local`` for a round."""
 
-    def batch(self, step: Step) -> None: ...
+    def batch(self, step: Step) -> None:
+        """Change the minibatch of a step."""
 
     def loss(self, step: Step, out: Output) -> Tensor | None:
         """A term [k] added to the local loss."""
 
-    def perturb(self, step: Step) -> Perturbation | None: ...
+    def perturb(self, step: Step) -> Perturbation | None:
+        """The perturbation e: the gradient is taken at w + e."""
 
     def correct(self, step: Step, g: Tensor) -> Tensor:
         """The corrected gradient [k, P]; the loop may overwrite the tensor returned."""
@@ -128,15 +140,19 @@ class Part:
         return {}
 
     def weigh(self, round: Round, p: Tensor) -> Tensor:
+        """The aggregation weights [m]; they sum to 1."""
         return p
 
     def server(self, round: Round, w: Tensor) -> Tensor:
+        """The new global weights [P], from the weighted mean w or what the parts before made of it."""
         return w
 
     def refine(self, round: Round, w: Tensor) -> Tensor:
+        """The new global weights after work on public data."""
         return w
 
-    def personalise(self) -> Personal | None: ...
+    def personalise(self) -> Personal | None:
+        """How a client makes its own model after the last round."""
 
 
 @dataclass(kw_only=True)
@@ -178,7 +194,17 @@ class Round:
 
 
 class Method:
-    """An ordered composition of parts. Raises FldiagError when a part needs what none of the others provides."""
+    """An ordered composition of parts.
+
+    Args:
+        *parts: in the order in which they fill a slot; none: plain local training.
+
+    Raises:
+        FldiagError: a part needs what none of the others provides.
+
+    >>> Method().sent
+    ()
+    """
 
     def __init__(self, *parts: Part):
         self.parts = parts
@@ -196,15 +222,18 @@ class Method:
         return iter(self.parts)
 
     def check(self, network: Network, dataset: Dataset, config: Config) -> None:
+        """Raises FldiagError for what a part cannot work with, and for two parts that perturb."""
         for part in self.parts:
             part.check(network, dataset, config)
         if sum(type(p).perturb is not Part.perturb for p in self.parts) > 1:
             raise FldiagError("the method has two perturbation parts", "compose at most one part that perturbs")
 
     def client_init(self, w0: Tensor) -> dict[str, Tensor]:
+        """The parts' initial states of each client. Raises FldiagError where two parts use one name."""
         return self._merge("client_init", w0)
 
     def server_init(self, w0: Tensor) -> dict[str, Tensor]:
+        """The parts' initial states of the server. Raises FldiagError where two parts use one name."""
         return self._merge("server_init", w0)
 
     def _merge(self, slot: str, w0: Tensor) -> dict[str, Tensor]:
@@ -218,18 +247,22 @@ class Method:
 
     @property
     def sent(self) -> tuple[str, ...]:
+        """Names of what the clients receive besides w_g."""
         return tuple(name for part in self.parts for name in part.sent)
 
     @property
     def uploaded(self) -> tuple[str, ...]:
+        """Names of what the clients return besides w_k."""
         return tuple(name for part in self.parts for name in part.uploaded)
 
     @property
     def isolated(self) -> bool:
+        """Whether no client sends or receives anything."""
         return any(part.isolated for part in self.parts)
 
     @property
     def personal(self) -> Personal | None:
+        """How clients make their own models after the last round; None: the method does not say."""
         return next((found for part in self.parts if (found := part.personalise()) is not None), None)
 
 

@@ -12,6 +12,7 @@ import importlib
 import inspect
 import pkgutil
 import typing
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,7 +32,7 @@ NEEDS: tuple[Need, ...] = typing.get_args(Need)
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One registered thing. ``given`` are the leading parameters the caller supplies (not options)."""
+    """One registered thing. ``given``: the parameters that the caller supplies, and that are no options."""
 
     kind: str
     name: str
@@ -52,13 +53,17 @@ class Entry:
         hints = typing.get_type_hints(self.build, include_extras=True)
         fields: dict[str, Any] = {}
         for p in inspect.signature(self.build).parameters.values():
-            if p.name in self.given or p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
+            if not self.is_option(p):
                 continue
             default = ... if p.default is p.empty else p.default
             fields[p.name] = (hints.get(p.name, Any), default)
         config = pydantic.ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False,
                                      validate_default=True, protected_namespaces=())
         return pydantic.create_model(f"{self.name}_options", __config__=config, **fields)
+
+    def is_option(self, parameter: inspect.Parameter) -> bool:
+        """Whether a parameter of ``build`` is an option."""
+        return parameter.name not in self.given and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
 
     def validate(self, options: dict[str, Any]) -> dict[str, Any]:
         """Options with defaults filled in.
@@ -128,6 +133,9 @@ On = Literal["problem", "run", "runs", "checkpoints"]
 class Diagnostic(Entry):
     """A diagnostic, whole: what it measures (``build``), and everything that is made of its table.
 
+    ``build`` takes its subject and what to call with its progress, whatever these are named; its keyword-only parameters are
+    its options.
+
     - ``on``: what it sees. ``problem``: the loss around one set of weights (asked of several checkpoints, one after another);
       ``run``: a History, all stored rounds of a federation; ``runs``: a list of Run; ``checkpoints``: a list of Problem.
     - ``needs``: ``clients`` where it takes the clients' weights.
@@ -159,14 +167,28 @@ class Diagnostic(Entry):
     also: dict[str, Also] = field(default_factory=dict)
     example: str = ""
 
+    def is_option(self, parameter: inspect.Parameter) -> bool:
+        return parameter.kind is parameter.KEYWORD_ONLY
+
 
 class Registry:
+    """The entries of one kind: those of fldiag's own packages, and those of other packages, by their entry points.
+
+    What is built in is imported when anything is first asked for. Of another package, ``get`` imports the one entry asked for,
+    and ``names`` all of them. One that cannot be imported stops nothing but itself.
+
+    >>> from fldiag import registry
+    >>> registry.method.get("fedavg").headline
+    'Local SGD, then the weighted mean.'
+    """
+
     def __init__(self, kind: str, packages: str | tuple[str, ...], *, given: tuple[str, ...] = (),
                  entry: Callable[..., Entry] | None = None):
         self.kind, self.packages, self.given = kind, (packages,) if isinstance(packages, str) else packages, given
         self._entry = entry
         self._entries: dict[str, Entry] = {}
         self._discovered = False
+        self._loaded: dict[EntryPoint, FldiagError | None] = {}
 
     def __call__(self, name: str, **meta: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorator: register ``build`` under ``name``."""
@@ -183,40 +205,67 @@ class Registry:
     def _discover(self) -> None:
         if self._discovered:
             return
-        self._discovered = True
         for name in self.packages:
             package = importlib.import_module(name)
             for module in pkgutil.iter_modules(package.__path__):
                 importlib.import_module(f"{name}.{module.name}")
-        for point in self.plugins():
-            point.load()
+        self._discovered = True
 
     def plugins(self) -> list[EntryPoint]:
         """What other packages bring, by their entry points' names; nothing is imported."""
         return sorted(entry_points(group=f"fldiag.{self.kind.replace(' ', '')}s"), key=lambda point: point.name)
 
+    def _load(self, point: EntryPoint) -> FldiagError | None:
+        """Import what another package brings, once. Returns what is wrong with it; nothing of it is then registered."""
+        if point not in self._loaded:
+            before, error = dict(self._entries), None
+            try:
+                point.load()
+                if point.name not in self._entries:
+                    raise FldiagError(f"{point.value} registers no {self.kind} of that name")
+            except Exception as cause:  # somebody else's module can raise anything
+                self._entries = before
+                package = point.dist.name if point.dist else point.value
+                why = str(cause) if isinstance(cause, FldiagError) else f"{type(cause).__name__}: {cause}"
+                error = FldiagError(f"the {self.kind} {point.name!r} of the package {package} cannot be used ({why})",
+                                    "mend or remove that package")
+            self._loaded[point] = error
+        return self._loaded[point]
+
+    def _usable(self, point: EntryPoint) -> bool:
+        """Warns where it is not; Python shows the same warning once."""
+        if error := self._load(point):
+            warnings.warn(str(error), stacklevel=1)
+        return error is None
+
     def names(self) -> list[str]:
+        """All that can be used, sorted. Warns of what another package brings and cannot be imported."""
         self._discover()
+        for point in self.plugins():
+            self._usable(point)
         return sorted(self._entries)
 
-    def get(self, name: str) -> Entry:
-        """Raises FldiagError naming the nearest known entry."""
-        self._discover()
-        if name not in self._entries:
-            raise unknown(self.kind, name, self._entries)
-        return self._entries[name]
+    def registered(self) -> list[Entry]:
+        """What is registered so far; nothing is imported."""
+        return list(self._entries.values())
 
-    def describe(self) -> dict[str, str]:
-        """Name -> first line of the description."""
-        return {name: self.get(name).headline for name in self.names()}
+    def get(self, name: str) -> Entry:
+        """Raises FldiagError naming the nearest known entry, or saying why that of another package cannot be imported."""
+        self._discover()
+        points = self.plugins() if name not in self._entries else []
+        for point in points:
+            if point.name == name and (error := self._load(point)):
+                raise error
+        if name not in self._entries:
+            raise unknown(self.kind, name, {*self._entries, *(point.name for point in points)})
+        return self._entries[name]
 
     def __contains__(self, name: str) -> bool:
         self._discover()
-        return name in self._entries
+        return name in self._entries or any(point.name == name and self._usable(point) for point in self.plugins())
 
 
 method = Registry("method", "fldiag.methods")
 model = Registry("model", "fldiag.models", given=("shape", "classes"))
 dataset = Registry("dataset", "fldiag.data", given=("root", "download", "progress"))
-diagnostic = Registry("diagnostic", ("fldiag.diagnostics", "fldiag.training.diagnostics"),
-                      given=("problem", "history", "runs", "problems", "progress"), entry=Diagnostic)
+diagnostic = Registry("diagnostic", ("fldiag.diagnostics", "fldiag.training.diagnostics"), entry=Diagnostic)

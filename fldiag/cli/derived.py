@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fldiag import known
-from fldiag.cli.options import Debug, Device, Json, Out, device_of
+from fldiag.cli.options import Debug, Device, Json, Out
 from fldiag.console import Console, errors
 from fldiag.diagnosis.options import shared_by
 
@@ -29,7 +29,7 @@ def verb(name: str, item: known.Item) -> Callable[..., None]:
     own = [*item["options"], *_borrowed(item)]
     typed = {o["name"]: o for o in own if o["type"] in TYPES and o["name"] != "device"}
     shared = {s.name: {"name": s.name, "type": s.kind, "default": s.default, "help": s.help}
-              for s in shared_by(item["on"], [o["name"] for o in own])}
+              for s in shared_by(item["on"], [o["name"] for o in own]) if s.typed}
     flags = {flag: {"name": flag, "type": "bool", "default": False, "help": also["help"]} for flag, also in item["also"].items()}
     options = {**typed, **flags, **shared}
     parameters = [_parameter(argument, Annotated[kind, typer.Argument(help=text)]),
@@ -44,7 +44,7 @@ def verb(name: str, item: known.Item) -> Callable[..., None]:
             targets, out, console = given.pop(argument), given.pop("out"), Console(given.pop("json"))
             asked = {n: v for n, v in given.items() if n in options and v is not None and v != _default(options[n])}
             if takes_device(item):
-                asked["device"] = device_of(given["device"])
+                asked["device"] = given["device"]
             asking.ask(console, name, targets if isinstance(targets, list) else [targets], asked, out)
 
     run.__name__, run.__doc__ = name, f"{item['summary']}\n\nExample: fldiag {name} {item['example'] or '…'}"

@@ -10,7 +10,7 @@ import typer
 from fldiag import known
 from fldiag.cli.app import app
 from fldiag.cli.derived import takes_device, verb
-from fldiag.cli.options import Debug, Device, Json, Out, device_of
+from fldiag.cli.options import Debug, Device, Json, Out
 from fldiag.console import Console, errors
 
 
@@ -36,5 +36,5 @@ def diagnose(name: Annotated[str, typer.Argument(help="A diagnostic (fldiag list
         options = dict(parse_override(text) for text in set_ or [])
         item = known.item("diagnostics", name)
         if item is not None and takes_device(item):  # an unknown one is refused below
-            options.setdefault("device", device_of(device))
+            options.setdefault("device", device)
         asking.ask(Console(json), name, targets, options, out)

@@ -56,7 +56,7 @@ def _explain(console: Console, name: str, item: known.Item) -> None:
         setting = ", ".join(f"{k} = {v}" for k, v in meta["neutral"].items())
         console.say(f"With {setting} it equals {meta['equals']}.")
     if meta.get("needs"):
-        console.say("Needs:       " + ", ".join(NEEDS[need] for need in meta["needs"]))
+        console.say("Needs:       " + ", ".join(meta["needs"]))
     for flag, also in item.get("also", {}).items():
         console.say(f"With {flag} also {also['name']} is asked.")
     console.result |= {"kind": item["kind"], "name": name, "doc": item["doc"], **meta}

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from fldiag.cli.app import app
-from fldiag.cli.options import Debug, Device, Download, Json, Out, Root, device_of
+from fldiag.cli.options import Debug, Device, Download, Json, Out, Root
 from fldiag.console import Console, errors
+from fldiag.device import device_of
 
 
 @app.command()

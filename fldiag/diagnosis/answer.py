@@ -49,24 +49,26 @@ def plainly(table: pd.DataFrame, most: int = 40) -> Small:
 def tables(asked: Question, *, bar: Bar, tell: Callable[[str], None], cache: Path | None = None,
            ) -> dict[Diagnostic, pd.DataFrame]:
     """The table of the diagnostic, and those of the further ones that flags ask for."""
+    for note in asked.notes:
+        tell(note)
     found: dict[Diagnostic, list[pd.DataFrame]] = {}
     for title, subject, options in asked.asked:
         for entry, given in [(asked.entry, options), *asked.more.items()]:
             with bar(f"{title} {entry.name}") as progress:
                 found.setdefault(entry, []).append(
                     measure(entry, subject, given, cache=cache, progress=progress, tell=tell))
-    return {entry: joined(entry, made) for entry, made in found.items()}
+    return {entry: joined(made) for entry, made in found.items()}
 
 
-def joined(entry: Diagnostic, made: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Tables of one diagnostic, one below the other; ``attrs`` are the first one's."""
+def joined(made: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Tables one below the other; ``attrs`` are the first one's."""
     table = pd.concat([t.assign() for t in made], ignore_index=True) if len(made) > 1 else made[0]
     table.attrs = dict(made[0].attrs)
     return table
 
 
-def answer(name: str, targets: Sequence[Target], options: Mapping[str, Any], *, out: Path | None = None, bar: Bar,
-           tell: Callable[[str], None]) -> list[Answer]:
+def answer(name: str, targets: Sequence[Target], options: Mapping[str, Any], *, out: Path | None = None, stem: str = "",
+           bar: Bar, tell: Callable[[str], None]) -> list[Answer]:
     """Ask, measure, write and draw: the diagnostic's own answer first, then those of its flags.
 
     Args:
@@ -74,6 +76,7 @@ def answer(name: str, targets: Sequence[Target], options: Mapping[str, Any], *, 
         targets: what it is asked of.
         options: as for ``question``.
         out: the folder to write to; by default that of the run (``fldiag.diagnosis.subjects.folder``).
+        stem: how the files' names begin; by default with what tells the question from others.
         bar: shows progress.
         tell: is told remarks: what was damaged, what takes long, what counts.
 
@@ -82,9 +85,8 @@ def answer(name: str, targets: Sequence[Target], options: Mapping[str, Any], *, 
     """
     folder = out or subjects.folder([t for t in targets if not isinstance(t, subjects.OPEN)])
     asked = question(name, targets, options)
+    asked.stem = stem or asked.stem
     folder = subjects.prepare(folder)
-    for note in asked.notes:
-        tell(note)
     flags = {flag: True for flag, also in asked.entry.also.items() if also.name in {e.name for e in asked.more}}
     answers = []
     for entry, table in tables(asked, bar=bar, tell=tell, cache=folder / "cache").items():

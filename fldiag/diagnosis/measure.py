@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any
 import pandas as pd
 import torch
 
+from fldiag import registry
 from fldiag.checkpoint.run import Run
 from fldiag.clock import duration
 from fldiag.errors import FldiagError
+from fldiag.problem.ingredients import code_of
 from fldiag.problem.problem import Problem
 from fldiag.registry import Diagnostic, Progress
 from fldiag.results.cache import Cache
@@ -38,7 +41,8 @@ def measure(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], *, 
     said = tell or (lambda text: None)
     if cache is None:
         return _marked(entry, options, _build(entry, subject, options, progress, said))
-    key = digest(entry.name, identity(subject), {k: v for k, v in options.items() if k != "store"}, origin(subject, options))
+    key = digest(entry.name, identity(subject), {k: v for k, v in options.items() if k != "store"}, origin(subject, options),
+                 *foreign(entry))
     entries = Cache(cache)
     found = entries.get(entry.name, key, on_damage=said)
     if found is not None:
@@ -80,6 +84,16 @@ def identity(subject: Subject) -> Any:
     if isinstance(subject, (Problem, History)):
         return [subject.digest(), subject.common]
     return [identity(s) if isinstance(s, Problem) else [s.path.name, s.index] for s in subject]
+
+
+def foreign(entry: Diagnostic) -> list[Any]:
+    """What tells versions of another package's diagnostic apart: its distribution and the source of its module."""
+    module = entry.build.__module__
+    if module.split(".")[0] == "fldiag":
+        return []
+    packages = [f"{p.dist.name} {p.dist.version}" for p in registry.diagnostic.plugins() if p.name == entry.name and p.dist]
+    source = getattr(sys.modules.get(module), "__file__", None)
+    return [module, packages, Path(source).read_bytes() if source else code_of(entry.build)]
 
 
 def origin(subject: Subject, options: Mapping[str, Any]) -> dict[str, Any]:

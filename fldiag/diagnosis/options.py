@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,43 +13,50 @@ from fldiag.errors import FldiagError
 
 @dataclass(frozen=True)
 class Shared:
-    """An option of the subject, not of the diagnostic. ``on``: the kinds of subject that have it."""
+    """An option of the subject, not of the diagnostic. ``on``: the kinds of subject that have it. ``least``: the smallest
+    value. ``any``: Python takes other things than text too, checked where they are used. ``typed``: the command line has it
+    (``--device`` it spells for all verbs)."""
 
     name: str
     kind: str  # str, int, bool
     default: Any
     help: str
     on: tuple[str, ...] = ("problem", "checkpoints", "run")
+    least: int | None = None
+    any: bool = False
+    typed: bool = True
 
 
 WEIGHTS = ("problem", "checkpoints")
 SHARED = (
-    Shared("rounds", "str", None, "Only these rounds: 5, 1,5,20-30, every:10 or last.", ("run",)),
+    Shared("rounds", "str", None, "Only these rounds: 5, 1,5,20-30, every:10 or last.", ("run",), any=True),
     Shared("slice", "str", "train", "train, test, client:7, client:7/test (its class mixture) or client:7/own (its classes).",
            WEIGHTS),
-    Shared("samples", "int", None, "At most this many examples, classes kept in proportion."),
-    Shared("client", "int", None, "The trained weights of this client, not the global ones.", WEIGHTS),
+    Shared("samples", "int", None, "At most this many examples, classes kept in proportion.", least=1),
+    Shared("client", "int", None, "The trained weights of this client, not the global ones.", WEIGHTS, least=0),
     Shared("precision", "str", "fp32", "fp32 or fp64."),
     Shared("memory", "str", None, "Memory for batches, graphs and bases of vectors, such as 500M (default 2G); "
-                                  "model, data and single vectors come on top."),
-    Shared("model", "str", None, "Model of a plain state_dict: NAME or pkg.mod:factory."),
-    Shared("data", "str", None, "Its data: NAME, npz:PATH or pkg.mod:loader."),
-    Shared("root", "str", None, "Folder that holds the data (default $FLDIAG_DATA)."),
+                                  "model, data and single vectors come on top.", any=True),
+    Shared("model", "str", None, "Model of a plain state_dict: NAME or pkg.mod:factory.", any=True),
+    Shared("data", "str", None, "Its data: NAME, npz:PATH or pkg.mod:loader.", any=True),
+    Shared("root", "str", None, "Folder that holds the data (default $FLDIAG_DATA).", any=True),
     Shared("download", "bool", False, "Fetch a missing public data set."),
+    Shared("device", "str", "auto", "auto, cpu, cuda, cuda:N or mps.", any=True, typed=False),
+    Shared("round", "int", None, "Of a run: the checkpoint of this round, not of the last.", WEIGHTS, least=0, typed=False),
+    Shared("stack", "str", "auto", "Evaluate clients' models side by side: auto, on or off.", ("run",), typed=False),
+    Shared("name", "str", None, "What the table calls the subject.", typed=False),
 )
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
 
-def shared_by(on: str, own: Sequence[str] = ()) -> list[Shared]:
+def shared_by(on: str, own: Collection[str] = ()) -> list[Shared]:
     """The shared options of a diagnostic of this kind; ``own``: names that it uses itself."""
     return [option for option in SHARED if on in option.on and option.name not in own]
 
 
 def size(memory: str | int) -> int:
     """A number of bytes, of such as 500M, 2GiB or 1500000000. Raises FldiagError for anything else."""
-    if isinstance(memory, int):
-        return memory
-    match = re.fullmatch(r"([\d.]+)\s*([kmg]?)i?b?", memory.strip().lower())
+    match = re.fullmatch(r"([\d.]+)\s*([kmg]?)i?b?", str(memory).strip().lower())
     try:
         found = int(float(match.group(1)) * _UNITS[match.group(2)]) if match else 0
     except ValueError:
@@ -58,18 +66,18 @@ def size(memory: str | int) -> int:
     return found
 
 
-def rounds(text: str | Sequence[int] | None, there: Sequence[int]) -> list[int] | None:
-    """The rounds of ``5``, ``1,5,20-30``, ``last`` or ``every:10``; None for all.
+def rounds(text: str | int | Sequence[int] | None, there: Sequence[int]) -> list[int] | None:
+    """The rounds of ``5``, ``1,5,20-30``, ``last`` or ``every:10``, or of numbers; None for all.
 
     A range and ``every`` take what is stored of it. Raises FldiagError for anything else.
     """
     if text is None or text == "all":
         return None
-    if not isinstance(text, str):
-        return sorted(set(text))
     if text == "last":
         return list(there[-1:])
     try:
+        if not isinstance(text, str):
+            return sorted({operator.index(r) for r in (text if isinstance(text, Iterable) else [text])})
         if text.startswith("every:"):
             step = int(text.removeprefix("every:"))
             found = [r for r in there if r % step == 0]
@@ -78,7 +86,7 @@ def rounds(text: str | Sequence[int] | None, there: Sequence[int]) -> list[int] 
             for part in text.split(","):
                 first, dash, last = part.partition("-")
                 found += [r for r in there if int(first) <= r <= int(last)] if dash else [int(first)]
-    except (ValueError, ZeroDivisionError):
+    except (ValueError, TypeError, ZeroDivisionError):
         raise FldiagError(f"--rounds {text!r} is not a choice of rounds", "write for example 5 or 1,5,20-30 or every:10 or last",
                           usage=True) from None
     if not found:

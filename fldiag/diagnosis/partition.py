@@ -49,7 +49,11 @@ def partition_of(source: str | Path, overrides: Iterable[str] = (), *, download:
         dataset = data.of(config.data, download)
         parts = partition.load_parts(run.verified("partition.npz"))
         return Partition(partition.summary(parts, dataset.train_y), parts, run.path / "diagnostics", "partition")
-    config = configs.load(source, overrides)
+    return dealt(configs.load(source, overrides), download=download)
+
+
+def dealt(config: configs.Config, *, download: bool = False) -> Partition:
+    """The partition that a config deals. Raises FldiagError for data that are not there."""
     spec = config.partition
     with subjects.user_code():
         dataset = data.of(config.data, download)

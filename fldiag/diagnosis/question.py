@@ -53,6 +53,7 @@ def question(name: str, targets: Sequence[Target], options: Mapping[str, Any]) -
         FldiagError: an unknown diagnostic or option, a value out of range, or targets of the wrong kind.
     """
     entry = diagnostic(name)
+    subjects.known(targets)
     divided = subjects.divide(entry, options)
     more = {diagnostic(also): diagnostic(also).validate(given) for also, given in divided.more.items()}
     made = {"run": _of_run, "runs": _of_runs}.get(entry.on, _of_weights)(entry, targets, divided.where, divided.own)
@@ -72,10 +73,13 @@ def _of_weights(entry: Diagnostic, targets: Sequence[Target], where: dict[str, A
     for t in targets:
         if isinstance(t, History):
             raise FldiagError(f"diagnostic {entry.name!r} is not one of a History", "give a checkpoint or a Problem", usage=True)
+        if isinstance(t, Problem):
+            subjects.refuse({**given, **where}, t)
+        if isinstance(t, Checkpoint) and "round" in where:
+            raise FldiagError(f"round = {where['round']} chooses a checkpoint of a run, and {t.path} is one checkpoint",
+                              "leave it out, or give the run's folder", usage=True)
         opened.append(t if isinstance(t, Problem) else subjects.given(t, **given))
-    if where and (whole := [t for t in opened if isinstance(t, Problem)]):
-        raise FldiagError(f"option {sorted(where)[0]!r} has no effect on a {type(whole[0]).__name__}, which has its data already",
-                          "leave it out, or give a checkpoint", usage=True)
+    where = subjects.settled(where)
     round = where.pop("round", None)
     with subjects.user_code():
         choice = entry.choose(opened, own, where) if entry.choose else Choice([(t, {}) for t in opened])
@@ -110,15 +114,14 @@ def _of_run(entry: Diagnostic, targets: Sequence[Target], where: dict[str, Any],
         raise FldiagError(f"{entry.name} is asked of one run, {len(targets)} given", "give one run's folder", usage=True)
     target = targets[0]
     if isinstance(target, History):
-        if where:
-            raise FldiagError(f"option {sorted(where)[0]!r} has no effect on a History, which has its data already",
-                              "leave it out, or give a run", usage=True)
+        subjects.refuse(where, target)
         return Question(entry, [(target.name, target, own)], about={"history": target.digest()}, stem=entry.name)
     if isinstance(target, Problem):
         raise FldiagError(f"diagnostic {entry.name!r} is not one of a Problem", "give a run", usage=True)
     if not isinstance(target, Run):
         raise FldiagError(f"diagnostic {entry.name!r} needs a run, and {target.path} is one checkpoint", "give the run's folder",
                           usage=True)
+    where = subjects.settled(where)
     where["rounds"] = rounds(where.get("rounds"), target.rounds)
     if "every_round" in own and own["every_round"] is None:  # settled here, so that the cache tells the two answers apart
         own["every_round"] = where["rounds"] is not None

@@ -8,21 +8,23 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import pydantic
 import torch
 
 from fldiag import registry
 from fldiag.checkpoint import schema
 from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
+from fldiag.device import device_of
 from fldiag.diagnosis import options as shared
 from fldiag.errors import FldiagError
 from fldiag.problem import from_checkpoint
 from fldiag.problem.problem import Problem
 from fldiag.registry import Also, Diagnostic
-from fldiag.rounds.history import OPTIONS as HISTORY
 from fldiag.rounds.history import History
 
 #: Where results go that belong to no single run, or to one that cannot be written to.
@@ -42,9 +44,14 @@ def load(path: str | Path, *, model: Any = None, data: Any = None) -> Run | Chec
         model: for a plain state_dict: a module, a registered name or ``pkg.mod:factory``; overrides what a checkpoint says.
         data: (x, y) tensors, a slice, a data set's name, ``npz:PATH`` or ``pkg.mod:loader``.
 
+    Returns:
+        What the path is, with the model and data that were given.
+
     Raises:
         FldiagError: the file is damaged, foreign or unsafe.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise FldiagError(f"a {type(path).__name__} is no path", "give a run folder or a checkpoint file", usage=True)
     path = Path(path)
     if path.is_dir() or path.name == "run.json":
         run = Run.open(path)
@@ -61,6 +68,18 @@ def given(target: Run | Checkpoint, model: Any = None, data: Any = None) -> Run 
     if isinstance(target, Run):
         return Run(target.path, target.index, model, data)
     return replace(target, model=model, data=data)
+
+
+def known(targets: Sequence[Any]) -> None:
+    """Raises FldiagError for what no diagnostic can be asked of."""
+    if not targets:
+        raise FldiagError("nothing is given to diagnose", "give a run, a checkpoint, a Problem or a History", usage=True)
+    for target in targets:
+        if isinstance(target, torch.nn.Module):
+            raise FldiagError("a module alone has no loss and no data", "give fldiag.Problem(net, loss, (x, y))", usage=True)
+        if not isinstance(target, Target):
+            raise FldiagError(f"a {type(target).__name__} cannot be diagnosed", "give a run, a checkpoint, their path, a Problem "
+                              "or a History", usage=True)
 
 
 def labels(found: Sequence[Checkpoint]) -> list[str]:
@@ -106,8 +125,9 @@ def user_code() -> Iterator[None]:
 
 @dataclass
 class Divided:
-    """Options given together, taken apart. ``where``: of the subject; ``own``: of the diagnostic, checked, with its defaults;
-    ``more``: those of every further diagnostic that a flag asks for, by its name. ``flags``: those given."""
+    """Options given together, taken apart. ``where``: those given of the subject; ``own``: of the diagnostic, with its
+    defaults; ``more``: those of every further diagnostic that a flag asks for, by its name. ``flags``: those given. All are
+    checked."""
 
     where: dict[str, Any]
     own: dict[str, Any]
@@ -117,45 +137,67 @@ class Divided:
 
 def divide(entry: Diagnostic, options: Mapping[str, Any]) -> Divided:
     """Whose each option is. Raises FldiagError for unknown options and values out of range."""
-    own = set(entry.options.model_fields)
+    own = entry.options.model_fields
     asked = [also for flag, also in entry.also.items() if options.get(flag)]
-    theirs = {name for also in entry.also.values() for name in also.options} - own
-    where: dict[str, Any] = {}
-    mine = {k: v for also in asked for k, v in also.sets.items()}
-    for name, value in options.items():
-        if name in own:
-            mine[name] = value
-        elif name == "precision" and entry.on != "runs":
-            where["dtype"], bf16 = _precision(value, "bf16" in own)
-            mine |= {"bf16": True} if bf16 else {}
-        elif name in TAKES[entry.on]:
-            where[name] = value
-        elif name not in entry.also and name not in theirs:
-            mine[name] = value  # refused below, with the nearest known name
-    if isinstance(where.get("memory"), str):
-        where["memory"] = shared.size(where["memory"])
-    more = {also.name: _theirs(also, own, options) for also in asked}
-    return Divided(where, entry.validate(mine), more, [flag for flag in entry.also if options.get(flag)])
+    theirs = {name for also in entry.also.values() for name in also.options}.difference(own)
+    given = {k: v for also in asked for k, v in also.sets.items()}
+    given |= {k: v for k, v in options.items() if k in own or not (k in entry.also or k in theirs)}
+    schema = _schema(entry)
+    for name in given:
+        if name not in schema.model_fields and any(option.name == name for option in shared.SHARED):
+            raise FldiagError(f"option {name!r} has no effect on {entry.name}, which is not asked of that kind of subject",
+                              f"leave it out; fldiag {entry.name} --help lists its options", usage=True)
+    try:
+        checked = dict(schema(**given))
+    except pydantic.ValidationError as error:
+        raise registry.explain(error, f"{entry.kind} {entry.name!r}", schema) from None
+    if checked.get("precision") == "bf16":
+        checked["bf16"] = True
+    if "device" in checked:
+        checked["device"] = device_of(checked["device"], DTYPES.get(str(checked.get("precision"))))
+    where = {k: checked[k] for k, v in given.items() if k not in own and v is not None}
+    more = {also.name: _theirs(also, set(own), options) for also in asked}
+    return Divided(where, {k: checked[k] for k in own}, more, [flag for flag in entry.also if options.get(flag)])
+
+
+@cache
+def _schema(entry: Diagnostic) -> type[pydantic.BaseModel]:
+    """The diagnostic's options and those of its subject, as one."""
+    own, kinds = entry.options.model_fields, {"str": str, "int": int, "bool": bool}
+    fields: dict[str, Any] = {}
+    for option in shared.shared_by(entry.on, own):
+        kind: Any = Annotated[kinds[option.kind], pydantic.Field(ge=option.least)] if option.least is not None else \
+            kinds[option.kind]
+        fields[option.name] = (Any if option.any else kind | None, option.default)
+    if "precision" in fields:
+        # bf16 is a way to evaluate that few diagnostics have
+        fields["precision"] = (Literal["fp32", "fp64", "bf16"] if "bf16" in own else Literal["fp32", "fp64"], "fp32")
+    if "memory" in fields:
+        fields["memory"] = (Annotated[Any, pydantic.AfterValidator(lambda v: v if v is None else shared.size(v))], None)
+    return pydantic.create_model(f"{entry.name}_options", __base__=entry.options, **fields)
+
+
+def settled(where: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a subject that is still to be made, as ``from_checkpoint.problem`` and ``History.of`` take them."""
+    more = {"dtype": DTYPES.get(where["precision"], torch.float32)} if "precision" in where else {}
+    return {**{k: v for k, v in where.items() if k != "precision"}, **more}
+
+
+def refuse(where: Mapping[str, Any], made: Problem | History) -> None:
+    """Raises FldiagError for an option that would change nothing: the subject is made already."""
+    for name, value in where.items():
+        same = (name == "precision" and DTYPES.get(value, torch.float32) == made.dtype) or \
+            (name == "device" and torch.device(value).type == made.device.type) or (name == "download" and not value)
+        if not same:
+            kind = type(made).__name__
+            raise FldiagError(f"option {name} = {value!r} has no effect on a {kind}, which has its weights and data already",
+                              f"leave it out, or say it when the {kind} is made", usage=True)
 
 
 def _theirs(also: Also, own: set[str], options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a further diagnostic: those that it alone has, and those that it shares with the flag's owner."""
     there = set(registry.diagnostic.get(also.name).options.model_fields)
     return {k: v for k, v in options.items() if k in there and (k in own or k in also.options)}
-
-
-#: What the subject of each kind takes, besides ``precision``.
-TAKES: dict[str, tuple[str, ...]] = {
-    "problem": (*from_checkpoint.OPTIONS, "model", "data"), "checkpoints": (*from_checkpoint.OPTIONS, "model", "data"),
-    "run": (*HISTORY, "memory"), "runs": ()}
-
-
-def _precision(precision: str, bf16: bool) -> tuple[torch.dtype, bool]:
-    """The subject's dtype, and whether layers compute in bf16: a way to evaluate that few diagnostics have."""
-    allowed = [*DTYPES, *(["bf16"] if bf16 else [])]
-    if precision not in allowed:
-        raise FldiagError(f"precision {precision!r} is not one of {', '.join(allowed)}", "choose one of them", usage=True)
-    return DTYPES.get(precision, torch.float32), precision == "bf16"
 
 
 def folder(found: Sequence[Run | Checkpoint]) -> Path:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from pydantic import Field
 from torch import Tensor
@@ -66,12 +66,13 @@ def affordable(problem: Problem, steps: int = STEPS) -> None:
                           + (f", or take steps = {fit}" if fit > 1 else ""), usage=True)
 
 
-def draw(table: pd.DataFrame, *, width: float = style.ONE_COLUMN) -> Figure:
+def draw(table: pd.DataFrame, ax: Axes | None = None, *, width: float = style.ONE_COLUMN) -> Any:
     """Density of eigenvalues over their size, one line a run, with a band of ± one standard error and ticks at the
     eigenvalues that are known.
 
     ``table``: what the diagnostic ``density`` returns (rows ``density`` with ``x``, ``value``, ``stderr``; rows
-    ``eigenvalue``); several concatenated. Raises FldiagError for an unfit table.
+    ``eigenvalue``); several concatenated. ``ax``: draw into these axes. Returns the figure. Raises FldiagError for an unfit
+    table.
     """
     need(table, ("metric", "run", "x", "value"), PICTURE)
     rows = select(table, "density", PICTURE)
@@ -87,9 +88,7 @@ def draw(table: pd.DataFrame, *, width: float = style.ONE_COLUMN) -> Figure:
     if known:
         handles.append(Line2D([], [], color="#555555", marker="|", linestyle="none"))
         texts.append("computed eigenvalues")
-    with style.paper():
-        fig = style.figure(width, 2.2 + 0.15 * len(texts), layout="constrained")
-        ax = fig.subplots()
+    with style.panel(ax, width, 2.2 + 0.15 * len(texts)) as (ax, owner, loc):
         for place, run in enumerate(runs):
             part, look = rows[rows["run"] == run].sort_values("x"), looks[run]
             x, middle = floats(part["x"]), floats(part["value"])
@@ -107,8 +106,8 @@ def draw(table: pd.DataFrame, *, width: float = style.ONE_COLUMN) -> Figure:
         ax.set(xlabel="eigenvalue of the Hessian", ylabel="density")
         ax.margins(x=0.02)
         ax.grid(True)
-        style.legend(fig, handles, texts, loc="outside lower center", borderpad=0.2, labelspacing=0.3)
-    return fig
+        style.legend(owner, handles, texts, loc=loc, borderpad=0.2, labelspacing=0.3)
+    return ax.figure
 
 
 def cost(problem: Problem, options: Mapping[str, Any]) -> float:

@@ -5,23 +5,17 @@ The cross-client measures of Mendieta et al. (CVPR 2022) and the trace of Yao et
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import pandas as pd
 import torch
 from pydantic import Field
 
 from fldiag.plotting import layers
-from fldiag.problem.diagonal import Deflated, Estimate, Per, Products, Rtol, diagonal_of, norm, parts, trace_rows
+from fldiag.problem.diagonal import Deflated, Estimate, Per, Products, Rtol, cost, diagonal_of, norm, parts, trace_rows
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.table import Row, table
-
-
-def cost(problem: Problem, options: Mapping[str, Any]) -> float:
-    """As much as four to five products where it is exact."""
-    return 10.0
 
 
 @diagnostic("diagonal", draw=layers.draw_if_any, cost=cost, example="checkpoints/example/fedsol-digits.pt")

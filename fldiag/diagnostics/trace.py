@@ -5,22 +5,16 @@ H_T of Mendieta et al. (CVPR 2022), there by Hutchinson's estimator with the rul
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import pandas as pd
 from pydantic import Field
 
 from fldiag.plotting import layers
-from fldiag.problem.diagonal import Deflated, Estimate, Per, Products, Rtol, diagonal_of, trace_rows
+from fldiag.problem.diagonal import Deflated, Estimate, Per, Products, Rtol, cost, diagonal_of, trace_rows
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.table import table
-
-
-def cost(problem: Problem, options: Mapping[str, Any]) -> float:
-    """As much as four to five products where it is exact."""
-    return 10.0
 
 
 @diagnostic("trace", draw=layers.draw_if_any, cost=cost, example="checkpoints/example/fedsol-digits.pt")

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fldiag import api, data, known
+from fldiag import api, known
 from fldiag.checkpoint.run import Run
 from fldiag.config import Config
-from fldiag.data import partition as partitions
-from fldiag.data.public import deal
+from fldiag.diagnosis.partition import dealt
 from fldiag.diagnosis.question import diagnostic
 from fldiag.errors import FldiagError
 from fldiag.registry import Progress
@@ -150,13 +149,10 @@ def _about(run: Run) -> dict[str, Any]:
 
 
 def _partition(s: Subject) -> pd.DataFrame:
-    config = s.config
-    assert config is not None
-    dataset = data.of(config.data, s.download)
-    parts = deal(dataset, config.partition, config.clients.total, config.data.public)
-    counts = partitions.summary(parts, dataset.train_y)
+    assert s.config is not None
+    counts = dealt(s.config, download=s.download).counts
     return table([{"metric": "count", "client": int(k), "index": int(c), "value": int(n), "scope": "client"}
-                  for k, c, n in counts[["client", "class", "count"]].itertuples(index=False)], method=config.method.name)
+                  for k, c, n in counts[["client", "class", "count"]].itertuples(index=False)], method=s.config.method.name)
 
 
 def _flops(s: Subject) -> pd.DataFrame:

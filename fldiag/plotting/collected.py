@@ -1,113 +1,143 @@
 """What a section is made from: the runs of a report, with the tables that are theirs; and what most sections say of them.
 
-The report's own collection fits these protocols, so that a diagnostic's section needs nothing of the report.
+A diagnostic's section is made from these, and needs nothing of the report.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pandas as pd
 
+from fldiag.plotting import style
 from fldiag.plotting.sections import Missing, Section
+from fldiag.results.files import sha256_of
 from fldiag.results.select import last_round, only
 
 NO_CLIENTS = "it kept no client weights; train it again with --set checkpoint.clients=sampled"
 
 
-class Claim(Protocol):
-    """One checkpoint that a table says it came from; ``label``: what the table's column ``run`` calls it."""
+@dataclass(frozen=True)
+class Claim:
+    """One checkpoint that a table says it came from."""
+
+    sha256: str
+    label: str = ""  # the table's column ``run``
+    round: int | None = None
+    slice: str = ""
+    n: int | None = None
 
     @property
-    def sha256(self) -> str: ...
-    @property
-    def label(self) -> str: ...
-    @property
-    def round(self) -> int | None: ...
-    @property
-    def slice(self) -> str: ...
-    @property
-    def n(self) -> int | None: ...
-    @property
-    def client(self) -> int | None: ...
+    def client(self) -> int | None:
+        found = re.search(r" client (\d+)$", self.label)
+        return int(found.group(1)) if found else None
 
 
-class Source(Protocol):
-    """A table with its provenance; ``place``: which of the report's tables it is."""
+@dataclass
+class Source:
+    """A table with its provenance. ``raw``: the CSV as it was written. ``place``: which of the report's tables it is."""
+
+    kind: str
+    name: str
+    about: dict[str, Any]
+    raw: bytes
+    frame: pd.DataFrame
+    claims: list[Claim]
+    others: int = 0
+    note: str = ""
+    place: int = 0
 
     @property
-    def kind(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def frame(self) -> pd.DataFrame: ...
-    @property
-    def options(self) -> Mapping[str, Any]: ...
-    @property
-    def claims(self) -> Sequence[Claim]: ...
-    @property
-    def place(self) -> int: ...
-
-
-class RunFacts(Protocol):
-    """What a run says of itself; ``index`` is its run.json, ``origin`` is empty unless another program trained it."""
+    def options(self) -> dict[str, Any]:
+        found = self.about.get("options")
+        return found if isinstance(found, dict) else {}
 
     @property
-    def done(self) -> int: ...
-    @property
-    def status(self) -> str: ...
-    @property
-    def index(self) -> Mapping[str, Any]: ...
-    @property
-    def origin(self) -> Mapping[str, Any]: ...
+    def sha256(self) -> str:
+        return sha256_of(self.raw)
 
 
-class Member(Protocol):
+@dataclass
+class Member:
     """A run of the report.
 
-    ``given``: its path as the user wrote it. ``label``: its name in the report, and ``place`` its number, which figures take
-    for its colour. ``data``, ``model``: equal where two runs' numbers may be compared. ``rounds``: round -> sha256 of its
-    checkpoint, and ``round_of`` the other way. ``tables``: kind -> table; the kind is the diagnostic's name, with
+    ``run``: the ``fldiag.checkpoint.run.Run``. ``given``: its path as the user wrote it. ``label``: its name in the report, and
+    ``place`` its number, which figures take for its colour. ``tables``: kind -> table; the kind is the diagnostic's name, with
     ``:VARIANT`` where it has variants.
     """
 
-    @property
-    def run(self) -> RunFacts: ...
-    @property
-    def given(self) -> Path: ...
-    @property
-    def label(self) -> str: ...
-    @property
-    def place(self) -> int: ...
-    @property
-    def data(self) -> str: ...
-    @property
-    def model(self) -> str: ...
-    @property
-    def rounds(self) -> Mapping[int, str]: ...
-    @property
-    def round_of(self) -> Mapping[str, int]: ...
-    @property
-    def keeps_clients(self) -> bool: ...
-    @property
-    def tables(self) -> Mapping[str, Source]: ...
+    run: Any
+    given: Path
+    label: str
+    place: int
+    look: style.Look
+    tables: dict[str, Source] = field(default_factory=dict)
+
+    @cached_property
+    def config(self) -> dict[str, dict[str, Any]]:
+        """The sections of the config as stored, not validated: a run of another version or with a user's own
+        method can be reported, too."""
+        return {k: v for k, v in self.run.index["config"].items() if isinstance(v, dict)}
 
     def setting(self, section: str, key: str, default: Any = None) -> Any:
         """An entry of the run's config."""
-
-
-class Collected(Protocol):
-    """The runs of a report."""
+        return self.config.get(section, {}).get(key, default)
 
     @property
-    def members(self) -> Sequence[Member]: ...
+    def seed(self) -> Any:
+        return self.run.index["config"].get("seed")
 
-    def having(self, kind: str) -> Sequence[tuple[Member, Source]]:
+    @cached_property
+    def rounds(self) -> dict[int, str]:
+        """Round -> sha256 of its checkpoint."""
+        return {int(Path(f).stem): str(sha) for f, sha in self.run.index["files"].items()
+                if f.startswith("rounds/") and Path(f).stem.isdigit()}
+
+    @cached_property
+    def round_of(self) -> dict[str, int]:
+        return {sha: r for r, sha in self.rounds.items()}
+
+    @cached_property
+    def data(self) -> str:
+        """What tells the data apart: their fingerprint, or what the config says of them."""
+        known = self.run.index["provenance"].get("data")
+        named = {k: v for k, v in self.config.get("data", {}).items() if k != "root"}
+        if not known and not named.get("name"):  # another program's, which may not say: comparable with no other run
+            return f"unknown:{self.place}"
+        return str(known) if known else json.dumps(named, sort_keys=True, default=str)
+
+    @cached_property
+    def model(self) -> str:
+        return json.dumps(self.config.get("model", {}), sort_keys=True, default=str)
+
+    @cached_property
+    def federation(self) -> str:
+        """What tells the division of the data apart."""
+        return str(self.run.index["files"].get("partition.npz"))
+
+    @property
+    def keeps_clients(self) -> bool:
+        return self.setting("checkpoint", "clients", "none") != "none"
+
+
+@dataclass
+class Collected:
+    """The runs of a report, the tables that are shown, and what is to be said of the others."""
+
+    members: list[Member]
+    sources: list[Source]
+    notes: list[str]
+
+    def having(self, kind: str) -> list[tuple[Member, Source]]:
         """The runs that have a table of this kind, with it."""
+        return [(m, m.tables[kind]) for m in self.members if kind in m.tables]
 
 
 @dataclass(frozen=True)

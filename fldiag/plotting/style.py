@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
@@ -103,6 +104,18 @@ def figure(width: float, height: float, **options: Any) -> Figure:
     fig = Figure(figsize=(width, height), **options)
     FigureCanvasAgg(fig)
     return fig
+
+
+@contextmanager
+def panel(ax: Axes | None, width: float, height: float) -> Iterator[tuple[Axes, Axes | Figure, str]]:
+    """The axes of a picture that has one pair of them, what its legend belongs to, and where that stands: the axes given, in
+    the style of their figure, or those of a new one (inches)."""
+    if ax is not None:
+        yield ax, ax, "best"
+        return
+    with paper():
+        fig = figure(width, height, layout="constrained")
+        yield fig.subplots(), fig, "outside lower center"
 
 
 def plain(text: object) -> str:

@@ -21,12 +21,9 @@ from fldiag.params import Layout
 from fldiag.problem.problem import Problem
 from fldiag.sections import Normalise, Partition
 
-#: Options that choose weights, data and device rather than tune a diagnostic.
-OPTIONS = ("slice", "samples", "client", "round", "device", "dtype", "memory", "root", "download", "normalise", "name")
-
 
 def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | None = None, client: int | None = None,
-            round: int | None = None, device: str = "cpu", dtype: torch.dtype = torch.float32, memory: int = 2 * 2**30,
+            round: int | None = None, device: str = "auto", dtype: torch.dtype = torch.float32, memory: int = 2 * 2**30,
             root: str | None = None, download: bool = False, normalise: Normalise | None = None,
             name: str | None = None) -> Problem:
     """The loss surface of stored weights on a slice.
@@ -141,8 +138,9 @@ def _weights(c: Checkpoint, module: nn.Module, client: int | None) -> tuple[Any,
 
 def _partition(c: Checkpoint, dataset: Dataset) -> list[Any] | None:
     """The run's own partition file if the checkpoint lies in its run, else dealt again from the config."""
-    file = c.path.parent.parent / "partition.npz"
-    if file.is_file():
+    run = c.path.parent.parent
+    if (run / "partition.npz").is_file():
+        file = Run.open(run).verified("partition.npz") if (run / "run.json").is_file() else run / "partition.npz"
         return partition.load_parts(file)
     if not c.manifest or "origin" in c.manifest:  # how another program dealt its data cannot be told from here
         return None

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fldiag.device import device_of
 from fldiag.errors import FldiagError
 from fldiag.params import Layout
 from fldiag.problem import inputs
@@ -35,7 +36,7 @@ def untouched_randomness(device: torch.device) -> Iterator[None]:
             torch.cuda.set_rng_state(cuda, device)
 
 
-def _code(function: Any) -> str:
+def code_of(function: Any) -> str:
     """What a Python function computes, as far as its byte code and constants say ('' for a built-in one)."""
     code = getattr(function, "__code__", None)
     if code is None:
@@ -71,7 +72,7 @@ class Ingredients:
                               "run the model once on a batch first")
         self.layout = Layout.of(model)
         self.name, self.dtype, self.memory, self.labels = name, dtype, int(memory), dict(labels or {})
-        self.device = torch.device(device) if device is not None else next(model.parameters()).device
+        self.device = torch.device(device_of(device, dtype)) if device is not None else next(model.parameters()).device
         self._data = inputs.as_data(data)
         self.n, self.slice_name = int(self._data.n), str(self._data.name)
         self.w = inputs.weights(model, self.layout, params, dtype, self.device)
@@ -93,7 +94,7 @@ class Ingredients:
     @cached_property
     def _digest(self) -> str:
         names = [re.sub(r" at 0x[0-9a-f]+", "", repr(thing)) for thing in (self.module, self.criterion)]
-        names += [_code(self.criterion), *(_code(type(m).forward) for m in self.module.modules())]
+        names += [code_of(self.criterion), *(code_of(type(m).forward) for m in self.module.modules())]
         with self.guarded():  # in pieces of fixed size: memory must not enter
             data = [digest(*self.read(i, min(i + 1024, self.n))) for i in range(0, self.n, 1024)]
         return digest(names, list(self.layout.names), self.w, self.buffers, data, str(self.dtype))

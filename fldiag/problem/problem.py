@@ -30,17 +30,28 @@ CPU_BATCH_BYTES = 32 * 2**20
 class Problem(Ingredients):
     """A loss as a function of a weight vector ``w`` [P] on a fixed data slice.
 
-    ``model`` is copied and put in eval mode; the caller's module, buffers, mode and the global random state
-    stay as they are. ``loss(outputs, y)`` returns the mean over the examples. ``data`` is a pair (x, y) of
-    tensors or a slice with ``n``, ``name`` and ``batch(start, stop)``. ``params`` (a vector or a dict of
-    named tensors) and ``buffers`` replace the module's own. All named parameters count as weights, also
-    frozen ones: ``requires_grad`` says how a model was trained, not what its loss surface is.
+    All named parameters count as weights, also frozen ones: ``requires_grad`` says how a model was trained, not what its loss
+    surface is. Sums over batches are float64.
 
-    Everything is evaluated in ``dtype`` on ``device`` (default: where the model is), in batches that fit
-    ``memory`` bytes; sums over batches are float64. ``labels`` (such as method, round, seed, moment, scope,
-    client) fill columns of every result table.
+    Args:
+        model: any module. It is copied and put in eval mode; the caller's, its buffers, its mode and the global random state
+            stay as they are.
+        loss: (outputs, y) -> the mean over the examples.
+        data: a pair (x, y) of tensors, or a slice with ``n``, ``name`` and ``batch(start, stop)``.
+        params: weights to take instead of the module's: a vector [P] or a dict of named tensors.
+        buffers: buffers to take instead of the module's, by name.
+        name: what tables and pictures call it.
+        dtype: float32 or float64, in which everything is evaluated.
+        device: auto, cpu, cuda, cuda:N or mps; by default where the model is.
+        memory: bytes that a batch and its graph may take.
+        labels: columns of every result table, such as method, round, seed, moment, scope, client.
 
-    Raises FldiagError when model, weights, buffers or data do not fit each other.
+    Raises:
+        FldiagError: model, weights, buffers or data do not fit each other.
+
+    >>> net, x, y = torch.nn.Linear(2, 3), torch.eye(2), torch.tensor([0, 2])
+    >>> Problem(net, torch.nn.functional.cross_entropy, (x, y), name="mine")
+    Problem('mine', 9 parameters, 2 examples of 'data', torch.float32)
     """
 
     def __repr__(self) -> str:

@@ -16,10 +16,10 @@ from fldiag import registry
 from fldiag.diagnosis.question import diagnostic
 from fldiag.errors import FldiagError
 from fldiag.plotting import pages, style
+from fldiag.plotting.collected import Collected, Source
 from fldiag.plotting.sections import Section
 from fldiag.registry import Diagnostic, Progress
 from fldiag.report import derived, performance, steps, summary
-from fldiag.report.collect import Collection, Source
 from fldiag.report.guard import guarded
 from fldiag.results.files import write_text
 from fldiag.results.provenance import provenance
@@ -32,7 +32,7 @@ _DASHES = {1: "solid", 2: "dash", 4: "dashdot", 6: "longdashdot"}
 
 
 
-def write(found: Collection, path: str | Path, *, title: str | None = None, progress: Progress | None = None) -> Path:
+def write(found: Collected, path: str | Path, *, title: str | None = None, progress: Progress | None = None) -> Path:
     """Write the report of a collection (see ``fldiag.report.collect.collect``); returns the path.
 
     Colours, marks and dashes of a run are the same in all figures and those of its method in the printed pictures.
@@ -57,12 +57,12 @@ def write(found: Collection, path: str | Path, *, title: str | None = None, prog
 
 
 #: What makes sections of a collection: usually one, none where there is nothing to say.
-Part = Callable[[Collection], Sequence[Section]]
+Part = Callable[[Collected], Sequence[Section]]
 
 
 def sections() -> list[tuple[str, Part]]:
     """What the report consists of, in order, by name: its own sections, and between them those of all diagnostics."""
-    def own(part: Callable[[Collection], Section]) -> Part:
+    def own(part: Callable[[Collected], Section]) -> Part:
         return lambda found: [guarded(part, found)]
 
     return [("summary", own(summary.summary)), ("curves", own(performance.curves)),
@@ -84,13 +84,13 @@ def apart(made: Sequence[Section]) -> Sequence[Section]:
     return made
 
 
-def default_title(found: Collection) -> str:
+def default_title(found: Collected) -> str:
     names = [m.label for m in found.members]
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return f"Federated runs: {shown}" if len(names) > 1 else f"Federated run: {shown}"
 
 
-def render(found: Collection, sections: Sequence[Section], title: str) -> str:
+def render(found: Collected, sections: Sequence[Section], title: str) -> str:
     """The page as text."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from plotly.offline import get_plotlyjs

@@ -12,95 +12,25 @@ of more rounds, of more of the report's runs, then the newest. The others are co
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from fldiag.checkpoint.run import Run
+from fldiag.diagnosis.subjects import FALLBACK
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
+from fldiag.plotting.collected import Claim, Collected, Member, Source
 from fldiag.report import search
-from fldiag.report.search import Candidate, Claim, Source
+from fldiag.report.search import Candidate
 from fldiag.results.files import csv_text
 from fldiag.results.table import check
 
-FALLBACK = Path("fldiag-out")
 
-
-@dataclass
-class Member:
-    """A run of the report. ``given``: its path as the user wrote it."""
-
-    run: Run
-    given: Path
-    label: str
-    place: int
-    look: style.Look
-    tables: dict[str, Source] = field(default_factory=dict)
-
-    @cached_property
-    def config(self) -> dict[str, dict[str, Any]]:
-        """The sections of the config as stored, not validated: a run of another version or with a user's own
-        method can be reported, too."""
-        return {k: v for k, v in self.run.index["config"].items() if isinstance(v, dict)}
-
-    def setting(self, section: str, key: str, default: Any = None) -> Any:
-        return self.config.get(section, {}).get(key, default)
-
-    @property
-    def seed(self) -> Any:
-        return self.run.index["config"].get("seed")
-
-    @cached_property
-    def rounds(self) -> dict[int, str]:
-        """Round -> sha256 of its checkpoint."""
-        return {int(Path(f).stem): str(sha) for f, sha in self.run.index["files"].items()
-                if f.startswith("rounds/") and Path(f).stem.isdigit()}
-
-    @cached_property
-    def round_of(self) -> dict[str, int]:
-        return {sha: r for r, sha in self.rounds.items()}
-
-    @cached_property
-    def data(self) -> str:
-        """What tells the data apart: their fingerprint, or what the config says of them."""
-        known = self.run.index["provenance"].get("data")
-        named = {k: v for k, v in self.config.get("data", {}).items() if k != "root"}
-        if not known and not named.get("name"):  # another program's, which may not say: comparable with no other run
-            return f"unknown:{self.place}"
-        return str(known) if known else json.dumps(named, sort_keys=True, default=str)
-
-    @cached_property
-    def model(self) -> str:
-        return json.dumps(self.config.get("model", {}), sort_keys=True, default=str)
-
-    @cached_property
-    def federation(self) -> str:
-        """What tells the division of the data apart."""
-        return str(self.run.index["files"].get("partition.npz"))
-
-    @property
-    def keeps_clients(self) -> bool:
-        return self.setting("checkpoint", "clients", "none") != "none"
-
-
-@dataclass
-class Collection:
-    members: list[Member]
-    sources: list[Source]
-    notes: list[str]
-
-    def having(self, kind: str) -> list[tuple[Member, Source]]:
-        return [(m, m.tables[kind]) for m in self.members if kind in m.tables]
-
-
-def collect(paths: Sequence[str | Path], places: Iterable[str | Path] = ()) -> Collection:
+def collect(paths: Sequence[str | Path], places: Iterable[str | Path] = ()) -> Collected:
     """The runs and the tables that belong to them; ``places``: further files or folders to look through.
 
     Raises FldiagError for a path that is no run, for a run given twice, and for a place that is not there.
@@ -115,7 +45,7 @@ def collect(paths: Sequence[str | Path], places: Iterable[str | Path] = ()) -> C
     looks = style.looks(names)
     members = [Member(run, Path(given) if Path(given).is_dir() else run.path, name, i, looks[name])
                for i, (run, given, name) in enumerate(zip(runs, paths, names, strict=True))]
-    found = Collection(members, [], [])
+    found = Collected(members, [], [])
     candidates = list(search.candidates({m.run.path: m.rounds for m in members}, [Path(p) for p in places], FALLBACK,
                                         found.notes))
     for member in members:
@@ -134,7 +64,7 @@ def labels(paths: Sequence[Path]) -> list[str]:
     return [str(p) for p in paths]
 
 
-def _choose(found: Collection, member: Member, candidates: list[Candidate]) -> None:
+def _choose(found: Collected, member: Member, candidates: list[Candidate]) -> None:
     """The best readable table of one kind becomes the member's."""
     def rank(c: Candidate) -> tuple[Any, ...]:
         rounds, options = c.owned(member.rounds), c.about.get("options")
@@ -159,7 +89,7 @@ def _choose(found: Collection, member: Member, candidates: list[Candidate]) -> N
         return
 
 
-def _metrics(found: Collection, member: Member) -> None:
+def _metrics(found: Collected, member: Member) -> None:
     """The table that training wrote."""
     index = member.run.index
     if not index.get("metrics"):

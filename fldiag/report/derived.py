@@ -12,10 +12,9 @@ import pandas as pd
 from fldiag.diagnosis.answer import Answer
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
-from fldiag.plotting.collected import absent, own
+from fldiag.plotting.collected import Collected, Member, Source, absent, own
 from fldiag.plotting.sections import Group, Picture, Section, Table
 from fldiag.registry import Diagnostic
-from fldiag.report.collect import Collection, Member, Source
 from fldiag.report.guard import guarded
 from fldiag.results.summary import Small
 
@@ -23,7 +22,7 @@ from fldiag.results.summary import Small
 PIXELS = 160
 
 
-def sections(entry: Diagnostic, found: Collection) -> list[Section]:
+def sections(entry: Diagnostic, found: Collected) -> list[Section]:
     """The diagnostic's section; without a declared one, none where no run has a table of it."""
     try:
         if entry.section is not None:

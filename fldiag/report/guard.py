@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fldiag.errors import FldiagError
+from fldiag.plotting.collected import Collected, Member
 from fldiag.plotting.sections import Section
-from fldiag.report.collect import Collection, Member
 
 
-def guarded(part: Callable[[Collection], Section], found: Collection) -> Section:
+def guarded(part: Callable[[Collected], Section], found: Collected) -> Section:
     """The section that ``part`` lays out.
 
     Where it fails, each table is tried alone; those with which it fails are left out, and the section says so. Tables without a
@@ -36,7 +36,7 @@ def guarded(part: Callable[[Collection], Section], found: Collection) -> Section
         return section
 
 
-def _failure(part: Callable[[Collection], Section], found: Collection, member: Member, kind: str) -> str:
+def _failure(part: Callable[[Collected], Section], found: Collected, member: Member, kind: str) -> str:
     """Why the section fails with this table alone; empty when it does not."""
     alone = [replace(m, tables={kind: m.tables[kind]} if m is member else {}) for m in found.members]
     try:

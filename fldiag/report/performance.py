@@ -6,16 +6,15 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from fldiag.plotting.collected import worlds
+from fldiag.plotting.collected import Collected, Member, worlds
 from fldiag.plotting.sections import Figure, Group, Missing, Section, Table, lines, percent, series
 from fldiag.plotting.style import number
-from fldiag.report.collect import Collection, Member
 from fldiag.report.summary import accuracy, interval, recipe
 from fldiag.results import select
 from fldiag.results.select import last_round, only
 
 
-def curves(found: Collection) -> Section:
+def curves(found: Collected) -> Section:
     section = Section("curves", "Learning curves", "Accuracy and loss of the global model on the test split after each round, "
                       "and the mean minibatch loss of the clients that trained in it. A band is the standard deviation over "
                       "seeds.")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,51 +14,12 @@ import pandas as pd
 from fldiag import registry
 from fldiag.diagnosis.question import diagnostic
 from fldiag.errors import FldiagError
+from fldiag.plotting.collected import Claim, Source
 from fldiag.registry import Diagnostic
 from fldiag.results.files import read_csv_bytes
 from fldiag.results.table import COLUMNS, check
 
 _TEXT: dict[str, Any] = {column: str for column, dtype in COLUMNS.items() if dtype == "string"}
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One checkpoint that a table says it came from."""
-
-    sha256: str
-    label: str = ""  # the table's column ``run``
-    round: int | None = None
-    slice: str = ""
-    n: int | None = None
-
-    @property
-    def client(self) -> int | None:
-        found = re.search(r" client (\d+)$", self.label)
-        return int(found.group(1)) if found else None
-
-
-@dataclass
-class Source:
-    """A table with its provenance. ``raw``: the CSV as it was written."""
-
-    kind: str
-    name: str
-    about: dict[str, Any]
-    raw: bytes
-    frame: pd.DataFrame
-    claims: list[Claim]
-    others: int = 0
-    note: str = ""
-    place: int = 0
-
-    @property
-    def options(self) -> dict[str, Any]:
-        found = self.about.get("options")
-        return found if isinstance(found, dict) else {}
-
-    @property
-    def sha256(self) -> str:
-        return hashlib.sha256(self.raw).hexdigest()
 
 
 @dataclass

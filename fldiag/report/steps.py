@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 
 from fldiag.errors import FldiagError
+from fldiag.plotting.collected import Claim, Collected, Member, Source
 from fldiag.plotting.sections import Control, Figure, Group, Missing, Section, Table, axes, plus_minus, series, short
-from fldiag.report.collect import Claim, Collection, Member, Source
 from fldiag.results.files import csv_text
 from fldiag.results.select import only, spread
 
@@ -21,7 +21,7 @@ EVERYWHERE = "all weights"
 KEYS = ["round", "index", "metric", "layer", "proximal"]
 
 
-def collect(found: Collection) -> None:
+def collect(found: Collected) -> None:
     """Add to every run that recorded steps a table of means and standard deviations over its clients."""
     for m in found.members:
         there = m.run.recorded
@@ -57,7 +57,7 @@ def _means(rows: pd.DataFrame) -> pd.DataFrame:
     return found.rename(columns={"mean": "value", "count": "n_clients"})
 
 
-def steps(found: Collection) -> Section:
+def steps(found: Collected) -> Section:
     section = Section("steps", "Inside local training", "What training recorded of the local steps: means over the clients of a "
                       "round, with the standard deviation between them as band. Clients with few examples take fewer steps, so "
                       "late ones are of fewer clients.")

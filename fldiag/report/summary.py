@@ -12,10 +12,9 @@ import pandas as pd
 
 from fldiag import registry
 from fldiag.errors import FldiagError
-from fldiag.plotting.collected import worlds
+from fldiag.plotting.collected import Collected, Member, worlds
 from fldiag.plotting.sections import Section, Table, percent, plus_minus
 from fldiag.plotting.style import number
-from fldiag.report.collect import Collection, Member
 from fldiag.results import select
 from fldiag.results.select import last_round, only
 from fldiag.results.shares import wilson
@@ -34,7 +33,7 @@ class Value:
     about: str = ""
 
 
-def summary(found: Collection) -> Section:
+def summary(found: Collected) -> Section:
     section = Section("runs", "Runs", "Numbers of the last round. Which weights, which data and how uncertain: each section "
                       "below says so, and where its numbers come from.")
     names = worlds(found.members)
@@ -226,7 +225,7 @@ def differences(members: Sequence[Member]) -> Table | None:
     return Table("What differs between the runs' configs", head, rows, cards=False) if rows else None
 
 
-def remarks(found: Collection) -> list[str]:
+def remarks(found: Collected) -> list[str]:
     """What must not be compared, in words."""
     members, names, said = found.members, worlds(found.members), []
     if len(names) > 1:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fldiag import losses
 from fldiag.checkpoint.run import Run
 from fldiag.data import Dataset
+from fldiag.device import device_of
 from fldiag.errors import FldiagError
 from fldiag.models.network import Network
 from fldiag.problem import from_checkpoint as targets
@@ -21,8 +22,6 @@ from fldiag.results.provenance import digest
 from fldiag.rounds.pool import Pool, Scores, Weights, evaluate, stacked
 from fldiag.rounds.round_weights import Reader, Stored, first_readable, ranges, sha256
 
-#: Options that choose rounds, data and device rather than tune a diagnostic.
-OPTIONS = ("rounds", "samples", "stack", "device", "dtype", "root", "download", "model", "data", "name")
 REMEDY = "train with client weights in the checkpoints: fldiag train … --set checkpoint.clients=sampled"
 UNDEALT = "the run does not say which examples belong to which client"
 RECEIVED = "give what the clients received: fldiag convert … --global-pattern PATTERN or --initial FILE"
@@ -32,12 +31,29 @@ DEAL = "give them when the run is made: fldiag convert … --partition FILE (for
 class History:
     """Stored rounds of a federation, read one at a time: memory holds the weights of one round.
 
-    ``parts``: the training examples of every client (indices). ``rounds``: number -> what reads it. Weights of
-    any origin will do: ``History.of`` reads an fldiag run. ``notes`` says, after the rounds were read, what was
-    missing or unreadable, as rows of a table. See ``Pool`` for ``samples``, ``Problem`` for ``memory``; ``stack``:
-    evaluate models side by side.
+    Weights of any origin will do; ``History.of`` reads a run. ``notes`` says, after the rounds were read, what was missing or
+    unreadable, as rows of a table.
 
-    Raises FldiagError where model, data and options do not fit each other.
+    Args:
+        module: the model; it is copied.
+        dataset: the federation's data.
+        parts: the training examples of every client (indices).
+        rounds: number -> what reads it.
+        name: what tables and pictures call it.
+        labels: columns of every table, such as method and seed.
+        shares: how the server weighs clients: by examples, equally, or by full minibatches of ``batch_size``.
+        batch_size: of local training.
+        samples: at most so many examples a client and a class mixture (see ``Pool``).
+        stack: evaluate models side by side: auto, on or off.
+        device: auto, cpu, cuda, cuda:N or mps.
+        dtype: in which everything is evaluated.
+        memory: as for ``Problem``.
+        files: name -> sha256 of what the weights are read from, which then tells histories apart.
+        notes: what is known to be missing.
+        steps: round -> what training recorded of its local steps.
+
+    Raises:
+        FldiagError: model, data and options do not fit each other.
     """
 
     def __init__(self, module: nn.Module, dataset: Dataset, parts: Sequence[np.ndarray],
@@ -48,7 +64,7 @@ class History:
                  notes: Sequence[str] = (), steps: Callable[[int], pd.DataFrame | None] | None = None):
         if stack not in ("auto", "on", "off"):
             raise FldiagError(f"stack = {stack!r} is not one of auto, on, off", "choose one of them", usage=True)
-        self.device, self.dtype, self.dataset, self.parts = torch.device(device), dtype, dataset, list(parts)
+        self.device, self.dtype, self.dataset, self.parts = torch.device(device_of(device, dtype)), dtype, dataset, list(parts)
         self.network = Network(module)
         self.network.module.to(self.device, dtype).eval()
         self.network.buffers = {n: self._place(b) for n, b in self.network.buffers.items()}
@@ -69,7 +85,7 @@ class History:
 
     @staticmethod
     def of(run: Run, *, rounds: Sequence[int] | None = None, samples: int | None = None,
-           stack: Literal["auto", "on", "off"] = "auto", device: str = "cpu", dtype: torch.dtype = torch.float32,
+           stack: Literal["auto", "on", "off"] = "auto", device: str = "auto", dtype: torch.dtype = torch.float32,
            memory: int = 2 * 2**30, root: str | None = None, download: bool = False, model: Any = None, data: Any = None,
            name: str | None = None) -> History:
         """The stored rounds of a run (``rounds``: only these). ``model``, ``data``: instead of those the run names.
@@ -93,6 +109,7 @@ class History:
         config = first.config
         labels = {"method": str(first.manifest["method"].get("name")), "seed": first.manifest["seed"]}
         train = config.get("train", {})
+        device = device_of(device, dtype)
         reader = Reader(run, module, device, dtype)
         every = config.get("checkpoint", {}).get("every", 1)
         changed = any(s.get("checkpoint", {}).get("every", every) != every for s in run.index.get("segments", []))
@@ -118,6 +135,7 @@ class History:
 
     @property
     def rounds(self) -> list[int]:
+        """The numbers of the rounds that there are."""
         return list(self._rounds)
 
     def each(self, progress: Callable[[int, int, str], None] | None = None, *, clients: bool = True) -> Iterator[Stored]:
@@ -199,6 +217,7 @@ class History:
     # -- computing
 
     def evaluate(self, models: Sequence[Weights]) -> Scores:
+        """The loss and the predictions of models, (weights [P], buffers) each, on all of the pool's examples."""
         return evaluate(self.network, self.pool, models, stack=self.stack)
 
     def problem(self, weights: Weights, where: slice, name: str, **labels: Any) -> Problem:
@@ -217,6 +236,7 @@ class History:
 
     @property
     def common(self) -> dict[str, Any]:
+        """What stands in every row of this history's tables."""
         return {"run": self.name, **self.labels}
 
     def digest(self) -> str:

@@ -9,14 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from fldiag.clock import duration
 from fldiag.registry import Progress
 from fldiag.results.array_checkpoint import ArrayStore
-
-
-def forecast(seconds: float) -> str:
-    if seconds < 90:
-        return f"about {max(1, round(seconds))} s left"
-    return f"about {seconds / 60:.0f} min left" if seconds < 5400 else f"about {seconds / 3600:.1f} h left"
 
 
 class Points:
@@ -72,6 +67,6 @@ class Points:
             if progress:
                 # the first points pay for warming up, so they forecast badly
                 rest = (time.monotonic() - start) / count * (len(left) - count)
-                when = forecast(rest) if count > 2 else "first points"
+                when = f"about {duration(max(rest, 1.0))} left" if count > 2 else "first points"
                 progress(int(self.done.sum()), max(planned, int(self.done.sum())),
                          f"{text}, {when}" if count < len(left) else text)

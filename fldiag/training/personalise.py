@@ -18,8 +18,6 @@ from fldiag.data import partition, slices
 from fldiag.errors import FldiagError
 from fldiag.method import Neighbours, Personal
 from fldiag.registry import Progress
-from fldiag.results import provenance as origin
-from fldiag.results.cache import Cache, Tell
 from fldiag.results.shares import share
 from fldiag.results.table import check, table
 from fldiag.seeding import numpy_rng
@@ -36,9 +34,8 @@ TESTS = {"test": slices.personal_test, "own": slices.own_classes}
 
 def personalise(run: Run | str | Path, *, epochs: Sequence[int] | None = None, lr: Literal["decayed", "initial"] | None = None,
                 neighbours: Neighbours | None = None, clients: Sequence[int] | None = None, test: str = "test",
-                seed: int | None = None, device: str = "cpu", root: str | None = None, download: bool = False,
+                seed: int | None = None, device: str = "auto", root: str | None = None, download: bool = False,
                 model: str | None = None, data: str | None = None, setup: Setup | None = None,
-                cache: str | Path | None = None, on_damage: Tell | None = None,
                 progress: Progress | None = None) -> pd.DataFrame:
     """Accuracy of the clients' own models, from the last checkpoint of a finished run.
 
@@ -52,8 +49,7 @@ def personalise(run: Run | str | Path, *, epochs: Sequence[int] | None = None, l
     Rows, with ``index`` = e: ``personal_accuracy`` of each client (binomial stderr; ``low`` and ``high``: Wilson's
     95 % interval) and, with scope global, its mean over the clients (stderr over clients), ``personal_accuracy_std``
     (the clients' standard deviation, divisor m), each client counting once. Clients without a test example
-    have no value and do not enter. ``cache``: a folder in which the same question finds its answer; ``on_damage`` is told of
-    one that was damaged and is computed again.
+    have no value and do not enter.
 
     ``model``, ``data``: names of user code that the run was trained with, as a consent to run it. ``setup`` replaces
     what the run's config would build. Raises FldiagError for unfinished runs, data without classes, wrong
@@ -79,22 +75,11 @@ def personalise(run: Run | str | Path, *, epochs: Sequence[int] | None = None, l
     if not ids or not all(0 <= i < total for i in ids):
         raise FldiagError(f"clients {ids} are not among the run's 0..{total - 1}", "name some of those", usage=True)
     last = run.checkpoint()
-    asked = {"epochs": plan.epochs, "lr": plan.lr, "clients": ids, "test": test, "seed": seed,
-             "neighbours": None if plan.neighbours is None else vars(plan.neighbours)}
-    about = origin.provenance(dtype=setup.dtype, device=setup.device, seed=seed, checkpoint=last.sha256, stacked=setup.stack,
-                              data=setup.dataset.fingerprint(), partition=run.index["files"].get("partition.npz"))
-    key = origin.digest(run.path.name, asked, about, run.index["state"] if plan.method else None)
-    kept = None if cache is None else Cache(cache)
-    if kept is not None and (found := kept.get("personal", key, on_damage)) is not None:
-        return found
     w = torch.cat([last.state[name].reshape(-1) for name in setup.network.layout.names]).to(setup.device, setup.dtype)
     buffers = {name: last.state[name].to(setup.device) for name in setup.network.buffers}
     states = run.get_state()[1] if plan.method and plan.method.client_init(w) else {}
     rows = measure(setup, plan, w, buffers, states, run.done, ids=ids, test=test, seed=seed, progress=progress)
-    frame = check(table(rows, run=run.path.name, method=run.config.method.name, seed=run.config.seed))
-    if kept is not None:
-        kept.put("personal", key, frame, {**about, "options": asked})
-    return frame
+    return check(table(rows, run=run.path.name, method=run.config.method.name, seed=run.config.seed))
 
 
 def planned(setup: Setup) -> Personal | None:

@@ -134,7 +134,7 @@ def join_notes(notes: list[pd.DataFrame | None]) -> pd.DataFrame | None:
 
 
 def train(config: Config, *, out: str | Path | None = None, executor: str = "serial", on_event: Event | None = None,
-          resume: bool = False, device: str = "cpu", download: bool = False, setup: Setup | None = None) -> Run:
+          resume: bool = False, device: str = "auto", download: bool = False, setup: Setup | None = None) -> Run:
     """Train ``config`` and return its run.
 
     ``out``: run folder (default ``checkpoints/NAME-METHOD-sSEED-HASH``). ``executor``: ``serial`` or

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fldiag import data, models, registry
 from fldiag.config import Config
 from fldiag.data.public import deal, load_public
+from fldiag.device import device_of
 from fldiag.errors import FldiagError
 from fldiag.method import Method
 from fldiag.models.network import Network, forward_macs
@@ -51,13 +52,14 @@ class Unit:
 class Setup:
     """Data, partition, network and method of a run."""
 
-    def __init__(self, config: Config, *, device: str = "cpu", download: bool = False, dataset: data.Dataset | None = None,
+    def __init__(self, config: Config, *, device: str = "auto", download: bool = False, dataset: data.Dataset | None = None,
                  parts: list[np.ndarray] | None = None, module: nn.Module | None = None, schedule: Schedule | None = None,
                  public: Tensor | None = None):
-        self.config, self.device = config, torch.device(device)
+        self.config = config
         self.dataset = dataset if dataset is not None else data.of(config.data, download)
         self.precision = config.train.precision
         self.dtype = torch.float64 if self.precision == "fp64" else torch.float32
+        self.device = torch.device(device_of(device, self.dtype))
         self.public = self._public(public, download)
         self.parts = parts if parts is not None else deal(self.dataset, config.partition, config.clients.total,
                                                           config.data.public)

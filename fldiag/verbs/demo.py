@@ -9,11 +9,7 @@ from fldiag import config as configs
 from fldiag.checkpoint.run import Run
 from fldiag.console import Console
 from fldiag.diagnosis import subjects
-from fldiag.diagnosis.answer import pictures, tables
-from fldiag.diagnosis.measure import origin
-from fldiag.diagnosis.question import question
-from fldiag.diagnostics.landscape.summary import summary
-from fldiag.results import files
+from fldiag.diagnosis.answer import answer
 from fldiag.results.summary import Small
 from fldiag.training import rounds
 from fldiag.verbs import report
@@ -27,13 +23,9 @@ def demo(console: Console, out: Path | None, device: str, seed: int) -> None:
     """Train both methods on the digits, draw both landscapes on shared axes, print a summary, write a report."""
     folder = subjects.prepare(out or subjects.FALLBACK / "demo")
     runs = [_trained(console, folder, name, seed, device) for name in METHODS]
-    asked = question("landscape", [run.checkpoint() for run in runs], {"points": 21, "seed": seed, "device": device})
-    frame = tables(asked, bar=console.progress, tell=console.note, cache=folder / "cache")[asked.entry]
-    path = folder / "landscape"
-    about = {**origin(asked.asked[0][1], asked.asked[0][2]), "diagnostic": "landscape", "checkpoints": asked.about["checkpoints"],
-             "options": frame.attrs["options"]}
-    written = [*files.write_table(frame, path, about), *pictures(asked.entry, frame, path)]
-    first = next(item for item in summary(frame, frame.attrs["options"]) if isinstance(item, Small))
+    (made,) = answer("landscape", [run.checkpoint() for run in runs], {"points": 21, "seed": seed, "device": device}, out=folder,
+                     stem="landscape", bar=console.progress, tell=console.note)
+    first = next(item for item in made.summary() if isinstance(item, Small))
     rows = []
     for run, row in zip(runs, first.rows, strict=True):
         scores = run.metrics[run.metrics["slice"] == "test"].set_index(["round", "metric"])["value"]
@@ -42,9 +34,9 @@ def demo(console: Console, out: Path | None, device: str, seed: int) -> None:
     console.say(f"digits, 20 clients (LDA 0.1), 10 sampled a round, {runs[0].done} rounds, seed {seed}:")
     console.table(rows, COLUMNS)
     page = report.demo(console, [run.path for run in runs], folder, device)
-    console.say(f"interactive: {files.beside(path, '.html')}")
+    console.say(f"interactive: {next(file for file in made.files if file.suffix == '.html')}")
     console.say(f"everything on one page: {page}")
-    console.done(page, *written)
+    console.done(page, *made.files)
 
 
 def _trained(console: Console, folder: Path, method: str, seed: int, device: str) -> Run:

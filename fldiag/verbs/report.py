@@ -10,8 +10,9 @@ from fldiag.console import Console
 from fldiag.diagnosis.answer import answer
 from fldiag.diagnosis.subjects import FALLBACK, prepare
 from fldiag.errors import FldiagError
+from fldiag.plotting.collected import Collected, Member
 from fldiag.report import build, summary
-from fldiag.report.collect import Collection, Member, collect
+from fldiag.report.collect import collect
 from fldiag.results.provenance import digest
 
 CHEAP = ("forgetting", "drift")
@@ -46,7 +47,7 @@ def demo(console: Console, runs: list[Path], folder: Path, device: str) -> Path:
         return build.write(found, folder / "report.html", title="FedAvg and FedSOL on the digits", progress=progress)
 
 
-def _folder(found: Collection) -> Path:
+def _folder(found: Collected) -> Path:
     """The run's own folder for its report, ``fldiag-out`` here for one of several runs."""
     if len(found.members) > 1 or not os.access(found.members[0].run.path, os.W_OK):
         return FALLBACK
@@ -63,7 +64,7 @@ def _row(m: Member) -> dict[str, Any]:
             **{k: None if v is None else v.value for k, v in values.items()}, "missing": ", ".join(missing)}
 
 
-def _compute(console: Console, found: Collection, where: dict[str, Any], kinds: tuple[str, ...] = CHEAP) -> bool:
+def _compute(console: Console, found: Collected, where: dict[str, Any], kinds: tuple[str, ...] = CHEAP) -> bool:
     """Make the cheap tables that are missing; what cannot be made is noted."""
     made = False
     for m in found.members:

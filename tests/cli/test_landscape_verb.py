@@ -61,7 +61,7 @@ def test_bf16_measures_and_prints_its_error(trained):
     assert frame[frame.metric == "precision_error"].value.item() > 0 and "bf16 error" in result.stdout
     assert set(frame[frame.metric == "loss"].estimator) == {"exact", "bf16"}
     assert frame_of(run("landscape", trained, "--points", 3, "--precision", "fp64", *QUICK)).value.notna().all()
-    assert "one of fp32, fp64, bf16" in run("landscape", trained, "--precision", "int8", *QUICK, code=2).stderr
+    assert "'fp32', 'fp64' or 'bf16'" in run("landscape", trained, "--precision", "int8", *QUICK, code=2).stderr
 
 
 def test_lines_with_their_parabolas(trained):

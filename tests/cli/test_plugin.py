@@ -73,6 +73,16 @@ def test_files_pictures_cache_and_summary(place):
     assert found["rows"][0]["value"] == pytest.approx(frame["value"].iloc[0], rel=1e-6) and found["paths"][-1].endswith(".png")
 
 
+def test_another_version_of_it_does_not_get_the_numbers_of_the_former(place):
+    source, answers = place / "site" / "made_up.py", []
+    before = source.read_text()
+    for text in (before, before.replace('"value": value', '"value": 2 * value')):
+        source.write_text(text)
+        answers.append(json.loads(typed(place, "roughness", "run", "--power", "2", "--json", "--device", "cpu"))["rows"][0]["value"])
+    source.write_text(before)
+    assert answers[1] == pytest.approx(2 * answers[0])
+
+
 def test_of_a_run_and_by_name(place):
     wobble = pd.read_csv(place / typed(place, "wobble", "run", "--device", "cpu").strip().splitlines()[-1].replace(".png", ".csv"))
     assert wobble["round"].tolist() == [1, 2]

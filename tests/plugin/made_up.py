@@ -29,13 +29,13 @@ def summary(frame, options):
 
 
 @diagnostic("roughness", draw=draw, summary=summary, cost=lambda problem, options: 1.0, example="ckpt.pt --power 3")
-def roughness(problem, progress=None, *,
+def roughness(weights, progress=None, *,
               power: Annotated[int, Field(ge=1, description="Which norm of the gradient.")] = 2,
               called: Annotated[str | None, Field(description="A file that counts the calls.")] = None) -> pd.DataFrame:
     """A norm of the gradient at the weights."""
     _count(called)
-    value = float(problem.gradient().abs().pow(power).sum() ** (1 / power))
-    return table([{"metric": "roughness", "value": value, "estimator": "exact"}], **problem.common)
+    value = float(weights.gradient().abs().pow(power).sum() ** (1 / power))
+    return table([{"metric": "roughness", "value": value, "estimator": "exact"}], **weights.common)
 
 
 @diagnostic("wobble", on="run", needs="clients", draw=draw, order=7)

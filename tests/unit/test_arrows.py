@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2] / "fldiag"
-GROUND = {"errors", "config", "sections", "identity", "seeding", "params", "registry", "losses", "clock", "version"}
+GROUND = {"errors", "device", "config", "sections", "identity", "seeding", "params", "registry", "losses", "clock", "version"}
 #: What diagnostics, their answers and their tables stand on.
 MIDDLE = GROUND | {"data", "models", "checkpoint", "results", "problem", "rounds", "plotting", "diagnosis"}
 FIGURES = MIDDLE | {"api", "method", "training", "training/diagnostics", "diagnostics", "known"}
 #: Package -> what it may import of fldiag besides itself. "": the public face.
 MAY = {
-    "errors": set(), "seeding": set(), "clock": set(), "version": set(), "params": {"errors"}, "losses": {"errors", "seeding", "params"},
+    "errors": set(), "seeding": set(), "clock": set(), "version": set(), "device": {"errors"},
+    "params": {"errors"}, "losses": {"errors", "seeding", "params"},
     "registry": {"errors"}, "identity": {"registry"}, "config": {"errors", "identity", "registry", "sections"},
     "sections": set(), "console": {"errors"},
     "data": GROUND, "models": GROUND, "results": GROUND,

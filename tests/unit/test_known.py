@@ -7,8 +7,10 @@ from importlib import resources
 
 import pytest
 
-from fldiag import known, write_catalogue
+import fldiag
+from fldiag import known, registry, write_catalogue
 from fldiag.errors import FldiagError
+from fldiag.figures import study
 
 SCRIPT = """
 import json, sys
@@ -35,6 +37,19 @@ def test_asking_what_there_is_imports_no_torch():
              ["toy", "plane", "--help"], ["toy", "iris", "--help"]]
     done = subprocess.run([sys.executable, "-c", SCRIPT, json.dumps(asked)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_what_this_process_registers_is_there_too(monkeypatch):
+    assert "bumps" not in known.names("diagnostics") and registry.diagnostic.names()
+    monkeypatch.setattr(registry.diagnostic, "_entries", dict(registry.diagnostic._entries))
+
+    @registry.diagnostic("bumps")
+    def bumps(problem, progress=None, *, height: int = 2):
+        """How many bumps."""
+
+    assert fldiag.catalogue("diagnostics")["bumps"] == "How many bumps."
+    assert known.item("diagnostics", "bumps")["options"][0]["name"] == "height"
+    assert study.diagnostic("bumps", height=3).options == {"height": 3}
 
 
 @pytest.mark.parametrize("annotation, kind, words", [

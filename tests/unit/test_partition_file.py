@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import fldiag
 from fldiag.data import partition
 from fldiag.errors import FldiagError
 
@@ -46,3 +47,26 @@ def test_a_missing_or_damaged_partition_file_is_named(tmp_path):
         (tmp_path / "p.npz").write_bytes(damaged)
         with pytest.raises(FldiagError, match="is not a partition"):
             partition.load_parts(tmp_path / "p.npz")
+
+
+def test_a_flipped_byte_anywhere_is_one_error_or_nothing(tmp_path):
+    parts = partition.make("iid", np.zeros(40, dtype=int), 3, 1)
+    partition.save(tmp_path / "p.npz", parts)
+    whole = (tmp_path / "p.npz").read_bytes()
+    for i in range(len(whole)):
+        (tmp_path / "p.npz").write_bytes(whole[:i] + bytes([whole[i] ^ 0xFF]) + whole[i + 1:])
+        try:  # some bytes are of no consequence, such as a date
+            assert all(np.array_equal(a, b) for a, b in zip(partition.load_parts(tmp_path / "p.npz"), parts, strict=True))
+        except FldiagError as error:
+            assert "is not a partition" in error.what
+
+
+def test_a_runs_partition_is_the_one_that_it_wrote(tmp_path):
+    config = fldiag.Config.load("digits", rounds=1, clients__per_round=2, train__epochs=1, model__name="mlp",
+                                checkpoint__clients="sampled")
+    run = fldiag.train(config, out=tmp_path / "run")
+    file = run.path / "partition.npz"
+    partition.save(file, partition.load_parts(file)[::-1])
+    for ask in (lambda: fldiag.diagnose(run, "forgetting"), lambda: fldiag.diagnose(run, "trace", slice="client:1")):
+        with pytest.raises(FldiagError, match=r"partition\.npz is not the file this run wrote"):
+            ask()

@@ -12,6 +12,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from test_methods_personal import normed
 from torch.nn import functional as F
 
+import fldiag
 from fldiag.checkpoint.run import Run
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
@@ -361,17 +362,21 @@ def test_interrupted_while_personalising_goes_on_there(tmp_path, monkeypatch):
 
 def test_the_same_question_is_answered_from_the_cache(tmp_path, monkeypatch):
     run = rounds.train(small(), out=tmp_path / "run")
-    first = personalise(run, cache=tmp_path / "cache")
+
+    def ask(told=None, **options):
+        return fldiag.diagnose(run, "personalise", cache=tmp_path / "cache", tell=told, **options)
+
+    first = ask()
     monkeypatch.setattr(library, "measure", lambda *a, **k: pytest.fail("measured again"))
-    assert personalise(run, cache=tmp_path / "cache").equals(first)
-    for other in ({"epochs": [2]}, {"seed": 1}, {"lr": "initial"}, {"neighbours": Neighbours()}, {"clients": [0]}, {"test": "own"}):
+    assert ask().equals(first)
+    for other in ({"epochs": "2"}, {"seed": 1}, {"lr": "initial"}, {"knn": True}, {"clients": "0"}, {"test": "own"}):
         with pytest.raises(pytest.fail.Exception):
-            personalise(run, cache=tmp_path / "cache", **other)
+            ask(**other)
     [kept] = (tmp_path / "cache").glob("*.parquet")
     monkeypatch.undo()
     kept.write_bytes(b"damaged")
     told = []
-    assert personalise(run, cache=tmp_path / "cache", on_damage=told.append).equals(first)
+    assert ask(told.append).equals(first)
     assert told == [f"cache entry {kept.stem} was damaged and is computed again"]
 
 

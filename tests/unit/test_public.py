@@ -1,11 +1,14 @@
 """The public names: what the command line can do, Python can do, with the same names; each is itself whatever was imported."""
 
+import dataclasses
 import doctest
+import importlib
 import inspect
 import pkgutil
 import subprocess
 import sys
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 from torch.nn import functional as F
@@ -14,7 +17,7 @@ import fldiag
 from fldiag import api, known, registry
 from fldiag.diagnosis.options import SHARED
 from fldiag.diagnosis.question import diagnostic
-from fldiag.diagnosis.subjects import TAKES
+from fldiag.diagnosis.subjects import _schema
 
 PUBLIC = ["Checkpoint", "Config", "FldiagError", "History", "Method", "Part", "Problem", "Run", "catalogue", "diagnose", "draw",
           "load", "train"]
@@ -50,7 +53,33 @@ def test_signatures_say_their_options(name):
 @pytest.mark.parametrize("name", ["train", "load", "diagnose", "draw", "catalogue"])
 def test_docstrings_say_what_goes_in_and_out(name):
     text = inspect.getdoc(getattr(fldiag, name))
-    assert all(part in text for part in ("Args:", "Raises:")) and (name == "load" or "Returns:" in text)
+    assert all(part in text for part in ("Args:", "Raises:")) and "Returns:" in text
+
+
+def of_the_class(cls):
+    """Name -> function of the public methods and properties, also the inherited ones."""
+    found = {}
+    for base in reversed([b for b in cls.__mro__ if b.__module__.startswith("fldiag.")]):
+        for name, member in vars(base).items():
+            member = getattr(member, "fget", None) or getattr(member, "func", None) or getattr(member, "__func__", member)
+            if not name.startswith("_") and inspect.isfunction(member):
+                found[name] = member
+    return found
+
+
+@pytest.mark.parametrize("name", ["Config", "FldiagError", "History", "Method", "Part", "Problem"])
+def test_docstrings_of_classes_and_their_methods(name):
+    cls = getattr(fldiag, name)
+    text = inspect.getdoc(cls)
+    assert "Args:" in text or "__init__" not in vars(cls)
+    assert "Raises:" in text or name in ("FldiagError", "Part")
+    assert [n for n, member in of_the_class(cls).items() if not member.__doc__] == []
+
+
+@pytest.mark.parametrize("module", ["config", "errors", "method", "problem.problem"])
+def test_examples_of_classes_run(module):
+    failed, tried = doctest.testmod(importlib.import_module(f"fldiag.{module}"))
+    assert tried and not failed
 
 
 def test_examples_run():
@@ -60,9 +89,8 @@ def test_examples_run():
 def test_every_option_of_the_command_line_is_one_of_python():
     for name, item in known.built_in()["diagnostics"].items():
         entry = diagnostic(name)
-        own = {*entry.options.model_fields, *entry.also, *TAKES[entry.on], "precision"}
         shared = {s.name for s in SHARED if entry.on in s.on}
-        assert shared <= own and {o["name"] for o in item["options"]} <= own
+        assert shared <= set(_schema(entry).model_fields) >= {o["name"] for o in item["options"]}
 
 
 def test_an_object_is_one_informative_line(tmp_path):
@@ -77,6 +105,40 @@ def test_an_object_is_one_informative_line(tmp_path):
     assert "1 round" in lines[3] and "fedavg" in lines[5]
 
 
+PROBLEM = (torch.nn.Linear(2, 3), F.cross_entropy, (torch.eye(2), torch.tensor([0, 2])))
+
+
+@pytest.mark.parametrize("name", ["spectrum", "density"])
+def test_a_picture_in_axes_that_are_there(name):
+    fig, (left, right) = plt.subplots(1, 2)
+    table = fldiag.diagnose(fldiag.Problem(*PROBLEM), name, k=2)
+    assert fldiag.draw(table, ax=right) is right and fig.axes == [left, right]
+    assert right.has_data() and right.get_legend() is not None and not left.has_data() and not fig.legends
+    plt.close(fig)
+
+
+def test_axes_for_a_picture_of_several_are_refused(monkeypatch):
+    table = fldiag.diagnose(fldiag.Problem(*PROBLEM), "trace", per="layer")
+    fig, ax = plt.subplots()
+    with pytest.raises(fldiag.FldiagError, match="several axes"):
+        fldiag.draw(table, ax=ax)
+
+    class Line:  # what draws need not be a function
+        def __call__(self, table, ax=None):
+            ax.plot(table["value"])
+
+    monkeypatch.setitem(registry.diagnostic._entries, "trace", dataclasses.replace(diagnostic("trace"), draw=Line()))
+    assert fldiag.draw(table, ax=ax) is ax and ax.lines
+    plt.close(fig)
+
+
+def test_a_flag_s_table_can_be_told_from_the_diagnostic_s_own_and_drawn():
+    table = fldiag.diagnose(fldiag.Problem(*PROBLEM), "spectrum", k=2, density=True)
+    assert set(table["diagnostic"]) == {"spectrum", "density"} and set(table["run"]) == {table["run"][0]}
+    (of_spectrum,), (of_density,) = fldiag.draw(table).axes, fldiag.draw(table, name="density").axes
+    assert "index" in of_spectrum.get_xlabel() and of_density.get_ylabel() == "density"
+
+
 def test_a_picture_of_a_table(tmp_path):
     problem = fldiag.Problem(torch.nn.Linear(2, 3), F.cross_entropy, (torch.eye(2), torch.tensor([0, 2])))
     table = fldiag.diagnose(problem, "spectrum", k=2)
@@ -84,3 +146,17 @@ def test_a_picture_of_a_table(tmp_path):
     with pytest.raises(fldiag.FldiagError, match="does not say which diagnostic"):
         fldiag.draw(table.drop(columns=[]).assign(value=1.0).pipe(lambda t: type(t)(t.to_dict("list"))))
     assert fldiag.draw(type(table)(table.to_dict("list")), name="spectrum") is not None
+
+
+@pytest.mark.parametrize("ask, says", [
+    (lambda: fldiag.diagnose([], "trace"), "give a run, a checkpoint"), (lambda: fldiag.diagnose(None, "trace"), "NoneType"),
+    (lambda: fldiag.diagnose(PROBLEM[0], "trace"), r"fldiag\.Problem\(net, loss, \(x, y\)\)"),
+    (lambda: fldiag.diagnose([fldiag.Problem(*PROBLEM), 3], "trace"), "int cannot be"),
+    (lambda: fldiag.diagnose(fldiag.Problem(*PROBLEM), 5), "unknown diagnostic 5"),
+    (lambda: fldiag.train("digits"), r"Config\.load\('digits'\)"), (lambda: fldiag.train(None), r"Config\.load"),
+    (lambda: fldiag.load(123), "run folder or a checkpoint"), (lambda: fldiag.draw("x"), "what fldiag.diagnose returned"),
+    (lambda: fldiag.catalogue(5), "unknown kind 5")])
+def test_what_is_of_the_wrong_kind_is_one_error_with_a_remedy(ask, says):
+    with pytest.raises(fldiag.FldiagError, match=says) as caught:
+        ask()
+    assert caught.value.usage and caught.value.remedy

@@ -1,5 +1,6 @@
 """The registry: schemas from signatures, and entries from a user's own installed package."""
 
+import doctest
 import os
 import subprocess
 import sys
@@ -61,7 +62,71 @@ def test_names_are_sorted_and_described():
     assert names == sorted(names)
     assert "fedavg" in registry.method
     assert "nothing" not in registry.method
-    assert all(registry.method.describe().values())
+    assert all(registry.method.get(name).headline for name in names)
+
+
+def test_a_diagnostic_names_its_subject_as_it_likes():
+    def roughness(anything, told=None, *, power: int = 2):
+        """How rough."""
+
+    assert list(registry.Diagnostic("diagnostic", "it", roughness).options.model_fields) == ["power"]
+
+
+@pytest.fixture
+def packages(tmp_path, monkeypatch):
+    """Installs made-up packages that bring diagnostics: name -> source. Returns a fresh registry of one built-in, ``plain``."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "house").mkdir()
+    (tmp_path / "house" / "__init__.py").touch()
+    fresh = registry.Registry("diagnostic", "house", entry=registry.Diagnostic)
+    monkeypatch.setattr(registry, "diagnostic", fresh)
+    header = "from fldiag.registry import diagnostic\n"
+    (tmp_path / "house" / "plain.py").write_text(header + "@diagnostic('plain')\ndef plain(problem):\n    'Built in.'\n")
+
+    def install(**sources):
+        for name, source in sources.items():
+            info = tmp_path / f"{name}_package-1.0.dist-info"
+            info.mkdir()
+            (tmp_path / f"module_of_{name}.py").write_text(header + source)
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-package\nVersion: 1.0\n")
+            (info / "entry_points.txt").write_text(f"[fldiag.diagnostics]\n{name} = module_of_{name}\n")
+        return fresh
+
+    yield install
+    for name in [n for n in sys.modules if n.startswith(("module_of_", "house"))]:
+        del sys.modules[name]
+
+
+GOOD = "@diagnostic('good')\ndef good(problem):\n    'Good.'\n"
+
+
+def test_a_package_that_cannot_be_imported_stops_only_itself(packages):
+    found = packages(good=GOOD, bad="@diagnostic('half')\ndef half(problem):\n    ''\nimport nothing_of_that_name\n")
+    for _ in range(2):
+        assert found.get("plain").headline == "Built in." and found.get("good").headline == "Good."
+        with pytest.raises(FldiagError, match=r"'bad' of the package bad-package cannot be used .*nothing_of_that_name"):
+            found.get("bad")
+    with pytest.warns(UserWarning, match="bad-package") as told:
+        assert found.names() == ["good", "plain"] and "bad" not in found and "good" in found
+    assert {str(w.message) for w in told} == {str(told[0].message)}
+
+
+def test_only_the_package_that_is_asked_about_is_imported(packages):
+    found = packages(good=GOOD, other="@diagnostic('other')\ndef other(problem):\n    ''\n")
+    found.get("good")
+    assert "module_of_other" not in sys.modules
+    with pytest.raises(FldiagError, match="did you mean 'other'"):
+        found.get("othr")
+    assert found.names() == ["good", "other", "plain"]
+
+
+def test_a_package_cannot_take_the_name_of_another_diagnostic(packages):
+    found = packages(plain="@diagnostic('plain')\ndef plain(problem):\n    'Mine.'\n", misnamed=GOOD)
+    assert found.get("plain").headline == "Built in."
+    with pytest.warns(UserWarning, match=r"plain-package.*is registered twice"):
+        assert found.names() == ["plain"]
+    with pytest.raises(FldiagError, match="registers no diagnostic of that name"):
+        found.get("misnamed")
 
 
 def test_the_nearest_name():
@@ -135,3 +200,7 @@ def test_a_method_and_a_model_of_an_installed_package(tmp_path):
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "method 'mine': unknown key 'bye'; did you mean 'by'?" in done.stdout
+
+
+def test_the_example_in_the_docstring():
+    assert doctest.testmod(registry).failed == 0

@@ -128,7 +128,7 @@ def same_table(found, expected, rtol):
 def ask(target, diagnostic, model=None, data=None, dtype=None, **options):
     """A checkpoint is told its model and data when it is loaded, a run when it is asked."""
     if dtype is not None:
-        options["dtype"] = getattr(torch, dtype)
+        options["precision"] = {"float64": "fp64"}[dtype]
     given = {k: v for k, v in (("model", model), ("data", data)) if v is not None}
     if Path(target).is_dir():
         return fldiag.diagnose(fldiag.load(target), diagnostic, **options, **given)
@@ -152,7 +152,7 @@ def test_images_of_ones_own_are_standardised(yesterday):
     w = {name: t.double() for name, t in run.checkpoint().state.items()}
     hidden = torch.relu(x @ w["fc1.weight"].T + w["fc1.bias"])
     loss = torch.nn.functional.cross_entropy(hidden @ w["classifier.weight"].T + w["classifier.bias"], y)
-    found = fldiag.diagnose(run, "spectrum", k=1, dtype=torch.float64)
+    found = fldiag.diagnose(run, "spectrum", k=1, precision="fp64")
     assert found.loc[found["metric"] == "loss", "value"].item() == pytest.approx(loss.item(), rel=DOUBLE)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
+from fldiag.device import device_of
 from fldiag.errors import FldiagError
 from fldiag.problem import from_checkpoint
 from fldiag.problem.problem import Problem
@@ -27,7 +28,7 @@ def choose(targets: Sequence[Target], options: Mapping[str, Any], where: Mapping
         return _plane(targets, where)
     if directions == "pca" and options["through"] is None:
         return _trajectory(targets, where)
-    slow = options["bf16"] and str(where.get("device", "cpu")) == "cpu" and not has_bf16()
+    slow = options["bf16"] and device_of(where.get("device", "auto")) == "cpu" and not has_bf16()
     return Choice([(t, {}) for t in targets], notes=[
         "this processor has no bf16 instructions: bf16 is emulated and much slower than fp32"] if slow else [])
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator
 
@@ -16,12 +18,14 @@ from fldiag.plotting.tables import floats, names, need, select
 PICTURE = "spectrum"
 
 
-def draw(table: pd.DataFrame, *, log: bool | None = None, width: float | None = None) -> Figure:
+def draw(table: pd.DataFrame, ax: Axes | None = None, *, log: bool | None = None, width: float | None = None) -> Any:
     """Eigenvalues over their index, bars of ± residual, hollow markers where the solver has not converged.
 
     ``table``: rows ``metric="eigenvalue"`` with ``run, index, value`` and optionally ``residual`` and
     ``converged``. ``log``: logarithmic axis; by default taken when the values span more than a factor of 30,
-    symmetric around 0 if some are not positive. Raises FldiagError for an unfit table.
+    symmetric around 0 if some are not positive. ``ax``: draw into these axes. Returns the figure.
+
+    Raises FldiagError for an unfit table.
     """
     need(table, ("metric", "run", "index", "value"), PICTURE)
     rows = select(table, "eigenvalue", PICTURE)
@@ -50,9 +54,7 @@ def draw(table: pd.DataFrame, *, log: bool | None = None, width: float | None = 
         handles.append(Line2D([], [], linestyle="none", color="#555555", marker="o", markersize=3.8,
                               markerfacecolor="white"))
     columns = max(1, min(len(texts), int(width / (max(style.text_width(t, 7) for t in texts) + 0.36))))
-    with style.paper():
-        fig = style.figure(width, 2.2 + 0.15 * -(-len(texts) // columns), layout="constrained")
-        ax = fig.subplots()
+    with style.panel(ax, width, 2.2 + 0.15 * -(-len(texts) // columns)) as (ax, owner, loc):
         for place, run in enumerate(runs):
             shift = (place - (len(runs) - 1) / 2) * min(0.8 / len(runs), 0.22)
             _points(ax, flat[flat["run"] == run], looks[run], shift)
@@ -63,9 +65,8 @@ def draw(table: pd.DataFrame, *, log: bool | None = None, width: float | None = 
         ax.xaxis.set_major_locator(FixedLocator(indices[::stride]))
         ax.set_xlim(indices[0] - 0.6, indices[-1] + 0.6)
         ax.grid(True, axis="y")
-        style.legend(fig, handles, texts, loc="outside lower center", ncols=columns, handletextpad=0.3,
-                     columnspacing=1.2, borderpad=0.2)
-    return fig
+        style.legend(owner, handles, texts, loc=loc, ncols=columns, handletextpad=0.3, columnspacing=1.2, borderpad=0.2)
+    return ax.figure
 
 
 def _points(ax, part: pd.DataFrame, look: style.Look, shift: float) -> None:

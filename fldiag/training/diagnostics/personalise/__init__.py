@@ -59,7 +59,7 @@ def personalise(runs: Sequence[Run], progress: Progress | None = None, *,
                 data: Annotated[str | None, Field(description="Its data: NAME, npz:PATH or pkg.mod:loader.")] = None,
                 root: Annotated[str | None, Field(description="Folder that holds the data (default $FLDIAG_DATA).")] = None,
                 download: Annotated[bool, Field(description="Fetch a missing public data set.")] = False,
-                device: Annotated[str, Field(description="auto, cpu or cuda.")] = "cpu",
+                device: Annotated[str, Field(description="auto, cpu, cuda or mps.")] = "auto",
                 seed: Annotated[int | None, Field(description="Random seed.")] = None) -> pd.DataFrame:
     """Each client's own model, fine-tuned from the final one: accuracy on its own class mixture, mean and std.
 

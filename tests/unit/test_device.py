@@ -1,0 +1,74 @@
+"""The device: one name for Python and the command line, and one error where it is not there."""
+
+import doctest
+import inspect
+
+import pytest
+import torch
+
+import fldiag
+from fldiag import device
+from fldiag.device import device_of
+from fldiag.errors import FldiagError
+from fldiag.training.personalise import personalise
+from fldiag.training.setup import Setup
+
+NET, DATA = torch.nn.Linear(2, 3), (torch.eye(2), torch.tensor([0, 2]))
+
+
+@pytest.fixture
+def without(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+
+
+@pytest.fixture
+def with_all(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+
+
+def test_auto_is_what_is_there(without):
+    assert device_of("auto") == "cpu" and device_of(torch.device("cpu")) == "cpu" and doctest.testmod(device).failed == 0
+
+
+def test_auto_prefers_cuda_and_never_takes_mps(with_all, monkeypatch):
+    assert device_of("auto") == "cuda" and device_of("cuda:1") == "cuda:1" and device_of("mps", torch.float32) == "mps"
+    with pytest.raises(FldiagError, match="cuda:2"):
+        device_of("cuda:2")
+    with pytest.raises(FldiagError, match="mps has no float64"):
+        device_of("mps", torch.float64)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device_of("auto") == "cpu"
+
+
+@pytest.mark.parametrize("name, what", [("gpu", "unknown device 'gpu'"), ("cuda", "no CUDA device"), ("mps", "no MPS device"),
+                                        ("cuda:x", "unknown device"), ("", "unknown device"), (None, "unknown device")])
+def test_what_is_not_there_is_one_error(without, name, what):
+    with pytest.raises(FldiagError, match=what) as caught:
+        device_of(name)
+    assert caught.value.usage
+
+
+def test_every_door_takes_the_same_names(without, tmp_path):
+    config = fldiag.Config.load("digits", rounds=1, clients__per_round=2, train__epochs=1, checkpoint__clients="sampled",
+                                model__name="mlp")
+    run = fldiag.train(config, out=tmp_path / "run", device="auto")
+    doors = [lambda d: fldiag.train(config, out=tmp_path / f"new-{d}", device=d), lambda d: fldiag.History.of(run, device=d),
+             lambda d: fldiag.diagnose(run, "trace", samples=20, device=d), lambda d: fldiag.diagnose(run, "forgetting", device=d),
+             lambda d: fldiag.diagnose(run, "personalise", epochs="0", device=d), lambda d: Setup(config, device=d),
+             lambda d: personalise(run, epochs=[0], device=d)]
+    for door in doors:
+        door("auto")
+        for wrong in ("gpu", "cuda", "mps"):
+            with pytest.raises(FldiagError, match="device"):
+                door(wrong)
+    with pytest.raises(FldiagError, match="no CUDA device"):
+        fldiag.Problem(NET, torch.nn.functional.cross_entropy, DATA, device="cuda")
+    assert not (tmp_path / "new-gpu").exists()
+
+
+def test_auto_is_the_default_of_python_too():
+    for function in (fldiag.train, fldiag.History.of, Setup, personalise):
+        assert inspect.signature(function).parameters["device"].default == "auto"
