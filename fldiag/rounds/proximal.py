@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,8 +19,6 @@ from fldiag.models.network import Network
 from fldiag.params import Layout, norm
 from fldiag.rounds.pool import Pool, Weights
 
-Kind = losses.Proximal
-Per = Literal["layer", "tensor"]
 #: Examples in one pass of a gradient over many.
 CHUNK = 512
 
@@ -54,7 +51,7 @@ class Losses:
     """
 
     def __init__(self, network: Network, pool: Pool, buffers: dict[str, Tensor], start: Weights, batch: Batch, *,
-                 kind: Kind = "kl", tau: float = 3.0):
+                 kind: losses.Proximal = "kl", tau: float = 3.0):
         if kind == "kl" and pool.dataset.regression:
             raise FldiagError("the KL proximal loss needs class outputs, and the data are regression", "use proximal = 'l2'",
                               usage=True)
@@ -121,7 +118,7 @@ def product(terms: Iterator[tuple[Function, float]], w: Tensor, v: Tensor) -> Te
 
 
 def perturbation(w: Tensor, start: Tensor, g_p: Tensor, rho: float, layout: Layout, *, strength: Strength = "adaptive",
-                 part: str = "full", per: Per = "layer") -> Tensor | None:
+                 part: str = "full", per: losses.Rule = "layer") -> Tensor | None:
     """FedSOL's e [..., P] at weights w [..., P], zero outside ``part``. None where g_p is rounding noise on that part."""
     where = slice(*layout.span(part))
     g = g_p[..., where]
