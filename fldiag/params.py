@@ -123,9 +123,3 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
 def norm(a: Tensor) -> Tensor:
     """Row-wise Euclidean norm, [..., P] -> [..., 1]."""
     return torch.linalg.vector_norm(a, dim=-1, keepdim=True)
-
-
-def per_tensor_norm(a: Tensor, sizes: list[int]) -> Tensor:
-    """Each entry replaced by the norm of the parameter tensor it lies in; [..., P] -> [..., P]."""
-    norms = [torch.linalg.vector_norm(v, dim=-1, keepdim=True).expand_as(v) for v in a.split(sizes, dim=-1)]
-    return torch.cat(norms, dim=-1)

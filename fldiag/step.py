@@ -208,10 +208,6 @@ class Step:
             loss = loss + share * losses.per_example(logits, y)
         return loss
 
-    def divergence(self, out: Output, tau: float) -> Tensor:
-        """mean_x KL(softmax(f(x; w_g)/tau) || softmax(f(x; w)/tau)) over the minibatch, [k]: the proximal loss ``kl``."""
-        return self.mean(losses.kl(self.received_logits(), out.logits, tau))
-
     def on(self, x: Tensor, y: Tensor, weight: Tensor | None, index: Tensor) -> Step:
         """A step of the same clients on other inputs; it leaves batch-norm statistics alone."""
         other = Step(self.local, self._losses, x, y, weight, index, self.maps)

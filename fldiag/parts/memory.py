@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fldiag.losses import perturbation
 from fldiag.method import Part, Round
 from fldiag.params import norm
-from fldiag.parts.perturbation import ascent
 from fldiag.step import Local, Perturbation, Step
 
 
@@ -32,7 +32,7 @@ class ConsensusPerturbation(Part):
         if not self.rho:
             return None
         s, mu = step.local.sent["s"], step.state("mu_k")
-        e = ascent(step.local_gradient()[1] - mu - s, self.rho, guard=1e-7)
+        e = perturbation(step.local_gradient()[1] - mu - s, self.rho, guard=1e-7)
         mu.add_(e - s)
         return Perturbation(e, 0, e.shape[-1])
 

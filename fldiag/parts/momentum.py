@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fldiag.losses import perturbation
 from fldiag.method import Part, Round
-from fldiag.parts.perturbation import ascent
 from fldiag.step import Local, Perturbation, Step
 
 
@@ -80,7 +80,7 @@ class GlobalPerturbation(Part):
             q = before[: step.k]
         else:
             q = step.local_gradient()[1] + before[: step.k]
-        e = ascent(q + self.kappa * step.local.sent["delta"], self.rho, guard=1e-7)
+        e = perturbation(q + self.kappa * step.local.sent["delta"], self.rho, guard=1e-7)
         return Perturbation(e, 0, e.shape[-1])
 
 

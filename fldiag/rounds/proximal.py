@@ -1,7 +1,7 @@
 """The proximal loss, its gradient and FedSOL's perturbed gradient at stored weights: what a step from there would see.
 
-As in Lee et al., "FedSOL" (CVPR 2024), equations 5 to 9: g_p is the gradient of the proximal loss at the client's weights
-w, e = rho Lambda g_p / ||g_p|| the perturbation (the maths is ``fldiag.losses``), g_u the gradient of the local loss at w + e.
+As in Algorithm 1 of Lee et al., "FedSOL" (CVPR 2024): g_p is the gradient of the proximal loss at the client's weights w,
+e = rho Lambda g_p / ||g_p|| the perturbation (the maths is ``fldiag.losses``), g_u the gradient of the local loss at w + e.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fldiag import losses
 from fldiag.errors import FldiagError
@@ -107,29 +108,15 @@ def gradient(terms: Iterator[tuple[Function, float]], w: Tensor) -> tuple[float,
     return total, g
 
 
-def product(terms: Iterator[tuple[Function, float]], w: Tensor, v: Tensor) -> Tensor:
-    """The Hessian of the weighted sum of the terms at w, times v [P]."""
-    at, total = w.detach().clone().requires_grad_(), torch.zeros_like(w)
-    for term, share in terms:
-        with torch.enable_grad():
-            g = torch.autograd.grad(term(at), at, create_graph=True)[0]
-            total.add_(torch.autograd.grad(g @ v, at)[0], alpha=share)
-    return total
-
-
-def perturbation(w: Tensor, start: Tensor, g_p: Tensor, rho: float, layout: Layout, *, strength: Strength = "adaptive",
+def perturbation(g_p: Tensor, d: Tensor, rho: float, layout: Layout, *, strength: Strength = "adaptive",
                  part: str = "full", per: losses.Rule = "layer") -> Tensor | None:
-    """FedSOL's e [..., P] at weights w [..., P], zero outside ``part``. None where g_p is rounding noise on that part."""
-    where = slice(*layout.span(part))
-    g = g_p[..., where]
-    if bool((norm(g) < losses.noise_floor(g.dtype)).all()):
+    """FedSOL's e [P] at weights w with d = w - w_g, zero outside ``part``. None where g_p is rounding noise on that part."""
+    start, stop = layout.span(part)
+    g = g_p[start:stop]
+    if float(norm(g)) < losses.noise_floor(g.dtype):
         return None
-    Lambda = None
-    if strength == "adaptive":
-        Lambda = losses.strengths((w - start)[..., where], layout.part(where.start, where.stop), per)
-    e = torch.zeros_like(g_p)
-    e[..., where] = losses.perturbation(g, rho, Lambda)
-    return e
+    Lambda = losses.strengths(d[start:stop], layout.part(start, stop), per) if strength == "adaptive" else None
+    return F.pad(losses.perturbation(g, rho, Lambda), (start, layout.size - stop))
 
 
 def cosine(a: Tensor, b: Tensor, floor: float = 0.0) -> float | None:

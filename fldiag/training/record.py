@@ -57,7 +57,7 @@ class Recorder(Notes):
             return Published(kind, d, losses.l2(d), 0, g_u)
 
         def divergence(step: Step, out: Output) -> Tensor:
-            return step.divergence(out, self.tau)
+            return step.mean(losses.kl(step.received_logits(), out.logits, self.tau))
 
         device = step.w.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

@@ -161,7 +161,7 @@ def _proximal(history: History, stored: Stored, j: int, radii: tuple[float, ...]
         mean, g_p = proximal.gradient(losses.proximal(), w)
         prox += mean * some.n / (own.stop - own.start)
         for rho in radii:
-            e = proximal.perturbation(w, start[0], g_p, rho, layout, strength=strength, part=part, per=per)
+            e = proximal.perturbation(g_p, w - start[0], rho, layout, strength=strength, part=part, per=per)
             if e is None:
                 continue
             g_u = proximal.gradient(losses.local(), w + e)[1]
