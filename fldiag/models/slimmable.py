@@ -7,13 +7,8 @@ for, so the full network stays an ordinary module and needs no second set of par
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.flop_counter import FlopCounterMode
 
 from fldiag.errors import FldiagError
 
@@ -71,13 +66,3 @@ def layer(m: nn.Module, x: Tensor, width: float | None = None) -> Tensor:
     if isinstance(m, nn.Conv2d):
         return conv(m, x, width)
     return linear(m, x, width) if isinstance(m, nn.Linear) else norm(m, x)
-
-
-def multiply_adds(call: Callable[..., Any], *inputs: Any) -> int:
-    """Multiply-adds of the convolutions and matrix products in ``call(*inputs)``, over the whole batch.
-
-    Counts what is computed, so it holds for slices, sub-networks and dropped blocks alike.
-    """
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        call(*inputs)
-    return counter.get_total_flops() // 2

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from helpers import close, terms
+from helpers import close, multiply_adds, terms
 
 from fldiag import models, registry
 from fldiag.errors import FldiagError
@@ -61,7 +61,6 @@ def test_number_of_parameters(name, shape, classes, options, count):
 @pytest.mark.parametrize(("name", "shape", "classes", "count"), COSTS)
 def test_multiply_adds(name, shape, classes, count):
     from fldiag.models.network import forward_macs
-    from fldiag.models.slimmable import multiply_adds
 
     module = models.build(name, shape, classes)
     assert forward_macs(module, shape) == count

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from helpers import multiply_adds
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from fldiag import models
 from fldiag.errors import FldiagError
-from fldiag.models.slimmable import channels, conv, divisible, layer, linear, multiply_adds, norm
+from fldiag.models.slimmable import channels, conv, divisible, layer, linear, norm
 
 
 def randn(*shape, seed=0):
