@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fldiag.errors import FldiagError
-from fldiag.models.layers import LAYERS, kin, rules
-from fldiag.models.layers.normalisation import batch_dependent
+from fldiag.models.layers import LAYERS, batch_dependent, kin, rules
 from fldiag.models.layers.sequence import leaves, pool_first
 from fldiag.params import Layout
 

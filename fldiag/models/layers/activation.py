@@ -36,7 +36,7 @@ def _leaky_links(m: nn.LeakyReLU, name: str, buffers: Views) -> list[Link | Weig
     return [Slopes(m.negative_slope)]
 
 
-RELU = Layer(stacked=as_it_is, overwrite=torch.relu_, links=_relu_links, obstacle=no_obstacle)
+RELU = Layer(stacked=as_it_is, overwrite=torch.relu_, links=_relu_links, obstacle=no_obstacle, monotone=True)
 LEAKY_RELU = Layer(links=_leaky_links, obstacle=no_obstacle)
 #: Piecewise linear, with more than one kink.
 CLIPPED = Layer(obstacle=no_obstacle)

@@ -53,7 +53,7 @@ def _upsample_obstacle(m: Any) -> str | None:
 FLATTEN = Layer(fits=_all_but_examples, stacked=_stacked_flatten, takes_rows=True, links=_flatten_links,
                 obstacle=no_obstacle)
 IDENTITY = Layer(stacked=as_it_is, links=_no_links, obstacle=no_obstacle)
-DROPOUT = Layer(fits=_asleep, links=_no_links, obstacle=no_obstacle)
+DROPOUT = Layer(fits=_asleep, links=_no_links, obstacle=no_obstacle, random=True)
 #: Linear, with neither a stacked form nor links.
 PADDING = UNFLATTEN = Layer(obstacle=no_obstacle)
 UPSAMPLE = Layer(obstacle=_upsample_obstacle)

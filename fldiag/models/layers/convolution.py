@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from fldiag.models.layers import squares
 from fldiag.models.layers.entry import Layer
 from fldiag.models.layers.links import Link, Views, Weighted
+from fldiag.models.layers.width import channels
 
 _convolution_backward: Any = torch.ops.aten.convolution_backward
 
@@ -86,5 +87,12 @@ def _macs(m: nn.Conv2d, out: Tensor) -> int:
     return out[0].numel() * (m.in_channels // m.groups) * math.prod(m.kernel_size)
 
 
+def _slim(m: nn.Conv2d, x: Tensor, width: float) -> Tensor:
+    """For groups = 1."""
+    n = channels(m.out_channels, width)
+    bias = None if m.bias is None else m.bias[:n]
+    return F.conv2d(x, m.weight[:n, : x.shape[1]], bias, m.stride, m.padding, m.dilation)
+
+
 CONV2D = Layer(fits=_pads_with_zeros, call=_call, stacked=_stacked, links=_links, squares=_squares, obstacle=_obstacle,
-               macs=_macs)
+               macs=_macs, slim=_slim, channels_last=True)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from fldiag.models.layers import squares
 from fldiag.models.layers.entry import Layer, no_obstacle
 from fldiag.models.layers.links import Link, Views, Weighted
+from fldiag.models.layers.width import channels
 
 
 def _call(m: nn.Linear, name: str, views: Views, x: Tensor) -> Tensor:
@@ -69,4 +70,9 @@ def _macs(m: Any, out: Tensor) -> int:
     return out.numel() * m.in_features
 
 
-LINEAR = Layer(call=_call, stacked=_stacked, links=_links, squares=_squares, obstacle=no_obstacle, macs=_macs)
+def _slim(m: nn.Linear, x: Tensor, width: float) -> Tensor:
+    n = channels(m.out_features, width)
+    return F.linear(x, m.weight[:n, : x.shape[1]], None if m.bias is None else m.bias[:n])
+
+
+LINEAR = Layer(call=_call, stacked=_stacked, links=_links, squares=_squares, obstacle=no_obstacle, macs=_macs, slim=_slim)

@@ -63,6 +63,7 @@ def _values_alone(m: Any) -> bool:
     return not m.return_indices
 
 
-MAX_POOL = Layer(fits=_values_alone, stacked=as_it_is, links=_max_links, obstacle=no_obstacle)
+MAX_POOL = Layer(fits=_values_alone, stacked=as_it_is, links=_max_links, obstacle=no_obstacle,
+                 takes_maximum=True)
 AVERAGE_POOL = Layer(stacked=as_it_is, links=_average_links, obstacle=no_obstacle)
 ADAPTIVE_MAX_POOL = Layer(obstacle=no_obstacle)
