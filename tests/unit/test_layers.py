@@ -191,3 +191,8 @@ def test_a_subclass_has_no_rules_but_counts_as_its_parent():
 
     assert rules(Scaled(2, 2)) == Layer() and kin(Scaled(2, 2)) is LAYERS[nn.Linear]
     assert forward_macs(nn.Sequential(Scaled(4, 2)), (4,)) == 8
+
+
+def test_a_convolution_that_pads_one_side_more_is_named():
+    module = nn.Sequential(nn.Conv2d(1, 2, 2, padding="same"), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)).double()
+    assert inexact(problem(module)) == "padding = 'same' with a kernel of size [2, 2] pads one side more than the other"

@@ -22,9 +22,12 @@ def _stacked(m: nn.Linear, name: str, views: Views, x: Tensor, rows: int) -> Ten
     w, b = views[f"{name}.weight"], views.get(f"{name}.bias")
     if rows == 1:
         return F.linear(x[0], w[0], None if b is None else b[0]).unsqueeze(0)
-    if b is None:
-        return torch.bmm(x, w.transpose(1, 2))
-    return torch.baddbmm(b.unsqueeze(1), x, w.transpose(1, 2))
+    return _affine(x, w, b)
+
+
+def _affine(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Of K models: a [K, b, I], weight [K, O, I], bias [K, O] -> [K, b, O]."""
+    return torch.bmm(a, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), a, weight.mT)
 
 
 def _by_model(a: Tensor, weight: Tensor) -> Tensor:
@@ -38,9 +41,7 @@ class LinearLink(Weighted):
     def apply(self, a: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if weight.ndim == 2:
             return F.linear(a, weight, bias)
-        a = _by_model(a, weight)
-        out = torch.bmm(a, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), a, weight.mT)
-        return out.flatten(0, 1)
+        return _affine(_by_model(a, weight), weight, bias).flatten(0, 1)
 
     def back(self, g: Tensor, weight: Tensor, a: Tensor) -> Tensor:
         return g @ weight if weight.ndim == 2 else torch.bmm(_by_model(g, weight), weight).flatten(0, 1)
