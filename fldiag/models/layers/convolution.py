@@ -24,8 +24,8 @@ def zero_padding(layer: nn.Conv2d) -> tuple[int, ...]:
         if layer.padding == "valid":
             return 0, 0
         if any(p % 2 for p in wide):
-            raise ValueError(f"padding = {layer.padding!r} with a kernel of size {list(layer.kernel_size)} pads one side more than "
-                             "the other")
+            raise ValueError(f"padding = {layer.padding!r} with a kernel of size {list(layer.kernel_size)} pads one side more "
+                             "than the other")
         return tuple(p // 2 for p in wide)
     return layer.padding
 
