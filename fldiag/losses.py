@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fldiag.params import Layout, norm
+from fldiag.params import Layout, norm, ratio
 
 #: The proximal losses that need nothing but the received model.
 Proximal = Literal["kl", "l2"]
@@ -112,11 +112,11 @@ def strengths(d: Tensor, layout: Layout, rule: Rule = "layer") -> Tensor:
     """
     if rule == "dim0":
         first = d.dim() - 1  # the first axis of a tensor comes after those that d has besides the last
-        ratios = [_ratio(v.abs(), torch.linalg.vector_norm(v, dim=first, keepdim=True)) for v in _views(d, layout).values()]
+        ratios = [ratio(v.abs(), torch.linalg.vector_norm(v, dim=first, keepdim=True)) for v in _views(d, layout).values()]
         return torch.cat([r.flatten(first) for r in ratios], dim=-1)
     sizes = dict(zip(layout.names, layout.sizes, strict=True))
     layers = d.split([sum(sizes[n] for n in names) for names in _groups(layout, rule).values()], dim=-1)
-    return torch.cat([_ratio(v.abs(), norm(v)) for v in layers], dim=-1)
+    return torch.cat([ratio(v.abs(), norm(v)) for v in layers], dim=-1)
 
 
 def mean_strengths(Lambda: Tensor, layout: Layout, rule: Rule = "layer") -> dict[str, tuple[Tensor, int]]:
@@ -140,7 +140,3 @@ def _groups(layout: Layout, rule: Rule) -> dict[str, tuple[str, ...]]:
 def _views(a: Tensor, layout: Layout) -> dict[str, Tensor]:
     """Named views of a [..., P]; a scalar parameter has one axis, with one entry."""
     return {n: v if v.dim() >= a.dim() else v.unsqueeze(-1) for n, v in layout.views(a).items()}
-
-
-def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    return torch.where(b > 0, a / b, 0.0)

@@ -13,7 +13,6 @@ slot                    what a part may do there
 ``correct``             change the gradient: g -> g' (in the order of the parts)
 (base optimiser)        clip, weight decay, momentum: from the config, the same for every method
 ``finish``              client: update its state, return what is uploaded besides w_k
-``weigh``               server: change the aggregation weights p
 ``server``              server: w (the weighted mean at first) -> w' (in the order of the parts)
 ``refine``              server: work on the new model with public data (distillation)
 ``personalise``         after the last round: how a client makes a model of its own
@@ -126,9 +125,6 @@ class Part:
         """Update ``local.state``; return the uploads, each [K, ...]."""
         return {}
 
-    def weigh(self, round: Round, p: Tensor) -> Tensor:
-        return p
-
     def server(self, round: Round, w: Tensor) -> Tensor:
         return w
 
@@ -218,10 +214,6 @@ class Method:
     @property
     def sent(self) -> tuple[str, ...]:
         return tuple(name for part in self.parts for name in part.sent)
-
-    @property
-    def uploaded(self) -> tuple[str, ...]:
-        return tuple(name for part in self.parts for name in part.uploaded)
 
     @property
     def isolated(self) -> bool:

@@ -117,12 +117,3 @@ def perturbation(g_p: Tensor, d: Tensor, rho: float, layout: Layout, *, strength
         return None
     Lambda = losses.strengths(d[start:stop], layout.part(start, stop), per) if strength == "adaptive" else None
     return F.pad(losses.perturbation(g, rho, Lambda), (start, layout.size - stop))
-
-
-def cosine(a: Tensor, b: Tensor, floor: float = 0.0) -> float | None:
-    """The cosine of two vectors in float64, None when one is not longer than ``floor``."""
-    a, b = a.double(), b.double()
-    sizes = float(torch.linalg.vector_norm(a)), float(torch.linalg.vector_norm(b))
-    if min(sizes) <= floor:
-        return None
-    return max(-1.0, min(1.0, float(a @ b) / (sizes[0] * sizes[1])))

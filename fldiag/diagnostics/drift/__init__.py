@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from fldiag.diagnostics.drift.summary import summary
 from fldiag.errors import FldiagError
 from fldiag.losses import Proximal, Rule, Strength, mean_strengths, noise_floor, proximal_name, strengths
 from fldiag.models.network import Network
+from fldiag.params import cosine
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.table import Row, table
 from fldiag.rounds import proximal
@@ -117,8 +119,8 @@ def _finite(history: History, stored: Stored) -> Stored:
         if not fine:
             history.note(stored.round, f"the trained weights of client {k} are not finite: left out", k)
     keep = good.nonzero().flatten().tolist()
-    return Stored(stored.round, stored.aggregated, tuple(stored.ids[j] for j in keep), stored.clients[keep], stored.received,
-                  stored.buffers, {n: b[keep] for n, b in stored.client_buffers.items()}, stored.received_buffers)
+    return replace(stored, ids=tuple(stored.ids[j] for j in keep), clients=stored.clients[keep],
+                   client_buffers={n: b[keep] for n, b in stored.client_buffers.items()})
 
 
 def _gradients(history: History, stored: Stored) -> list[Row]:
@@ -140,7 +142,7 @@ def _gradients(history: History, stored: Stored) -> list[Row]:
     for k, g in kept.items():
         own = pool.own(k)
         about = {**base, "scope": "client", "client": k, "slice": f"client:{k}/train", "n_examples": own.stop - own.start}
-        rows += [{**about, "metric": "gradient_cosine", "value": proximal.cosine(g, total)},
+        rows += [{**about, "metric": "gradient_cosine", "value": _number(cosine(g, total))},
                  {**about, "metric": "gradient_norm", "value": float(torch.linalg.vector_norm(g))}]
     return rows
 
@@ -166,7 +168,7 @@ def _proximal(history: History, stored: Stored, j: int, radii: tuple[float, ...]
                 continue
             g_u = proximal.gradient(losses.local(), w + e)[1]
             for layer, where in ((None, slice(None)), ("part:head", slice(cut, None))):
-                value = proximal.cosine(g_u[where], g_p[where]) if (rho, layer) in cosines else None
+                value = _number(cosine(g_u[where], g_p[where], noise_floor(g_p.dtype))) if (rho, layer) in cosines else None
                 if value is not None:
                     cosines[rho, layer].append(value)
     which = proximal_name(options["kind"], options["tau"])
@@ -178,6 +180,11 @@ def _proximal(history: History, stored: Stored, j: int, radii: tuple[float, ...]
         scaled = {} if per == "dim0" else {"scaled": float(strong) * n**0.5}
         rows.append({**base, "metric": "lambda_mean", "layer": name, "value": float(strong), **scaled})
     return rows
+
+
+def _number(value: Tensor) -> float | None:
+    """None for NaN."""
+    return None if bool(value.isnan()) else float(value)
 
 
 def _representation(history: History, stored: Stored) -> list[Row]:
