@@ -4,9 +4,12 @@ Losses of outputs are per example: outputs [..., C] and targets [...] give losse
 function of weights reduces over the last axis, so one spelling serves a vector [P] and a stack of clients [K, P].
 
 FedSOL is Lee et al., "FedSOL: Stabilized Orthogonal Learning with Proximal Restrictions in Federated Learning"
-(CVPR 2024). In its Algorithm 1, g_p is the gradient of a proximal loss L_p(w; w_g), and the local gradient is taken at
-w + e with e = rho Lambda g_p / ||g_p||. Here are L_p (``kl``, ``l2``), Lambda (``strengths``), the norm below which g_p is
-rounding noise (``noise_floor``) and e (``perturbation``).
+(CVPR 2024). Its Algorithm 1, and where each quantity is computed:
+
+    g_p = grad L_p(w; w_g)                                       L_p: ``kl`` or ``l2``
+    Lambda^(m)[i] = |w^(m)[i] - w_g^(m)[i]| / ||w^(m) - w_g^(m)||  for every layer m: ``strengths``
+    e = rho Lambda g_p / ||g_p||                                 ``perturbation``; 0 below ``noise_floor``
+    g_u = grad L_l(w + e)                                        L_l: ``per_example``
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fldiag.params import Layout, norm, per_tensor_norm
+from fldiag.params import Layout, norm, ratio
 
 #: The proximal losses that need nothing but the received model.
 Proximal = Literal["kl", "l2"]
@@ -89,14 +92,15 @@ def noise_floor(dtype: torch.dtype) -> float:
     return 1e-12 if dtype == torch.float64 else 1e-6
 
 
-def perturbation(g_p: Tensor, rho: float, Lambda: Tensor | None = None, floor: float | None = None) -> Tensor:
-    """e = rho Lambda g_p / (||g_p|| + 1e-12), and 0 where ||g_p|| < floor (default: ``noise_floor``); [..., P].
+def perturbation(g: Tensor, rho: float, Lambda: Tensor | None = None, floor: float = 0.0, guard: float = GUARD) -> Tensor:
+    """e = rho Lambda g / (||g|| + guard), and 0 where ||g|| < ``floor``; [..., P].
 
-    ``Lambda`` None: 1 everywhere (the fixed strength).
+    ``Lambda`` None: 1 everywhere (FedSOL's fixed strength; with g the local gradient, SAM).
     """
-    length = norm(g_p)
-    floor = noise_floor(g_p.dtype) if floor is None else floor
-    e = torch.where(length >= floor, rho * g_p / (length + GUARD), 0.0)
+    length = norm(g)
+    e = rho * g / (length + guard)
+    if floor:
+        e = torch.where(length >= floor, e, 0.0)
     return e if Lambda is None else e * Lambda
 
 
@@ -108,11 +112,11 @@ def strengths(d: Tensor, layout: Layout, rule: Rule = "layer") -> Tensor:
     """
     if rule == "dim0":
         first = d.dim() - 1  # the first axis of a tensor comes after those that d has besides the last
-        ratios = [_ratio(v.abs(), torch.linalg.vector_norm(v, dim=first, keepdim=True)) for v in _views(d, layout).values()]
+        ratios = [ratio(v.abs(), torch.linalg.vector_norm(v, dim=first, keepdim=True)) for v in _views(d, layout).values()]
         return torch.cat([r.flatten(first) for r in ratios], dim=-1)
     sizes = dict(zip(layout.names, layout.sizes, strict=True))
-    groups = _groups(layout, rule).values()
-    return _ratio(d.abs(), per_tensor_norm(d, [sum(sizes[n] for n in group) for group in groups]))
+    layers = d.split([sum(sizes[n] for n in names) for names in _groups(layout, rule).values()], dim=-1)
+    return torch.cat([ratio(v.abs(), norm(v)) for v in layers], dim=-1)
 
 
 def mean_strengths(Lambda: Tensor, layout: Layout, rule: Rule = "layer") -> dict[str, tuple[Tensor, int]]:
@@ -136,7 +140,3 @@ def _groups(layout: Layout, rule: Rule) -> dict[str, tuple[str, ...]]:
 def _views(a: Tensor, layout: Layout) -> dict[str, Tensor]:
     """Named views of a [..., P]; a scalar parameter has one axis, with one entry."""
     return {n: v if v.dim() >= a.dim() else v.unsqueeze(-1) for n, v in layout.views(a).items()}
-
-
-def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    return torch.where(b > 0, a / b, 0.0)

@@ -13,7 +13,6 @@ slot                    what a part may do there
 ``correct``             change the gradient: g -> g' (in the order of the parts)
 (base optimiser)        clip, weight decay, momentum: from the config, the same for every method
 ``finish``              client: update its state, return what is uploaded besides w_k
-``weigh``               server: change the aggregation weights p
 ``server``              server: w (the weighted mean at first) -> w' (in the order of the parts)
 ``refine``              server: work on the new model with public data (distillation)
 ``personalise``         after the last round: how a client makes a model of its own
@@ -139,10 +138,6 @@ class Part:
         """Update ``local.state``; return the uploads, each [K, ...]."""
         return {}
 
-    def weigh(self, round: Round, p: Tensor) -> Tensor:
-        """The aggregation weights [m]; they sum to 1."""
-        return p
-
     def server(self, round: Round, w: Tensor) -> Tensor:
         """The new global weights [P], from the weighted mean w or what the parts before made of it."""
         return w
@@ -249,11 +244,6 @@ class Method:
     def sent(self) -> tuple[str, ...]:
         """Names of what the clients receive besides w_g."""
         return tuple(name for part in self.parts for name in part.sent)
-
-    @property
-    def uploaded(self) -> tuple[str, ...]:
-        """Names of what the clients return besides w_k."""
-        return tuple(name for part in self.parts for name in part.uploaded)
 
     @property
     def isolated(self) -> bool:

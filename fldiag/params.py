@@ -125,7 +125,13 @@ def norm(a: Tensor) -> Tensor:
     return torch.linalg.vector_norm(a, dim=-1, keepdim=True)
 
 
-def per_tensor_norm(a: Tensor, sizes: list[int]) -> Tensor:
-    """Each entry replaced by the norm of the parameter tensor it lies in; [..., P] -> [..., P]."""
-    norms = [torch.linalg.vector_norm(v, dim=-1, keepdim=True).expand_as(v) for v in a.split(sizes, dim=-1)]
-    return torch.cat(norms, dim=-1)
+def ratio(a: Tensor, b: Tensor) -> Tensor:
+    """a / b, and 0 where b is not positive: per step where no step was made, relative to a length of 0."""
+    return torch.where(b > 0, a / b, 0.0)
+
+
+def cosine(a: Tensor, b: Tensor, floor: float = 0.0) -> Tensor:
+    """Row-wise cosine in float64, [..., P] x [..., P] -> [...]; NaN where a is zero, or b is zero or shorter than ``floor``."""
+    sizes = [torch.linalg.vector_norm(v, dim=-1, dtype=torch.float64) for v in (a, b)]
+    inner = (a * b).sum(-1, dtype=torch.float64) / (sizes[0] * sizes[1])
+    return torch.where(sizes[1] >= floor, inner.clamp(-1, 1), torch.nan)

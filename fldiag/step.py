@@ -208,10 +208,6 @@ class Step:
             loss = loss + share * losses.per_example(logits, y)
         return loss
 
-    def divergence(self, out: Output, tau: float) -> Tensor:
-        """mean_x KL(softmax(f(x; w_g)/tau) || softmax(f(x; w)/tau)) over the minibatch, [k]: the proximal loss ``kl``."""
-        return self.mean(losses.kl(self.received_logits(), out.logits, tau))
-
     def on(self, x: Tensor, y: Tensor, weight: Tensor | None, index: Tensor) -> Step:
         """A step of the same clients on other inputs; it leaves batch-norm statistics alone."""
         other = Step(self.local, self._losses, x, y, weight, index, self.maps)
@@ -259,10 +255,8 @@ class Step:
                 bound = self._bind(leaf)
                 self._here = (leaf, bound, *self._features(bound))
             leaf, bound, features, maps = self._here
-            if features is None:
-                return Output(leaf, None, bound(self.x), bound)
             own = None if e is None else leaf[:, total - head:] + e.value
-            return Output(leaf, features, bound.head(features, own), bound, maps)
+            return self._output(leaf, bound, features, maps, own)
         if e.stop - e.start == total:
             leaf = (self.w + e.value).requires_grad_()
         else:
@@ -270,10 +264,14 @@ class Step:
             leaf[:, e.start:e.stop] += e.value
             leaf.requires_grad_()
         bound = self._bind(leaf)
-        features, maps = self._features(bound)
+        return self._output(leaf, bound, *self._features(bound))
+
+    def _output(self, leaf: Tensor, bound: Bound, features: Tensor | None, maps: list[Tensor] | None,
+                head: Tensor | None = None) -> Output:
+        """``head``: in place of the head's own weights in ``leaf``."""
         if features is None:
             return Output(leaf, None, bound(self.x), bound)
-        return Output(leaf, features, bound.head(features), bound, maps)
+        return Output(leaf, features, bound.head(features, head), bound, maps)
 
     def _features(self, bound: Bound) -> tuple[Tensor | None, list[Tensor] | None]:
         if not bound.net.has_split:

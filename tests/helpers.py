@@ -10,6 +10,7 @@ from functools import cache, partial
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from fldiag import config as configs
 from fldiag import registry
@@ -266,3 +267,13 @@ def close(a, b, *, terms, dtype=None, size=None, factor=4.0):
 def terms(module, examples=1):
     """Of how many products an output of a module is the sum, layer upon layer, at most; a gradient sums over examples, too."""
     return examples * sum(p[0].numel() for p in module.parameters() if p.ndim > 1)
+
+
+def multiply_adds(call, *inputs):
+    """Multiply-adds of the convolutions and matrix products in ``call(*inputs)``, over the whole batch.
+
+    Counts what is computed, so it holds for slices, sub-networks and dropped blocks alike.
+    """
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        call(*inputs)
+    return counter.get_total_flops() // 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from fldiag import data
 from fldiag.config import Config
 from fldiag.results.table import table
-from fldiag.training import executor as executors
 from fldiag.training.rounds import Federation
 from fldiag.training.setup import Setup
 
@@ -52,9 +52,14 @@ def _count(config: Config, images: data.Dataset, epochs: int) -> tuple[int, nn.M
         train__aggregate="n", train__stack="off", train__precision="fp32", data__public=None, data__public_size=None)
     every = torch.arange(len(images.train_y))
     setup = Setup(made, dataset=images, parts=[np.arange(len(every))], public=images.batch(every, None))
-    federation, execute = Federation(setup), executors.Serial(setup.train).map
+    counts = operations(Federation(setup))
+    return sum(n for op, n in counts.items() if op in FORWARD), setup.module
+
+
+def operations(federation: Federation) -> dict[str, int]:
+    """Name of a product -> operations (two a multiply-add) in a federation's second round: what is made once is then made."""
+    execute = partial(map, federation.setup.train)
     federation.round(execute)
     with FlopCounterMode(display=False) as seen:
         federation.round(execute)
-    counts = {str(op).rpartition(".")[2]: n for op, n in seen.get_flop_counts()["Global"].items()}
-    return sum(n for op, n in counts.items() if op in FORWARD), setup.module
+    return {str(op).rpartition(".")[2]: n for op, n in seen.get_flop_counts()["Global"].items()}

@@ -125,10 +125,7 @@ def _cost(s: Subject) -> pd.DataFrame:
 
 def _epoch(s: Subject, config: Config) -> int:
     """Multiply-adds of an epoch of a client."""
-    from functools import partial
-
-    from torch.utils.flop_counter import FlopCounterMode
-
+    from fldiag.figures.costs import operations
     from fldiag.training.rounds import Federation
     from fldiag.training.setup import Setup
 
@@ -136,11 +133,8 @@ def _epoch(s: Subject, config: Config) -> int:
     for epochs in (1, 2):
         given = config.replace(data__root=s.config.data.root if s.config else None, data__augment=False, train__stack="off",
                                train__epochs=epochs, clients__per_round=1, metrics={})
-        made = Federation(Setup(given, device=s.device, download=s.download))
-        made.round(partial(map, made.setup.train))
-        with FlopCounterMode(display=False) as counter:
-            made.round(partial(map, made.setup.train))
-        totals.append(counter.get_total_flops() // 2)
+        counts = operations(Federation(Setup(given, device=s.device, download=s.download)))
+        totals.append(sum(counts.values()) // 2)
     return totals[1] - totals[0]
 
 

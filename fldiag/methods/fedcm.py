@@ -19,6 +19,6 @@ def fedcm(alpha_cm: Annotated[float, Field(gt=0, le=1)] = 0.1, server_lr: Positi
     Cost:        1 P a step, uplink 1x, downlink 2x.
     Values:      alpha_cm = 0.1 from {0.01, 0.05, 0.1}.
     Paper vs code: the released code takes K from the first client's size; here each client's own number of steps
-    (with momentum their weighted sum, as in FedNova).
+    (with momentum their weighted sum, as in FedNova, so that Delta has the size of one gradient, with which it is mixed).
     """
     return Method(ClientMomentum(alpha_cm), GlobalUpdate("effective", True, server_lr))

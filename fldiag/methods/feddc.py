@@ -14,7 +14,7 @@ def feddc(lam: NonNegative = 0.01, omega: Literal["equal", "n"] = "equal",
 
     Local step:  g_u = g_l + lam (w_k - w_g + h_k) + g - g_k
     Client:      h_k := h_k + (w_k - w_g);  g_k^+ = g_k - g - (w_k - w_g) / (K lr), K the local steps (with momentum
-                 their weighted sum, as in FedNova)
+                 their weighted sum, as in FedNova, so that g_k has the size of one gradient, which it corrects)
     Server:      w_g := sum_k p_k w_k + (1/N) sum_j h_j;  g := g + (1/N) sum_S (g_k^+ - g_k)
     Cost:        1 P a step, uplink 2x, downlink 2x.
     Values:      lam = 0.01 (LeNet), 0.1 (ResNet-18).

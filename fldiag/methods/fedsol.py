@@ -1,6 +1,7 @@
 """FedSOL (Lee et al., CVPR 2024): the local gradient is taken where the proximal loss is raised.
 
-The formulas of L_p, Lambda and e are in ``fldiag.losses``.
+``FedSOL`` is the algorithm. The formulas of L_p, Lambda and e are in ``fldiag.losses``; ``parts/withheld.py`` makes other
+methods' terms its L_p (Table 4).
 """
 
 from __future__ import annotations
@@ -13,11 +14,8 @@ from torch import Tensor
 from fldiag import losses
 from fldiag.errors import FldiagError
 from fldiag.method import Method, Part, Perturbation, method
-from fldiag.parts.contrast import ModelContrast
-from fldiag.parts.control import ControlVariates, DynamicRegulariser
-from fldiag.parts.proximal import KL, L2, ProximalLoss
-from fldiag.parts.server import MeanGradientCorrection, NormalisedMean
-from fldiag.parts.withheld import Withheld
+from fldiag.parts.proximal import KL, ProximalLoss
+from fldiag.parts.withheld import proximal_loss
 from fldiag.sections import NonNegative, Positive
 from fldiag.step import Step
 
@@ -28,7 +26,12 @@ if TYPE_CHECKING:
 
 
 class FedSOL(Part):
-    """The local step of Algorithm 1: g_u = grad L_l(w + e), e = rho Lambda g_p / (||g_p|| + 1e-12), g_p = grad L_p(w; w_g).
+    """The local step of Algorithm 1.
+
+    g_p = grad L_p(w; w_g)                                    ``gradient``
+    Lambda^(m)[i] = |w[i] - w_g[i]| / ||w^(m) - w_g^(m)||     of layer m; 1 with strength "fixed": ``strengths``
+    e = rho Lambda g_p / (||g_p|| + 1e-12)                    ``perturb``
+    g_u = grad L_l(w + e)                                     the local loop takes it, of all weights, and steps from w
 
     Only ``part`` of the weights is perturbed: g_p is cut to it before its norm is taken. ``floor``: no perturbation where
     ||g_p|| is below it (None: ``losses.noise_floor``).
@@ -44,17 +47,19 @@ class FedSOL(Part):
         self.loss_p.check(network, dataset, config)
 
     def perturb(self, step: Step) -> Perturbation | None:
-        """e of this minibatch; the local loop then takes g_u = grad L_l(w + e) of all weights and steps from w."""
+        """e of this minibatch."""
         if not self.rho:
             return None
-        start, stop = step.local.network.layout.span(self.part)
-        g_p = self.gradient(step, start, stop)  # grad L_p(w; w_g)
-        Lambda = self.strengths(step, start, stop)  # |w - w_g| / ||w - w_g|| per layer
-        e = losses.perturbation(g_p, self.rho, Lambda, self.floor)  # rho Lambda g_p / (||g_p|| + 1e-12)
-        return Perturbation(e, start, stop)
+        g_p = self.gradient(step)
+        return self.along(step, g_p, losses.noise_floor(g_p.dtype) if self.floor is None else self.floor)
 
-    def gradient(self, step: Step, start: int, stop: int) -> Tensor:
-        """g_p on the perturbed part, [k, stop - start]."""
+    def along(self, step: Step, g: Tensor, floor: float = 0.0) -> Perturbation:
+        """rho Lambda g / (||g|| + 1e-12) for g [k, n] on the perturbed part."""
+        return Perturbation(losses.perturbation(g, self.rho, self.strengths(step), floor), *self.span(step))
+
+    def gradient(self, step: Step) -> Tensor:
+        """g_p on the perturbed part, [k, n]."""
+        start, stop = self.span(step)
         if self.part == "head" and isinstance(self.loss_p, KL):
             # backward through the head alone; g_u reuses the body's features, which e leaves as they are
             value: Tensor | None
@@ -65,10 +70,11 @@ class FedSOL(Part):
         step.publish(self.loss_p.kind, g_p, value)
         return g_p[:, start:stop]
 
-    def strengths(self, step: Step, start: int, stop: int) -> Tensor | None:
-        """Lambda on the perturbed part, [k, stop - start]; None: 1 everywhere."""
+    def strengths(self, step: Step) -> Tensor | None:
+        """Lambda on the perturbed part, [k, n]; None: 1 everywhere."""
         if self.strength == "fixed":
             return None
+        start, stop = self.span(step)
         layout = step.local.network.layout.part(start, stop)
         Lambda = losses.strengths((step.w - step.local.w_g)[:, start:stop], layout, self.lambda_norm)
         if step.recording:
@@ -77,24 +83,9 @@ class FedSOL(Part):
                 step.note("lambda_mean", mean, layer=layer, where=mean > 0, scale=scale)
         return Lambda
 
-
-def proximal(loss: str, tau: float, tau_moon: float) -> tuple[ProximalLoss, tuple[Part, ...]]:
-    """L_p by name, and the parts of the method that it comes from.
-
-    Of another method only the term changes its role, from the objective to the direction of e; its states, uploads and
-    server step stay. The term's weight is 1: g_p is normalised, so it would change nothing.
-    """
-    if loss == "kl":
-        return KL(tau), ()
-    if loss == "l2":
-        return L2(), ()
-    term, *others = {
-        "scaffold": (ControlVariates(server_lr=1.0),),
-        "fednova": (MeanGradientCorrection(update=True), NormalisedMean()),
-        "feddyn": (DynamicRegulariser(lam=1.0),),
-        "moon": (ModelContrast(mu=1.0, tau=tau_moon),)}[loss]
-    withheld = Withheld(term)
-    return withheld, (withheld, *others)
+    def span(self, step: Step) -> tuple[int, int]:
+        """Where the perturbed part begins and ends in the weights."""
+        return step.local.network.layout.span(self.part)
 
 
 def default_rho(rho: float | None, info: ValidationInfo) -> float:
@@ -141,5 +132,5 @@ def fedsol(loss: Literal["kl", "l2", "scaffold", "fednova", "feddyn", "moon"] = 
                           "set method.part to 'full' or 'body'", usage=True)
     if part == "auto":
         part = "head" if loss == "kl" else "full"
-    loss_p, its_parts = proximal(loss, tau, tau_moon)
+    loss_p, its_parts = proximal_loss(loss, tau, tau_moon)
     return Method(FedSOL(loss_p, radius(rho, loss), part, strength, lambda_norm, 0.0 if official_eps else gp_floor), *its_parts)

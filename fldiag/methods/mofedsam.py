@@ -17,7 +17,7 @@ def mofedsam(rho: NonNegative = 0.1, alpha_cm: Annotated[float, Field(gt=0, le=1
     """FedSAM with client momentum.
 
     Local step:  g_u = alpha_cm grad L_l(w_k + e) + (1 - alpha_cm) Delta,  e = rho g_l / (||g_l|| + 1e-7)
-    Server:      Delta and w_g as FedCM (server_lr too)
+    Server:      Delta and w_g as FedCM (server_lr too), with K_k weighted by the momentum: Delta has the size of one gradient
     Cost:        2 P a step, uplink 1x, downlink 2x.
     Values:      rho = 0.1 (0.01 in FedTOGA), alpha_cm = 0.1 (0.05).
     """

@@ -9,7 +9,6 @@ from torch import Tensor
 from fldiag import losses
 from fldiag.method import Method, Perturbation, method
 from fldiag.methods.fedsol import FedSOL, Rho, radius
-from fldiag.parts.perturbation import ascent
 from fldiag.parts.proximal import KL, L2
 from fldiag.sections import NonNegative, Positive
 from fldiag.step import Step
@@ -23,7 +22,7 @@ POINTS: dict[str, tuple[str, str | None]] = {
 class Strategy(FedSOL):
     """g_u = grad L_l(w or w + eps) + beta grad L_p(w or w + eps) (Lee et al. 2024, Table 10).
 
-    eps_p is FedSOL's e, eps_c = rho Lambda (g_p + g_l) / ||g_p + g_l||.
+    eps_p is FedSOL's e, eps_c = rho Lambda (g_p + g_l) / ||g_p + g_l|| (Eq. 13).
     """
 
     def __init__(self, id: str, beta: float, loss_p: KL | L2, rho: float, part: Literal["full", "body", "head"],
@@ -41,11 +40,9 @@ class Strategy(FedSOL):
         """eps_c, along the gradient of L_l + L_p."""
         if not self.rho:
             return None
-        start, stop = step.local.network.layout.span(self.part)
         g_p = self.gradient_at_w(step)
-        g = (step.local_gradient()[1] + g_p)[:, start:stop]
-        e, Lambda = ascent(g, self.rho), self.strengths(step, start, stop)
-        return Perturbation(e if Lambda is None else e * Lambda, start, stop)
+        g = step.local_gradient()[1] + g_p
+        return self.along(step, g[:, slice(*self.span(step))])
 
     def gradient_at_w(self, step: Step) -> Tensor:
         """g_p over all parameters, [k, P]."""
@@ -84,7 +81,7 @@ def strategy(id: Literal["A0", "A1", "A2", "A3", "A4", "A5", "A6"] = "A1", beta_
                  A1: grad L_l(w + eps_p)                            (FedSOL)
                  A2: grad L_l(w)         + b grad L_p(w + eps_p)
                  A3: grad L_l(w + eps_p) + b grad L_p(w + eps_p)
-                 A4: grad L_l(w + eps_c) + b grad L_p(w + eps_c)    (SAM of the sum)
+                 A4: grad L_l(w + eps_c) + b grad L_p(w + eps_c)    (SAM of the sum, Eq. 13)
                  A5: grad L_l(w)         + b grad L_p(w)            (FedProx with l2)
                  A6: grad L_l(w + eps_p) + b grad L_p(w)
     L_p, Lambda: loss (kl at temperature tau, or l2), part and strength as in FedSOL

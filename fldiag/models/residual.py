@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fldiag.models.slimmable import layer, linear
+from fldiag.models.slimmable import layer
 
 Norm = Callable[[int], nn.Module]
 
@@ -175,7 +175,7 @@ class ResNet(nn.Module):
         Every layer's first channels with shared weights; the image enters whole and all classes leave. Batch-norm
         uses the statistics of the batch. Raises FldiagError when ``width`` is not in (0, 1].
         """
-        return linear(self.fc, self.pooled(self._maps(x, width), width))
+        return layer(self.fc, self.pooled(self._maps(x, width), width), 1.0)
 
     def last_stage(self, f: Tensor, width: float) -> Tensor:
         """The last stage at a fraction of its channels, after the ReLU, all blocks kept.

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fldiag.method import Part, Round
+from fldiag.params import ratio
 from fldiag.step import Local, Step
 
 
@@ -31,8 +32,7 @@ class ControlVariates(Part):
         return g.sub_(step.state("c_k")).add_(step.local.sent["c"])
 
     def finish(self, local: Local) -> dict[str, Tensor]:
-        a = local.effective_steps().clamp(min=1e-12)
-        delta = (local.w_g - local.w) / (a * local.lr) - local.sent["c"]
+        delta = ratio(local.w_g - local.w, local.effective_steps() * local.lr) - local.sent["c"]
         delta = torch.where(local.steps.unsqueeze(1) > 0, delta, 0.0)  # no step, no news
         local.state["c_k"] = local.state["c_k"] + delta
         return {"delta_c": delta}
@@ -79,7 +79,7 @@ class DynamicRegulariser(Part):
 
 class GradientDrift(Part):
     """FedDC's gradient correction (Gao et al. 2022): g := g + g_s - g_k; g_k^+ = g_k - g_s - d_k / (K lr), K the
-    effective number of steps.
+    effective number of steps: with momentum only that leaves g_k of the size of one gradient.
 
     Server: g_s := g_s + (1/N) sum_S (g_k^+ - g_k). ``by_size``: g_s / omega_k in place of g_s on the client, and
     omega_k (g_k^+ - g_k) in the server's sum. ``first_lr``: divide by the lr of round 0.
@@ -106,7 +106,7 @@ class GradientDrift(Part):
         a = local.effective_steps()
         lr = local.train.lr if self.first_lr else local.lr
         omega = relative_size(local) if self.by_size else 1.0
-        delta = -local.sent["g"] / omega - (local.w - local.w_g) / (a.clamp(min=1e-12) * lr)
+        delta = -local.sent["g"] / omega - ratio(local.w - local.w_g, a * lr)
         delta = torch.where(a > 0, delta, 0.0)
         local.state["g_k"] = local.state["g_k"] + delta
         return {"delta_g": omega * delta}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fldiag.losses import perturbation
 from fldiag.method import Part, Round
-from fldiag.params import norm
-from fldiag.parts.perturbation import ascent
+from fldiag.params import norm, ratio
 from fldiag.step import Local, Perturbation, Step
 
 
@@ -32,7 +32,7 @@ class ConsensusPerturbation(Part):
         if not self.rho:
             return None
         s, mu = step.local.sent["s"], step.state("mu_k")
-        e = ascent(step.local_gradient()[1] - mu - s, self.rho, guard=1e-7)
+        e = perturbation(step.local_gradient()[1] - mu - s, self.rho, guard=1e-7)
         mu.add_(e - s)
         return Perturbation(e, 0, e.shape[-1])
 
@@ -41,8 +41,7 @@ class ConsensusPerturbation(Part):
 
     def server(self, round: Round, w: Tensor) -> Tensor:
         mean = round.mean(round.uploads["mu_k"])
-        length = norm(mean)
-        round.state["s"] = torch.where(length > 0, self.rho * mean / length, 0.0)
+        round.state["s"] = ratio(self.rho * mean, norm(mean))
         return w
 
 
@@ -68,8 +67,7 @@ class GlobalDrift(Part):
             d = (local.sent["w_last"] - local.w_g).expand_as(local.w)
         else:
             d = torch.where(local.state["seen"] > 0, local.state["w_old"] - local.w_g, 0.0)
-        length = norm(d)
-        local.memo["drift"] = torch.where(length > 0, self.rho * d / length.clamp(min=torch.finfo(d.dtype).tiny), 0.0)
+        local.memo["drift"] = ratio(self.rho * d, norm(d))
 
     def perturb(self, step: Step) -> Perturbation | None:
         e = step.local.memo["drift"][: step.k]

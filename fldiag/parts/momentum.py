@@ -7,16 +7,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fldiag.losses import perturbation
 from fldiag.method import Part, Round
-from fldiag.parts.perturbation import ascent
-from fldiag.step import Local, Perturbation, Step
+from fldiag.params import ratio
+from fldiag.step import Perturbation, Step
 
 
 class GlobalUpdate(Part):
     """Server: Delta := -mean_S d_k / K_k, sent with w_g; w_g := w_g + server_lr (w - w_g).
 
-    ``steps``: K_k is the number of local steps ("plain"), or what the base optimiser makes of them ("effective": with
-    momentum a gradient enters the displacement more than once). ``by_lr``: Delta is also divided by the round's lr.
+    ``steps``: K_k is the number of local steps ("plain"), or what the base optimiser makes of them ("effective"). With
+    momentum a gradient enters the displacement more than once, so only the effective number leaves a Delta of the size of
+    one gradient, as a mix with gradients needs it; without momentum the two are the same. ``by_lr``: Delta is also divided
+    by the round's lr.
     """
 
     sent = ("delta",)
@@ -30,8 +33,7 @@ class GlobalUpdate(Part):
     def server(self, round: Round, w: Tensor) -> Tensor:
         steps = round.effective if self.steps == "effective" else round.steps.unsqueeze(1)
         divisor = steps.to(round.rows.dtype) * (round.lr if self.by_lr else 1.0)
-        moved = torch.where(divisor > 0, (round.rows - round.w_g) / divisor.clamp(min=1e-12), 0.0)
-        round.state["delta"] = -round.mean(moved)
+        round.state["delta"] = -round.mean(ratio(round.rows - round.w_g, divisor))
         return w if self.server_lr == 1 else round.w_g + self.server_lr * (w - round.w_g)
 
 
@@ -67,9 +69,6 @@ class GlobalPerturbation(Part):
         self.rho, self.kappa, self.mode = rho, kappa, mode
         self.needs = ("delta",) if mode == "global" else ("delta", "register")
 
-    def begin(self, local: Local) -> None:
-        local.memo.pop("register", None)
-
     def perturb(self, step: Step) -> Perturbation | None:
         if not self.rho:
             return None
@@ -80,7 +79,7 @@ class GlobalPerturbation(Part):
             q = before[: step.k]
         else:
             q = step.local_gradient()[1] + before[: step.k]
-        e = ascent(q + self.kappa * step.local.sent["delta"], self.rho, guard=1e-7)
+        e = perturbation(q + self.kappa * step.local.sent["delta"], self.rho, guard=1e-7)
         return Perturbation(e, 0, e.shape[-1])
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from fldiag.losses import GUARD
+from fldiag.losses import GUARD, perturbation
 from fldiag.method import Part, Perturbation
 from fldiag.params import norm
 from fldiag.step import Step
@@ -21,13 +19,10 @@ class Sharpness(Part):
         if not self.rho:
             return None
         _, g = step.local_gradient()
-        e = ascent(g, self.rho, step.w.abs() if self.adaptive else None, self.guard)
+        if self.adaptive:
+            size = step.w.abs()
+            scaled = size * g
+            e = self.rho * size * scaled / (norm(scaled) + self.guard)
+        else:
+            e = perturbation(g, self.rho, guard=self.guard)
         return Perturbation(e, 0, e.shape[-1])
-
-
-def ascent(g: Tensor, rho: float, scale: Tensor | None = None, guard: float = GUARD) -> Tensor:
-    """rho T^2 g / (||T g|| + guard), row by row; T = 1 without ``scale``."""
-    if scale is None:
-        return rho * g / (norm(g) + guard)
-    scaled = scale * g
-    return rho * scale * scaled / (norm(scaled) + guard)

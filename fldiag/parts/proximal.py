@@ -49,7 +49,7 @@ class KL:
                               "set method.loss = 'l2'", usage=True)
 
     def term(self, step: Step, out: Output) -> Tensor:
-        return step.divergence(out, self.tau)
+        return step.mean(losses.kl(step.received_logits(), out.logits, self.tau))
 
     def gradient(self, step: Step) -> tuple[Tensor | None, Tensor]:
         return step.gradient(self.term)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fldiag.method import Part, Round
+from fldiag.params import ratio
 from fldiag.step import Local, Step
 
 
@@ -83,8 +84,7 @@ class NormalisedMean(Part):
     def server(self, round: Round, w: Tensor) -> Tensor:
         a = round.uploads["a_k"]
         tau = float((round.p * a.squeeze(1).double().cpu()).sum())
-        moved = torch.where(a > 0, (round.rows - round.w_g) / a.clamp(min=1e-12), 0.0)
-        return round.w_g + tau * round.mean(moved, round.p)
+        return round.w_g + tau * round.mean(ratio(round.rows - round.w_g, a), round.p)
 
 
 class MeanGradientCorrection(Part):
@@ -110,14 +110,12 @@ class MeanGradientCorrection(Part):
 
     def finish(self, local: Local) -> dict[str, Tensor]:
         a = local.effective_steps()
-        d = (local.w_g - local.w) / (a.clamp(min=1e-12) * local.lr)
-        local.state["d_k"] = torch.where(a > 0, d, local.state["d_k"])
+        local.state["d_k"] = torch.where(a > 0, ratio(local.w_g - local.w, a * local.lr), local.state["d_k"])
         return {}
 
     def server(self, round: Round, w: Tensor) -> Tensor:
         if self.update:
             share = round.n.double().cpu() / round.examples
-            a = round.uploads["a_k"]
-            d = torch.where(a > 0, (round.w_g - round.rows) / (a.clamp(min=1e-12) * round.lr), 0.0)
+            d = ratio(round.w_g - round.rows, round.uploads["a_k"] * round.lr)
             round.state["d"] = (1 - float(share.sum())) * round.state["d"] + round.mean(d, share)
         return w

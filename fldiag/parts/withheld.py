@@ -10,6 +10,10 @@ import torch
 from torch import Tensor
 
 from fldiag.method import Part
+from fldiag.parts.contrast import ModelContrast
+from fldiag.parts.control import ControlVariates, DynamicRegulariser
+from fldiag.parts.proximal import KL, L2, ProximalLoss
+from fldiag.parts.server import MeanGradientCorrection, NormalisedMean
 from fldiag.step import Output, Step
 
 #: What a withheld part no longer does: its two terms are withheld, and the perturbation is along them.
@@ -64,3 +68,22 @@ class Withheld(Part):
             return out.leaf.sum(-1) * 0 if value is None else value
 
         return None, g + step.gradient(term)[1]
+
+
+def proximal_loss(loss: str, tau: float, tau_moon: float) -> tuple[ProximalLoss, tuple[Part, ...]]:
+    """FedSOL's L_p by name, and the parts of the method that it comes from.
+
+    Of another method only the term changes its role, from the objective to the direction of e; its states, uploads and
+    server step stay. The term's weight is 1: g_p is normalised, so it would change nothing.
+    """
+    if loss == "kl":
+        return KL(tau), ()
+    if loss == "l2":
+        return L2(), ()
+    term, *others = {
+        "scaffold": (ControlVariates(server_lr=1.0),),
+        "fednova": (MeanGradientCorrection(update=True), NormalisedMean()),
+        "feddyn": (DynamicRegulariser(lam=1.0),),
+        "moon": (ModelContrast(mu=1.0, tau=tau_moon),)}[loss]
+    withheld = Withheld(term)
+    return withheld, (withheld, *others)

@@ -19,12 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from fldiag.errors import FldiagError
-from fldiag.models.layers.normalisation import batch_dependent
+from fldiag.models.layers import batch_dependent, kin
 from fldiag.problem.ingredients import Ingredients
 from fldiag.seeding import torch_rng
 
 PerExample = Callable[[Any, Tensor], Tensor]
-_DROPOUT = (nn.modules.dropout._DropoutNd,)
 
 
 @dataclass(frozen=True)
@@ -81,8 +80,7 @@ def _check_data(problem: Ingredients, runs: list[range]) -> tuple[Tensor, Tensor
 
 def _culprits(module: nn.Module) -> str:
     awake = [f"{n or 'the model'} ({type(m).__name__})" for n, m in module.named_modules() if m.training]
-    drop = [f"{n} ({type(m).__name__})" for n, m in module.named_modules()
-            if isinstance(m, _DROPOUT) and m.training]
+    drop = [f"{n} ({type(m).__name__})" for n, m in module.named_modules() if kin(m).random and m.training]
     if drop:
         return f"dropout is active in {', '.join(drop)} although the model is in eval mode"
     if awake:
@@ -270,7 +268,7 @@ def _graph_bytes(problem: Ingredients, x: Tensor, y: Tensor) -> int:
 
 def _channels_last(problem: Ingredients, x: Tensor, z: Any) -> bool:
     """Convolutions without gradients run about 1.4 times faster so; a model that uses view() may refuse."""
-    if x.ndim != 4 or not any(isinstance(m, nn.Conv2d) for m in problem.module.modules()):
+    if x.ndim != 4 or not any(kin(m).channels_last for m in problem.module.modules()):
         return False
     try:
         return same(problem.call(problem.w, x.to(memory_format=torch.channels_last)), z, 1e-4)

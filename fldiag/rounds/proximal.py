@@ -1,17 +1,17 @@
 """The proximal loss, its gradient and FedSOL's perturbed gradient at stored weights: what a step from there would see.
 
-As in Lee et al., "FedSOL" (CVPR 2024), equations 5 to 9: g_p is the gradient of the proximal loss at the client's weights
-w, e = rho Lambda g_p / ||g_p|| the perturbation (the maths is ``fldiag.losses``), g_u the gradient of the local loss at w + e.
+As in Algorithm 1 of Lee et al., "FedSOL" (CVPR 2024): g_p is the gradient of the proximal loss at the client's weights w,
+e = rho Lambda g_p / ||g_p|| the perturbation (the maths is ``fldiag.losses``), g_u the gradient of the local loss at w + e.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fldiag import losses
 from fldiag.errors import FldiagError
@@ -20,8 +20,6 @@ from fldiag.models.network import Network
 from fldiag.params import Layout, norm
 from fldiag.rounds.pool import Pool, Weights
 
-Kind = losses.Proximal
-Per = Literal["layer", "tensor"]
 #: Examples in one pass of a gradient over many.
 CHUNK = 512
 
@@ -54,7 +52,7 @@ class Losses:
     """
 
     def __init__(self, network: Network, pool: Pool, buffers: dict[str, Tensor], start: Weights, batch: Batch, *,
-                 kind: Kind = "kl", tau: float = 3.0):
+                 kind: losses.Proximal = "kl", tau: float = 3.0):
         if kind == "kl" and pool.dataset.regression:
             raise FldiagError("the KL proximal loss needs class outputs, and the data are regression", "use proximal = 'l2'",
                               usage=True)
@@ -110,35 +108,12 @@ def gradient(terms: Iterator[tuple[Function, float]], w: Tensor) -> tuple[float,
     return total, g
 
 
-def product(terms: Iterator[tuple[Function, float]], w: Tensor, v: Tensor) -> Tensor:
-    """The Hessian of the weighted sum of the terms at w, times v [P]."""
-    at, total = w.detach().clone().requires_grad_(), torch.zeros_like(w)
-    for term, share in terms:
-        with torch.enable_grad():
-            g = torch.autograd.grad(term(at), at, create_graph=True)[0]
-            total.add_(torch.autograd.grad(g @ v, at)[0], alpha=share)
-    return total
-
-
-def perturbation(w: Tensor, start: Tensor, g_p: Tensor, rho: float, layout: Layout, *, strength: Strength = "adaptive",
-                 part: str = "full", per: Per = "layer") -> Tensor | None:
-    """FedSOL's e [..., P] at weights w [..., P], zero outside ``part``. None where g_p is rounding noise on that part."""
-    where = slice(*layout.span(part))
-    g = g_p[..., where]
-    if bool((norm(g) < losses.noise_floor(g.dtype)).all()):
+def perturbation(g_p: Tensor, d: Tensor, rho: float, layout: Layout, *, strength: Strength = "adaptive",
+                 part: str = "full", per: losses.Rule = "layer") -> Tensor | None:
+    """FedSOL's e [P] at weights w with d = w - w_g, zero outside ``part``. None where g_p is rounding noise on that part."""
+    start, stop = layout.span(part)
+    g = g_p[start:stop]
+    if float(norm(g)) < losses.noise_floor(g.dtype):
         return None
-    Lambda = None
-    if strength == "adaptive":
-        Lambda = losses.strengths((w - start)[..., where], layout.part(where.start, where.stop), per)
-    e = torch.zeros_like(g_p)
-    e[..., where] = losses.perturbation(g, rho, Lambda)
-    return e
-
-
-def cosine(a: Tensor, b: Tensor, floor: float = 0.0) -> float | None:
-    """The cosine of two vectors in float64, None when one is not longer than ``floor``."""
-    a, b = a.double(), b.double()
-    sizes = float(torch.linalg.vector_norm(a)), float(torch.linalg.vector_norm(b))
-    if min(sizes) <= floor:
-        return None
-    return max(-1.0, min(1.0, float(a @ b) / (sizes[0] * sizes[1])))
+    Lambda = losses.strengths(d[start:stop], layout.part(start, stop), per) if strength == "adaptive" else None
+    return F.pad(losses.perturbation(g, rho, Lambda), (start, layout.size - stop))

@@ -12,6 +12,7 @@ from torch import Tensor
 from fldiag import losses
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
+from fldiag.params import cosine
 from fldiag.sections import Metrics
 from fldiag.step import Notes, Output, Published, Step
 
@@ -57,7 +58,7 @@ class Recorder(Notes):
             return Published(kind, d, losses.l2(d), 0, g_u)
 
         def divergence(step: Step, out: Output) -> Tensor:
-            return step.divergence(out, self.tau)
+            return step.mean(losses.kl(step.received_logits(), out.logits, self.tau))
 
         device = step.w.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -65,10 +66,8 @@ class Recorder(Notes):
         return Published(kind, g, value, 0, g_u)
 
     def cosine(self, g_u: Tensor, g_p: Tensor, layer: str | None, kind: str) -> None:
-        a, b = length(g_u), length(g_p)
-        value = (g_u * g_p).sum(-1, dtype=torch.float64) / (a * b)
-        directed = (a > 0) & (b >= losses.noise_floor(g_p.dtype))
-        self.add("cos_gu_gp", value.clamp(-1, 1), layer=layer, proximal=kind, where=directed)
+        value = cosine(g_u, g_p, losses.noise_floor(g_p.dtype))
+        self.add("cos_gu_gp", value, layer=layer, proximal=kind, where=~value.isnan())
 
     def rows(self, ids: list[int]) -> pd.DataFrame:
         """client, index, metric, layer, proximal, value, scaled, n_examples; by client (in the order of ``ids``) and step."""

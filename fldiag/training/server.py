@@ -20,8 +20,6 @@ def aggregate(round: Round, method: Method, train: Train) -> Tensor:
     counts = {"n": round.n, "batches": round.n // train.batch_size}.get(train.aggregate)
     if counts is not None and int(counts.sum()):  # when no client fills a minibatch, nobody trained: all equal
         p = (counts.double() / counts.double().sum()).cpu()  # where it is when uniform, whatever the device
-    for part in method:
-        p = part.weigh(round, p)
     round.p = p
     w = round.mean(round.rows, p)
     for part in method:

@@ -153,8 +153,9 @@ def test_the_uplink_is_counted_in_vectors(name, precision, tmp_path):
     method, size = made.method, made.network.size
     buffers = sum(b.nbytes for b in made.network.buffers.values())
     item = {"fp32": 4, "fp64": 8}[precision]
-    scalars = [name for name in method.uploaded if name == "a_k"]  # one number a client, everything else is a vector
-    up = 1 + len(method.uploaded) - len(scalars)
+    uploaded = [name for part in method for name in part.uploaded]
+    scalars = [name for name in uploaded if name == "a_k"]  # one number a client, everything else is a vector
+    up = 1 + len(uploaded) - len(scalars)
     down = 1 + len(set(method.sent) & set(method.server_init(made.initial())))  # in round 0
     talks = not method.isolated
     assert frame.loc["uplink", "value"] == talks * ((up * size + len(scalars)) * item + buffers)

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from helpers import close, terms
+from helpers import close, multiply_adds, terms
 
 from fldiag import models, registry
 from fldiag.errors import FldiagError
@@ -41,6 +41,8 @@ COSTS = [
     ("resnet56", (3, 32, 32), 100, 87_237_632),
     # 1,814,073,344 with ImageNet's 1000 classes
     ("resnet18_imagenet", (3, 224, 224), 200, 1_814_073_344 - 800 * 512)]
+#: Those that are chains of common layers: several models go side by side.
+STACKABLE = {"fedavg_cifar", "fedavg_mnist", "lenet", "mlp", "mlp_iris", "small_cnn", "vgg11"}
 every_model = pytest.mark.parametrize("name", registry.model.names())
 
 
@@ -61,7 +63,6 @@ def test_number_of_parameters(name, shape, classes, options, count):
 @pytest.mark.parametrize(("name", "shape", "classes", "count"), COSTS)
 def test_multiply_adds(name, shape, classes, count):
     from fldiag.models.network import forward_macs
-    from fldiag.models.slimmable import multiply_adds
 
     module = models.build(name, shape, classes)
     assert forward_macs(module, shape) == count
@@ -91,12 +92,14 @@ def test_the_head_is_the_classifier(name):
     close(bound(x)[0], module.eval()(x[0]), terms=terms(module))
 
 
-@every_model
+def test_which_models_stack():
+    assert {name for name in registry.model.names() if Network(built(name)[0]).stackable} == STACKABLE
+
+
+@pytest.mark.parametrize("name", sorted(STACKABLE))
 def test_a_stack_gives_each_rows_logits(name):
     module, shape = built(name)
     net = Network(module.double(), precision="fp64")
-    if not net.stackable:
-        return
     w = flatten(module) + 0.01 * torch.randn(2, net.size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     x = torch.randn(2, 3, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     stacked = net.bind(w)(x)

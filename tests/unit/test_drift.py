@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fldiag.diagnostics.drift import drift
+from fldiag.diagnostics.drift.picture import draw
 from fldiag.diagnostics.drift.propositions import check, slope
 from fldiag.diagnostics.drift.representation import cka, features
 from fldiag.errors import FldiagError
@@ -192,6 +193,17 @@ def test_minibatches_are_averaged(federation):
     assert len(found) == 3 and one(frame, "cos_gu_gp", client=0, layer=None).value == pytest.approx(np.mean(found))
     whole = drift(federation, gradients=False, representation=False, propositions=False)
     assert one(frame, "proximal_loss", client=0).value == pytest.approx(one(whole, "proximal_loss", client=0).value)
+
+
+def test_strengths_along_the_first_axis_have_no_common_scale(federation):
+    """As the released code normalises them: the picture then shows the means themselves."""
+    frame = drift(federation, **PLAIN, per="dim0")
+    rows = frame[(frame.metric == "lambda_mean") & (frame.client == 0)]
+    item, layout = federation.last(), federation.layout
+    assert "scaled" not in frame and list(rows.layer) == list(layout.names)
+    expected = layout.views(strengths(item.clients[0] - item.received, layout, "dim0"))
+    assert rows.value.astype(float).tolist() == pytest.approx([float(v.mean()) for v in expected.values()])
+    assert "mean Λ" in [ax.get_ylabel() for ax in draw(frame).axes]
 
 
 def test_recorded_steps_are_read_as_means(federation):

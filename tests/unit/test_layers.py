@@ -8,10 +8,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fldiag.curvature.r_operator import ChainOperator
+from fldiag.errors import FldiagError
 from fldiag.models.layers import LAYERS, Layer, kin, rules
 from fldiag.models.layers.entry import as_it_is, no_obstacle
 from fldiag.models.layers.links import Link, Weighted
+from fldiag.models.layers.sequence import pool_first
 from fldiag.models.network import Network, chain_of, forward_macs
+from fldiag.models.slimmable import layer
 from fldiag.params import flatten
 from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.exact_curvature import inexact
@@ -133,6 +136,42 @@ def test_surfaces_are_evaluated_by_the_entry(known):
     assert fast(0.3)[0] == pytest.approx(plain(0.3)[0], rel=1e-12)
 
 
+def test_a_sub_network_is_cut_by_the_entry(known, monkeypatch):
+    m, x = Gain(5), torch.ones(2, 3)
+    with pytest.raises(FldiagError, match="Gain has no slim form"):
+        layer(m, x, 0.5)
+    monkeypatch.setitem(LAYERS, Gain, dataclasses.replace(GAIN, slim=lambda m, x, width: x * m.weight[: x.shape[1]]))
+    assert torch.equal(layer(m, x, 0.5), m.weight[:3].expand(2, 3))
+
+
+def test_the_entry_says_what_the_layer_does_to_a_batch(known, monkeypatch):
+    assert not Network(net()).batch_dependent
+    monkeypatch.setitem(LAYERS, Folded, dataclasses.replace(FOLDED, mixes_examples=lambda m: True))
+    assert Network(net()).batch_dependent
+
+
+def test_the_entry_says_what_changes_places_with_pooling(known, monkeypatch):
+    folded, pool = ("a", Folded()), ("b", nn.MaxPool2d(2))
+    assert pool_first([folded, pool]) == [folded, pool]
+    monkeypatch.setitem(LAYERS, Folded, dataclasses.replace(FOLDED, monotone=True))
+    assert pool_first([folded, pool]) == [pool, folded]
+
+
+def test_the_entry_says_whether_a_layer_draws_random_numbers(known, monkeypatch):
+    class Restless(Folded):
+        def forward(self, x):
+            return x + torch.rand_like(x)
+
+        def train(self, mode=True):
+            return super().train(True)
+
+    wrong = nn.Sequential(nn.Linear(6, 5), Restless(), nn.Linear(5, 3)).double()
+    for random, says in ((False, "still in training mode after eval"), (True, r"dropout is active in 1\.1 \(Restless\)")):
+        monkeypatch.setitem(LAYERS, Folded, dataclasses.replace(FOLDED, random=random))
+        with pytest.raises(FldiagError, match=says):
+            problem(nn.Sequential(nn.Flatten(), wrong)).probe()
+
+
 def test_a_rule_left_out_falls_back_alone(known, monkeypatch):
     monkeypatch.setitem(LAYERS, Gain, dataclasses.replace(GAIN, call=None, links=None, squares=None))
     p = problem()
@@ -152,3 +191,8 @@ def test_a_subclass_has_no_rules_but_counts_as_its_parent():
 
     assert rules(Scaled(2, 2)) == Layer() and kin(Scaled(2, 2)) is LAYERS[nn.Linear]
     assert forward_macs(nn.Sequential(Scaled(4, 2)), (4,)) == 8
+
+
+def test_a_convolution_that_pads_one_side_more_is_named():
+    module = nn.Sequential(nn.Conv2d(1, 2, 2, padding="same"), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)).double()
+    assert inexact(problem(module)) == "padding = 'same' with a kernel of size [2, 2] pads one side more than the other"

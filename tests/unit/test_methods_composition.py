@@ -107,7 +107,7 @@ def inside(parts):
 class Desk:
     """Which part is at work, and what it read that is neither its own nor declared."""
 
-    SLOTS = ("begin", "batch", "loss", "perturb", "correct", "finish", "weigh", "server", "refine")
+    SLOTS = ("begin", "batch", "loss", "perturb", "correct", "finish", "server", "refine")
 
     def __init__(self, made):
         self.part, self.own, self.strange = None, {}, set()

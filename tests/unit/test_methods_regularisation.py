@@ -118,7 +118,7 @@ def test_the_order_of_the_data_does_not_depend_on_mixing():
         made = federation(config(method, rounds=1, per_round=1), classification(UNEQUAL))
         part = types.SimpleNamespace(**{slot: lambda *_: None for slot in ("begin", "loss", "perturb")},
                                      maps=False, batch=lambda s: seen.append(s.index.clone()), correct=lambda s, g: g,
-                                     finish=lambda local: {}, weigh=lambda r, p: p, server=lambda r, w: w, refine=lambda r, w: w)
+                                     finish=lambda local: {}, server=lambda r, w: w, refine=lambda r, w: w)
         made.setup.method.parts = (*made.setup.method.parts, part)
         made.setup.train(made.setup.units(0, [0], made.w, {}, {}, {})[0])
     half = len(seen) // 2

@@ -311,3 +311,27 @@ def test_bf16_stays_near_fp32_with_float32_logits():
     assert half.w.dtype == torch.float32
     moved = np.linalg.norm(full.w - full.setup.initial())
     assert 0 < float((half.w - full.w).norm()) < 0.2 * moved
+
+
+@pytest.mark.parametrize(("dtype", "beside", "split"), [(torch.float64, 0.0, True), (torch.float64, 1e-8, False),
+                                                        (torch.float32, 1e-8, True), (torch.float32, 1e-3, False)])
+def test_a_split_is_confirmed_up_to_rounding_of_outputs_of_any_size(dtype, beside, split):
+    class Beside(nn.Module):
+        """Something small beside head(features(x)), relative to outputs that are small themselves."""
+
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+
+        def features(self, x):
+            return 1e-4 * self.body(x)
+
+        def forward(self, x):
+            return self.head(self.features(x)) * (1 + beside)
+
+    torch.manual_seed(0)
+    module = Beside().to(dtype)
+    nn.init.zeros_(module.head.bias)
+    net = Network(module)
+    net.confirm_split(flatten(module)[None], {}, torch.randn(1, 6, 4, dtype=dtype))
+    assert net.has_split == split

@@ -80,5 +80,3 @@ def test_row_algebra():
     for k in range(3):
         assert torch.allclose(params.dot(a, b)[k], a[k] @ b[k])
         assert torch.allclose(params.norm(a)[k], a[k].norm())
-    spread = params.per_tensor_norm(a, [4, 5])
-    assert torch.allclose(spread[1], torch.cat([a[1, :4].norm().expand(4), a[1, 4:].norm().expand(5)]))

@@ -2,9 +2,11 @@
 
 import doctest
 import os
+import re
 import subprocess
 import sys
 import textwrap
+import typing
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -39,6 +41,17 @@ def test_a_signature_is_a_schema():
             it.validate(wrong)
         assert message in str(caught.value)
         assert caught.value.usage
+
+
+@pytest.mark.parametrize("kind", ["diagnostic", "method", "model", "dataset"])
+def test_what_a_description_offers_can_be_chosen(kind):
+    """Choices named as "a, b or c" at the end of an option's description."""
+    entries = getattr(registry, kind)
+    for name in entries.names():
+        for option, about in entries.get(name).options.model_fields.items():
+            offered = re.search(r"(?:^|[ :])((?:\w+, )*\w+,? or \w+)\.$", re.sub(r" \([^)]*\)", "", about.description or ""))
+            if typing.get_origin(about.annotation) is Literal and offered:
+                assert set(re.split(r",? or |, ", offered[1])) <= set(typing.get_args(about.annotation)), f"{name}: {option}"
 
 
 def test_two_functions_cannot_have_one_name():

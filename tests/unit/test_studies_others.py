@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import images
+from helpers import images, multiply_adds
 from matplotlib.figure import Figure
 
 from fldiag import config as configs
@@ -198,7 +198,6 @@ def test_iris_numbers_are_those_of_the_last_round_under_their_learning_rate(valu
 @pytest.mark.parametrize(("method", "over", "relative"), [("fedavg", {}, 1), ("moon", {}, 3), ("fedsam", {}, 2), ("mixup", {}, 1)])
 def test_counted_forward_passes(method, over, relative, monkeypatch):
     from fldiag import models
-    from fldiag.models.slimmable import multiply_adds
 
     made, _ = images((8,), shape=(3, 8, 8))
     monkeypatch.setattr(data, "load", lambda *_: made)

@@ -108,7 +108,9 @@ def rows_of(frame):
 
 
 def same_table(found, expected, rtol):
-    """Every number of ``expected`` is in ``found``, which may have more rows and columns."""
+    """Every number of ``expected`` is in ``found``, which may have more rows and columns.
+
+    Up to ``rtol`` of itself, or of the largest number of its metric and column: a small one is a difference of larger ones."""
     columns = set(expected)
     there = {}
     for row in rows_of(found):
@@ -121,7 +123,8 @@ def same_table(found, expected, rtol):
         for column in set(row) & set(VALUES):
             value, now = row[column], hits[0].get(column)
             tolerance = VECTORS if row["metric"] in OF_VECTORS and column == "value" else rtol
-            assert now is not None and math.isclose(now, value, rel_tol=tolerance, abs_tol=tolerance), (row, column, now)
+            size = max(abs(other[column]) for other in wanted if other["metric"] == row["metric"] and column in other)
+            assert now is not None and math.isclose(now, value, rel_tol=tolerance, abs_tol=tolerance * size), (row, column, now)
         assert ("value" in row) == ("value" in hits[0]), (row, hits)
 
 

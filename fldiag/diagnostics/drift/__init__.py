@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -17,13 +18,14 @@ from fldiag.diagnostics.drift.representation import cka, features
 from fldiag.diagnostics.drift.section import section
 from fldiag.diagnostics.drift.summary import summary
 from fldiag.errors import FldiagError
-from fldiag.losses import mean_strengths, noise_floor, proximal_name, strengths
+from fldiag.losses import Proximal, Rule, Strength, mean_strengths, noise_floor, proximal_name, strengths
 from fldiag.models.network import Network
+from fldiag.params import cosine
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.table import Row, table
 from fldiag.rounds import proximal
 from fldiag.rounds.history import History
-from fldiag.rounds.proximal import Kind, Losses, Per, Strength
+from fldiag.rounds.proximal import Losses
 from fldiag.rounds.round_weights import Stored
 
 Radius = Annotated[float, Field(ge=0)]
@@ -43,11 +45,11 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
             example="checkpoints/digits-fedavg-s0-1a2b3c4d --rho 0 --rho 2")
 def drift(history: History, progress: Progress | None = None, *,
           rho: Annotated[tuple[Radius, ...], Field(description="Radius of the perturbation in g_u.")] = (0.0, 0.5, 1.0, 2.0),
-          loss: Annotated[Kind, Field(description="Proximal loss: kl or l2.")] = "kl",
+          loss: Annotated[Proximal, Field(description="Proximal loss: kl or l2.")] = "kl",
           tau: Annotated[float, Field(gt=0, description="Temperature of kl.")] = 3.0,
           strength: Annotated[Strength, Field(description="adaptive or fixed.")] = "adaptive",
-          per: Annotated[Per, Field(description="What the adaptive strengths are normalised over: layer, tensor or dim0."
-                                    )] = "layer",
+          per: Annotated[Rule, Field(description="What the adaptive strengths are normalised over: layer, tensor or dim0."
+                                     )] = "layer",
           part: Annotated[str, Field(description="Perturbed weights: full, body or head.")] = "full",
           batch: Annotated[int | None, Field(ge=1, description="Minibatches of so many examples (default: all of a "
                                                                "client's).")] = None,
@@ -69,7 +71,7 @@ def drift(history: History, progress: Progress | None = None, *,
       ``proximal_loss`` L_p (``loss``: kl with temperature ``tau``, or l2); ``cos_gu_gp`` for every radius ``rho``, with
       g_u the gradient of the local loss at w + e, e from ``part`` of the weights, ``strength`` and ``per`` as in FedSOL
       (layer part:head: over the head's entries only); ``lambda_mean`` by layer, and in column ``scaled`` times the root
-      of the layer's size (1 when all entries moved alike).
+      of the layer's size (1 when all entries moved alike; not with ``per`` = dim0, where a layer's strengths have no norm of 1).
     - The same names with estimator ``steps`` are means over the ``n_steps`` local steps that training recorded with
       ``metrics.steps = true`` (see ``Run.steps``), at the weights and minibatches of those steps and the method's own
       perturbation. Column ``proximal`` names the proximal loss.
@@ -117,8 +119,8 @@ def _finite(history: History, stored: Stored) -> Stored:
         if not fine:
             history.note(stored.round, f"the trained weights of client {k} are not finite: left out", k)
     keep = good.nonzero().flatten().tolist()
-    return Stored(stored.round, stored.aggregated, tuple(stored.ids[j] for j in keep), stored.clients[keep], stored.received,
-                  stored.buffers, {n: b[keep] for n, b in stored.client_buffers.items()}, stored.received_buffers)
+    return replace(stored, ids=tuple(stored.ids[j] for j in keep), clients=stored.clients[keep],
+                   client_buffers={n: b[keep] for n, b in stored.client_buffers.items()})
 
 
 def _gradients(history: History, stored: Stored) -> list[Row]:
@@ -140,12 +142,12 @@ def _gradients(history: History, stored: Stored) -> list[Row]:
     for k, g in kept.items():
         own = pool.own(k)
         about = {**base, "scope": "client", "client": k, "slice": f"client:{k}/train", "n_examples": own.stop - own.start}
-        rows += [{**about, "metric": "gradient_cosine", "value": proximal.cosine(g, total)},
+        rows += [{**about, "metric": "gradient_cosine", "value": _number(cosine(g, total))},
                  {**about, "metric": "gradient_norm", "value": float(torch.linalg.vector_norm(g))}]
     return rows
 
 
-def _proximal(history: History, stored: Stored, j: int, radii: tuple[float, ...], strength: Strength, per: Per, part: str,
+def _proximal(history: History, stored: Stored, j: int, radii: tuple[float, ...], strength: Strength, per: Rule, part: str,
               size: int | None, options: dict[str, Any]) -> list[Row]:
     """Proximal loss, cosines of g_u and g_p for every radius, and Lambda, at client j's trained weights."""
     (w, buffers), k, layout = stored.client(j), stored.ids[j], history.layout
@@ -161,12 +163,12 @@ def _proximal(history: History, stored: Stored, j: int, radii: tuple[float, ...]
         mean, g_p = proximal.gradient(losses.proximal(), w)
         prox += mean * some.n / (own.stop - own.start)
         for rho in radii:
-            e = proximal.perturbation(w, start[0], g_p, rho, layout, strength=strength, part=part, per=per)
+            e = proximal.perturbation(g_p, w - start[0], rho, layout, strength=strength, part=part, per=per)
             if e is None:
                 continue
             g_u = proximal.gradient(losses.local(), w + e)[1]
             for layer, where in ((None, slice(None)), ("part:head", slice(cut, None))):
-                value = proximal.cosine(g_u[where], g_p[where]) if (rho, layer) in cosines else None
+                value = _number(cosine(g_u[where], g_p[where], noise_floor(g_p.dtype))) if (rho, layer) in cosines else None
                 if value is not None:
                     cosines[rho, layer].append(value)
     which = proximal_name(options["kind"], options["tau"])
@@ -175,8 +177,14 @@ def _proximal(history: History, stored: Stored, j: int, radii: tuple[float, ...]
               "proximal": which}
              for (rho, layer), found in cosines.items()]
     for name, (strong, n) in mean_strengths(strengths(w - start[0], layout, per), layout, per).items():
-        rows.append({**base, "metric": "lambda_mean", "layer": name, "value": float(strong), "scaled": float(strong) * n**0.5})
+        scaled = {} if per == "dim0" else {"scaled": float(strong) * n**0.5}
+        rows.append({**base, "metric": "lambda_mean", "layer": name, "value": float(strong), **scaled})
     return rows
+
+
+def _number(value: Tensor) -> float | None:
+    """None for NaN."""
+    return None if bool(value.isnan()) else float(value)
 
 
 def _representation(history: History, stored: Stored) -> list[Row]:

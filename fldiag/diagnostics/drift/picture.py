@@ -94,15 +94,18 @@ def _kind(rows: pd.DataFrame) -> str:
 
 
 def _layers(ax, rows: pd.DataFrame, recorded: pd.DataFrame) -> None:
-    """Lambda of every layer in the last round, times the root of its size: 1 where all entries moved alike; at the
-    trained weights, and where training recorded it (only of the layers that the method perturbs) over the local steps."""
+    """Lambda of every layer in the last round, times the root of its size where that says something: 1 where all entries
+    moved alike; at the trained weights, and where training recorded it (only of the layers that the method perturbs) over
+    the local steps."""
     last = rows[rows["round"] == rows["round"].max()]
     recorded = recorded[recorded["round"] == last["round"].iloc[0]]
     names = [str(v) for v in last["layer"]]
-    values = floats(last["scaled"]) if "scaled" in last.columns else floats(last["value"])
-    both = len(recorded) > 0 and "scaled" in recorded.columns
+    scaled = "scaled" in last.columns and bool(last["scaled"].notna().any())
+    column = "scaled" if scaled else "value"
+    values = floats(last[column])
+    both = column in recorded.columns and bool(recorded[column].notna().any())
     if both:
-        steps = dict(zip(map(str, recorded["layer"]), floats(recorded["scaled"]), strict=True))
+        steps = dict(zip(map(str, recorded["layer"]), floats(recorded[column]), strict=True))
         names += [n for n in steps if n not in names]  # tensors, where Lambda is one of tensors and not of layers
         values = np.concatenate([values, np.full(len(names) - len(values), np.nan)])
         beside = np.array([steps.get(n, np.nan) for n in names])
@@ -111,10 +114,11 @@ def _layers(ax, rows: pd.DataFrame, recorded: pd.DataFrame) -> None:
     every = max(1, -(-len(names) // 12))
     texts = [style.plain(style.shorten(n, 14)) for n in names[::every]]
     ax.set_xticks(range(0, len(names), every), texts, rotation=40, ha="right")
-    ax.set(ylabel="mean Λ × √size", title=f"Λ by layer, round {int(last['round'].iloc[0])}")
+    ax.set(ylabel="mean Λ × √size" if scaled else "mean Λ", title=f"Λ by layer, round {int(last['round'].iloc[0])}")
     tallest = max([1.0, *(1.05 * v for v in (*values, *(beside if both else ())) if np.isfinite(v))])
     ax.set_ylim(0, tallest * (1.3 if both else 1))
-    ax.axhline(1, color="black", linewidth=0.5, linestyle=(0, (2, 2)))
+    if scaled:
+        ax.axhline(1, color="black", linewidth=0.5, linestyle=(0, (2, 2)))
     ax.grid(True, axis="y")
     if both:
         handles, texts = ax.get_legend_handles_labels()

@@ -18,9 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fldiag.curvature.hvp import Hessian
 from fldiag.errors import FldiagError
+from fldiag.losses import perturbation
 from fldiag.results.table import Row
-from fldiag.rounds.proximal import Losses, gradient, product, value
+from fldiag.rounds.proximal import Losses, gradient, value
 
 #: Predicted orders: the relative error falls as this power of eta, of rho.
 ORDER_STEP, ORDER_PERTURBATION = 1.0, 2.0
@@ -49,8 +51,9 @@ def check(losses: Losses, g_p: Tensor, w: Tensor, etas: Sequence[float], rhos: S
     def proximal(v: Tensor) -> float:
         return value(losses.proximal(), v)
 
-    unit = g_p / size
-    g_l, hessian = local_gradient(w), product(losses.local(), w, unit)
+    unit = perturbation(g_p, 1.0, guard=0.0)
+    terms, shares = zip(*losses.local(), strict=True)
+    g_l, hessian = local_gradient(w), Hessian(terms, shares, w)(unit)
     limits = float(g_l @ g_p), float(g_l @ g_l)  # of <g_p, g_u> and <g_l, g_u> for rho to 0
     before = proximal(w), local(w)
     rows: list[Row] = []

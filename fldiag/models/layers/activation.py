@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fldiag.models.layers.entry import Layer, as_it_is, no_obstacle
-from fldiag.models.layers.links import Link, Views, Weighted
+from fldiag.models.layers.links import Link, single
 
 
 class Slopes(Link):
@@ -28,16 +28,8 @@ class Slopes(Link):
         return (g.reshape(len(saved), -1, *saved.shape[1:]) * saved.unsqueeze(1)).reshape(g.shape)
 
 
-def _relu_links(m: nn.ReLU, name: str, buffers: Views) -> list[Link | Weighted]:
-    return [Slopes()]
-
-
-def _leaky_links(m: nn.LeakyReLU, name: str, buffers: Views) -> list[Link | Weighted]:
-    return [Slopes(m.negative_slope)]
-
-
-RELU = Layer(stacked=as_it_is, overwrite=torch.relu_, links=_relu_links, obstacle=no_obstacle)
-LEAKY_RELU = Layer(links=_leaky_links, obstacle=no_obstacle)
+RELU = Layer(stacked=as_it_is, overwrite=torch.relu_, links=single(lambda m: Slopes()), obstacle=no_obstacle, monotone=True)
+LEAKY_RELU = Layer(links=single(lambda m: Slopes(m.negative_slope)), obstacle=no_obstacle)
 #: Piecewise linear, with more than one kink.
 CLIPPED = Layer(obstacle=no_obstacle)
 SMOOTH = Layer(stacked=as_it_is)

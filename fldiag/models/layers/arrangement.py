@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fldiag.models.layers.entry import Layer, as_it_is, no_obstacle
-from fldiag.models.layers.links import Link, Views, Weighted
+from fldiag.models.layers.links import Link, Views, Weighted, single
 
 
 def _all_but_examples(m: nn.Flatten) -> bool:
@@ -34,10 +34,6 @@ class Flat(Link):
         return g.reshape(len(g), *saved[1:])
 
 
-def _flatten_links(m: nn.Flatten, name: str, buffers: Views) -> list[Link | Weighted]:
-    return [Flat()]
-
-
 def _no_links(m: nn.Module, name: str, buffers: Views) -> list[Link | Weighted]:
     return []
 
@@ -50,10 +46,10 @@ def _upsample_obstacle(m: Any) -> str | None:
     return None if m.mode in ("nearest", "bilinear") else f"(Upsample {m.mode})"
 
 
-FLATTEN = Layer(fits=_all_but_examples, stacked=_stacked_flatten, takes_rows=True, links=_flatten_links,
+FLATTEN = Layer(fits=_all_but_examples, stacked=_stacked_flatten, takes_rows=True, links=single(lambda m: Flat()),
                 obstacle=no_obstacle)
 IDENTITY = Layer(stacked=as_it_is, links=_no_links, obstacle=no_obstacle)
-DROPOUT = Layer(fits=_asleep, links=_no_links, obstacle=no_obstacle)
+DROPOUT = Layer(fits=_asleep, links=_no_links, obstacle=no_obstacle, random=True)
 #: Linear, with neither a stacked form nor links.
 PADDING = UNFLATTEN = Layer(obstacle=no_obstacle)
 UPSAMPLE = Layer(obstacle=_upsample_obstacle)

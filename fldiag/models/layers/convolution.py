@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from fldiag.models.layers import squares
 from fldiag.models.layers.entry import Layer
 from fldiag.models.layers.links import Link, Views, Weighted
+from fldiag.models.layers.width import channels
 
 _convolution_backward: Any = torch.ops.aten.convolution_backward
 
@@ -23,7 +24,8 @@ def zero_padding(layer: nn.Conv2d) -> tuple[int, ...]:
         if layer.padding == "valid":
             return 0, 0
         if any(p % 2 for p in wide):
-            raise ValueError(layer.padding)
+            raise ValueError(f"padding = {layer.padding!r} with a kernel of size {list(layer.kernel_size)} pads one side more "
+                             "than the other")
         return tuple(p // 2 for p in wide)
     return layer.padding
 
@@ -32,28 +34,31 @@ def _pads_with_zeros(m: nn.Conv2d) -> bool:
     return m.padding_mode == "zeros"
 
 
+def _convolve(m: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None, rows: int = 1) -> Tensor:
+    """``m`` with these weights, of ``rows`` models side by side."""
+    return F.conv2d(x, weight, bias, m.stride, m.padding, m.dilation, rows * m.groups)
+
+
 def _call(m: nn.Conv2d, name: str, views: Views, x: Tensor) -> Tensor:
-    return F.conv2d(x, views[f"{name}.weight"], views.get(f"{name}.bias"), m.stride, m.padding, m.dilation, m.groups)
+    return _convolve(m, x, views[f"{name}.weight"], views.get(f"{name}.bias"))
 
 
 def _stacked(m: nn.Conv2d, name: str, views: Views, x: Tensor, rows: int) -> Tensor:
     w, b = views[f"{name}.weight"], views.get(f"{name}.bias")
-    return F.conv2d(x, w.flatten(0, 1), None if b is None else b.flatten(), m.stride, m.padding, m.dilation,
-                    groups=rows * m.groups)
+    return _convolve(m, x, w.flatten(0, 1), None if b is None else b.flatten(), rows)
 
 
 class ConvLink(Weighted):
     def __init__(self, name: str, layer: nn.Conv2d):
         super().__init__(name, layer.bias is not None)
-        self.stride, self.dilation, self.groups = layer.stride, layer.dilation, layer.groups
-        self.padding: tuple[int, ...] = zero_padding(layer)
+        self.layer, self.padding = layer, zero_padding(layer)
 
     def apply(self, a: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return F.conv2d(a, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+        return _convolve(self.layer, a, weight, bias)
 
     def _backward(self, g: Tensor, a: Tensor, weight: Tensor, wanted: list[bool]) -> list[Tensor]:
-        return _convolution_backward(g, a, weight, None, self.stride, self.padding, self.dilation, False, [0, 0],
-                                     self.groups, wanted)
+        m = self.layer
+        return _convolution_backward(g, a, weight, None, m.stride, self.padding, m.dilation, False, [0, 0], m.groups, wanted)
 
     def back(self, g: Tensor, weight: Tensor, a: Tensor) -> Tensor:
         return self._backward(g, a.new_empty(()).expand(len(g), *a.shape[1:]), weight, [True, False, False])[0]
@@ -86,5 +91,11 @@ def _macs(m: nn.Conv2d, out: Tensor) -> int:
     return out[0].numel() * (m.in_channels // m.groups) * math.prod(m.kernel_size)
 
 
+def _slim(m: nn.Conv2d, x: Tensor, width: float) -> Tensor:
+    """For groups = 1."""
+    n = channels(m.out_channels, width)
+    return _convolve(m, x, m.weight[:n, : x.shape[1]], None if m.bias is None else m.bias[:n])
+
+
 CONV2D = Layer(fits=_pads_with_zeros, call=_call, stacked=_stacked, links=_links, squares=_squares, obstacle=_obstacle,
-               macs=_macs)
+               macs=_macs, slim=_slim, channels_last=True)

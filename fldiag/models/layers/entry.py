@@ -15,6 +15,10 @@ def always(m: Any) -> bool:
     return True
 
 
+def never(m: Any) -> bool:
+    return False
+
+
 def unknown(m: Any) -> str | None:
     return f"({type(m).__name__})"
 
@@ -53,6 +57,12 @@ class Layer:
     ``obstacle(m)``: what keeps the output from being piecewise linear in the input and in the weights, with the other
     one fixed, in eval mode; None where nothing does.
     ``macs(m, out)``: multiply-adds of one example, whose output is ``out`` [1, ...].
+    ``slim(m, x, width)``: from the channels (features) that x has to the first ``width`` in (0, 1] of the layer's own.
+    ``mixes_examples(m)``: whether an example's output depends on the others of its batch, also in eval mode.
+    ``monotone``: its output, number by number, never falls as the input rises. ``takes_maximum``: its output is the maximum
+    over some positions; it can then change places with a monotone layer.
+    ``random``: it draws random numbers in training mode.
+    ``channels_last``: without gradients it is faster in that memory format.
     """
 
     fits: Callable[[Any], bool] = always
@@ -65,3 +75,9 @@ class Layer:
     seen: Callable[[Any, Tensor], Tensor] = the_input
     obstacle: Callable[[Any], str | None] = unknown
     macs: Callable[[Any, Tensor], int] | None = None
+    slim: Callable[[Any, Tensor, float], Tensor] | None = None
+    mixes_examples: Callable[[Any], bool] = never
+    monotone: bool = False
+    takes_maximum: bool = False
+    random: bool = False
+    channels_last: bool = False

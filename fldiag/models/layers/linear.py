@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from fldiag.models.layers import squares
 from fldiag.models.layers.entry import Layer, no_obstacle
 from fldiag.models.layers.links import Link, Views, Weighted
+from fldiag.models.layers.width import channels
 
 
 def _call(m: nn.Linear, name: str, views: Views, x: Tensor) -> Tensor:
@@ -21,9 +22,12 @@ def _stacked(m: nn.Linear, name: str, views: Views, x: Tensor, rows: int) -> Ten
     w, b = views[f"{name}.weight"], views.get(f"{name}.bias")
     if rows == 1:
         return F.linear(x[0], w[0], None if b is None else b[0]).unsqueeze(0)
-    if b is None:
-        return torch.bmm(x, w.transpose(1, 2))
-    return torch.baddbmm(b.unsqueeze(1), x, w.transpose(1, 2))
+    return _affine(x, w, b)
+
+
+def _affine(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Of K models: a [K, b, I], weight [K, O, I], bias [K, O] -> [K, b, O]."""
+    return torch.bmm(a, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), a, weight.mT)
 
 
 def _by_model(a: Tensor, weight: Tensor) -> Tensor:
@@ -37,9 +41,7 @@ class LinearLink(Weighted):
     def apply(self, a: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if weight.ndim == 2:
             return F.linear(a, weight, bias)
-        a = _by_model(a, weight)
-        out = torch.bmm(a, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), a, weight.mT)
-        return out.flatten(0, 1)
+        return _affine(_by_model(a, weight), weight, bias).flatten(0, 1)
 
     def back(self, g: Tensor, weight: Tensor, a: Tensor) -> Tensor:
         return g @ weight if weight.ndim == 2 else torch.bmm(_by_model(g, weight), weight).flatten(0, 1)
@@ -69,4 +71,9 @@ def _macs(m: Any, out: Tensor) -> int:
     return out.numel() * m.in_features
 
 
-LINEAR = Layer(call=_call, stacked=_stacked, links=_links, squares=_squares, obstacle=no_obstacle, macs=_macs)
+def _slim(m: nn.Linear, x: Tensor, width: float) -> Tensor:
+    n = channels(m.out_features, width)
+    return F.linear(x, m.weight[:n, : x.shape[1]], None if m.bias is None else m.bias[:n])
+
+
+LINEAR = Layer(call=_call, stacked=_stacked, links=_links, squares=_squares, obstacle=no_obstacle, macs=_macs, slim=_slim)

@@ -10,7 +10,7 @@ of a link that ``stacks`` are [K, ...]. Links without weights see nothing but mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -60,6 +60,11 @@ class Weighted:
     def shift(self, g: Tensor, weight: Tensor) -> Tensor:
         """The gradient of the bias, summed over the examples."""
         return sum_over_all_but_channels(g)
+
+
+def single(make: Callable[[Any], Link]) -> Callable[[Any, str, Views], list[Link | Weighted] | None]:
+    """The rule of a layer that is one link without weights."""
+    return lambda m, name, buffers: [make(m)]
 
 
 def inside(name: str, tensor: str) -> str:

@@ -1,4 +1,4 @@
-"""Batch-norm."""
+"""Batch-norm, and the slim form of group-norm."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fldiag.errors import FldiagError
 from fldiag.models.layers import squares
 from fldiag.models.layers.entry import Layer
 from fldiag.models.layers.links import Link, Views, Weighted, inside, per_channel, sum_over_all_but_channels
 
 
-def batch_dependent(module: nn.Module) -> bool:
-    """Whether some batch-norm uses the statistics of the batch also in eval mode."""
-    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is None for m in module.modules())
+def _of_the_batch(m: Any) -> bool:
+    """It uses the statistics of the batch also in eval mode."""
+    return m.running_mean is None
 
 
 def _fixed(m: Any) -> bool:
@@ -73,4 +74,23 @@ def _obstacle(m: Any) -> str | None:
     return f"({type(m).__name__}) uses the statistics of the batch" if m.running_mean is None else None
 
 
-BATCH_NORM = Layer(fits=_fixed, links=_links, squares=_squares, seen=_normalised, obstacle=_obstacle)
+def _slim(m: Any, x: Tensor, width: float) -> Tensor:
+    """With the statistics of the batch in either mode: the running ones belong to the full network, and are neither read
+    nor updated."""
+    n = x.shape[1]
+    return F.batch_norm(x, None, None, m.weight[:n], m.bias[:n], training=True, eps=m.eps)
+
+
+def _slim_groups(m: nn.GroupNorm, x: Tensor, width: float) -> Tensor:
+    n = x.shape[1]
+    if n % m.num_groups:
+        raise FldiagError(f"{n} channels do not split into the {m.num_groups} groups of a group-norm",
+                          "choose a larger width, so that every layer keeps a multiple of 8 channels", usage=True)
+    return F.group_norm(x, m.num_groups, m.weight[:n], m.bias[:n], m.eps)
+
+
+#: What all batch-norms have in common.
+ANY_BATCH_NORM = Layer(mixes_examples=_of_the_batch)
+BATCH_NORM = Layer(fits=_fixed, links=_links, squares=_squares, seen=_normalised, obstacle=_obstacle, slim=_slim,
+                   mixes_examples=_of_the_batch)
+GROUP_NORM = Layer(slim=_slim_groups)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fldiag.models.layers.entry import Layer, as_it_is, no_obstacle
-from fldiag.models.layers.links import Link, Views, Weighted
+from fldiag.models.layers.links import Link, single
 
 
 class MaxPool(Link):
@@ -51,18 +51,11 @@ class Fixed(Link):
             return torch.autograd.grad(self.layer(at), at, g)[0]
 
 
-def _max_links(m: nn.MaxPool2d, name: str, buffers: Views) -> list[Link | Weighted]:
-    return [MaxPool(m)]
-
-
-def _average_links(m: nn.Module, name: str, buffers: Views) -> list[Link | Weighted]:
-    return [Fixed(m)]
-
-
 def _values_alone(m: Any) -> bool:
     return not m.return_indices
 
 
-MAX_POOL = Layer(fits=_values_alone, stacked=as_it_is, links=_max_links, obstacle=no_obstacle)
-AVERAGE_POOL = Layer(stacked=as_it_is, links=_average_links, obstacle=no_obstacle)
+MAX_POOL = Layer(fits=_values_alone, stacked=as_it_is, links=single(MaxPool), obstacle=no_obstacle,
+                 takes_maximum=True)
+AVERAGE_POOL = Layer(stacked=as_it_is, links=single(Fixed), obstacle=no_obstacle)
 ADAPTIVE_MAX_POOL = Layer(obstacle=no_obstacle)
