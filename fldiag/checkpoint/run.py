@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ from torch import Tensor
 
 from fldiag import registry
 from fldiag.checkpoint import schema
+from fldiag.checkpoint.index import SCHEMA, read_index
 from fldiag.checkpoint.schema import Checkpoint
+from fldiag.checkpoint.tensor_files import read_tensors
 from fldiag.config import Config
 from fldiag.errors import FldiagError
 from fldiag.results import files
@@ -55,7 +58,7 @@ class Run:
             (path / "rounds").mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise FldiagError(f"cannot create {path}: {error.strerror}", "choose another folder with --out") from None
-        run = Run(path, {"schema": schema.SCHEMA, "config": config.model_dump(mode="json"), "hash": config.hash,
+        run = Run(path, {"schema": SCHEMA, "config": config.model_dump(mode="json"), "hash": config.hash,
                          "status": "running", "done": 0, "state": {}, "files": {}, "provenance": provenance})
         run.put("partition.npz", lambda f: f.write(partition))
         run.commit()
@@ -63,26 +66,8 @@ class Run:
 
     @staticmethod
     def open(path: str | Path) -> Run:
-        """Raises FldiagError when there is no readable run.json."""
-        path = Path(path)
-        file = path / "run.json" if path.is_dir() else path
-        try:
-            index = json.loads(file.read_text())
-            if not isinstance(index, dict) or not isinstance(index["files"], dict) or int(index["done"]) < 0:
-                raise ValueError("not a run index")
-            kinds = {"hash": str, "status": str, "config": dict, "state": dict, "provenance": dict}
-            wrong = [key for key, kind in kinds.items() if not isinstance(index.get(key), kind)]
-            if wrong or (index["done"] and "server" not in index["state"] and not isinstance(index.get("origin"), dict)):
-                raise ValueError(f"{', '.join(wrong) or 'state'} is missing or of the wrong kind")
-            if int(index["schema"]) > schema.SCHEMA:
-                raise FldiagError(f"run {path} has schema {index['schema']}, this fldiag reads up to {schema.SCHEMA}",
-                                  "update fldiag")
-            return Run(file.parent, index)
-        except (FileNotFoundError, NotADirectoryError):
-            raise FldiagError(f"{path} is not a run folder: it has no run.json",
-                              "give the folder that fldiag train printed", usage=True) from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise FldiagError(f"{file} is not valid: {error}", "the file was edited; restore it or train again") from None
+        """Raises FldiagError when there is no run.json, or none that can be read."""
+        return Run(*read_index(Path(path)))
 
     @property
     def status(self) -> str:
@@ -155,13 +140,13 @@ class Run:
         path = self.verified(name)
         try:
             return pd.read_parquet(path)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # a table that run.json vouches for and is none can make the reader raise anything
             raise FldiagError(f"{path} cannot be read: {type(error).__name__}", "restore it, or train again") from None
 
     def verified(self, name: str) -> Path:
         """The path of a listed file after its sha256 was checked."""
         path = self.path / name
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise FldiagError(f"{path} is listed in run.json but is not there", "restore it, or train again")
         if files.sha256(path) != self.index["files"].get(name):
             raise FldiagError(f"{path} is not the file this run wrote (its sha256 differs from run.json)",
@@ -249,5 +234,15 @@ class Run:
 
     def get_state(self) -> tuple[dict[str, Any], dict[int, dict[str, Tensor]]]:
         """(server, clients) as stored last."""
-        read = {key: schema.read_tensors(self.verified(name)) for key, name in self.index["state"].items()}
+        read = {key: read_tensors(self.verified(name)) for key, name in self.index["state"].items()}
         return read.pop("server"), {int(k): v for k, v in read.items()}
+
+
+def verify(path: Path) -> None:
+    """A checkpoint that lies in a run must be the one that the run wrote; elsewhere there is nothing to compare it with.
+
+    Raises FldiagError when it is not.
+    """
+    run = Path(os.path.realpath(path)).parent.parent
+    if path.parent.name == "rounds" and os.path.isfile(run / "run.json"):
+        Run.open(run).verified(f"rounds/{path.name}")

@@ -15,7 +15,7 @@ import torch
 
 from fldiag import registry
 from fldiag.checkpoint import schema
-from fldiag.checkpoint.run import Run
+from fldiag.checkpoint.run import Run, verify
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.diagnosis import options as shared
 from fldiag.errors import FldiagError
@@ -46,14 +46,12 @@ def load(path: str | Path, *, model: Any = None, data: Any = None) -> Run | Chec
         FldiagError: the file is damaged, foreign or unsafe.
     """
     path = Path(path)
-    if path.is_dir() or path.name == "run.json":
+    if os.path.isdir(path) or path.name == "run.json":
         if model is not None or data is not None:
             raise FldiagError(f"{path} is a run, which knows its model and data", "give model and data with one of its "
                               "checkpoints: rounds/NNNN.pt", usage=True)
         return Run.open(path)
-    run = path.resolve().parent.parent
-    if path.parent.name == "rounds" and (run / "run.json").is_file():
-        Run.open(run).verified(f"rounds/{path.name}")  # a file of a run must be the one the run wrote
+    verify(path)
     return replace(schema.read(path), model=model, data=data)
 
 

@@ -102,7 +102,8 @@ def _module(c: Checkpoint, dataset: Dataset | None) -> nn.Module:
         raise FldiagError(f"{c.path} holds weights but does not say which model they belong to",
                           "give it: --model NAME (fldiag list models) or --model pkg.mod:factory", usage=True)
     name = str(spec.pop("name"))
-    return models.build(name, tuple(c.manifest["shape"]), c.manifest["classes"], spec)
+    held = sum(t.numel() for t in c.state.values())
+    return models.build(name, tuple(c.manifest["shape"]), c.manifest["classes"], spec, most=held)
 
 
 def _shapes(c: Checkpoint) -> tuple[tuple[int, ...], int]:
@@ -134,8 +135,9 @@ def _weights(c: Checkpoint, module: nn.Module, client: int | None) -> tuple[Any,
 
 def _partition(c: Checkpoint, dataset: Dataset) -> list[Any] | None:
     """The run's own partition file if the checkpoint lies in its run, else dealt again from the config."""
-    file = c.path.parent.parent / "partition.npz"
-    if file.is_file():
+    run = c.path.parent.parent
+    if (run / "partition.npz").is_file():
+        file = Run.open(run).verified("partition.npz") if (run / "run.json").is_file() else run / "partition.npz"
         return partition.load_parts(file)
     if not c.manifest or "origin" in c.manifest:  # how another program dealt its data cannot be told from here
         return None

@@ -166,8 +166,8 @@ def _metrics(found: Collection, member: Member) -> None:
         return
     try:
         frame = check(member.run.metrics)
-    except FldiagError as error:
-        found.notes.append(f"{member.label}: {error.what}")
+    except Exception as error:  # as above
+        found.notes.append(f"{member.label}: {error.what if isinstance(error, FldiagError) else type(error).__name__}")
         return
     claims = [Claim(sha, round=r) for r, sha in sorted(member.rounds.items())]
     made = Source("metrics", f"metrics-{member.label.replace('/', '-')}.csv",

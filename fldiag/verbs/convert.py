@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from fldiag import models
 from fldiag.checkpoint import flat, folder, foreign, schema
 from fldiag.checkpoint.foreign import State
 from fldiag.checkpoint.recording import Recording, mean
+from fldiag.checkpoint.run import verify
+from fldiag.checkpoint.tensor_files import read_tensors
 from fldiag.console import Console
 from fldiag.data import Dataset
 from fldiag.diagnosis.subjects import user_code
@@ -32,11 +35,11 @@ COLUMNS = {"round": "round", "clients": "clients", "received": "received", "glob
 
 def convert(console: Console, source: Path, out: Path, **options: Any) -> None:
     """One file, or with a pattern a folder."""
-    if source.is_dir():
+    if os.path.isdir(source):
         folder_to_run(console, source, out, **options)
         return
     given = [k for k in ("clients", "globals_", "partition", "initial", "model", "data") if options.get(k) is not None]
-    if given and source.is_file():
+    if given and os.path.isfile(source):
         flag = {"clients": "pattern", "globals_": "global-pattern"}.get(given[0], given[0])
         raise FldiagError(f"--{flag} is for a folder, and {source} is a file", "leave it out, or give the folder", usage=True)
     left = convert_file(source, out)
@@ -58,7 +61,8 @@ def convert_file(source: Path, out: Path) -> list[str]:
                           "convert .pt to .safetensors or back; or a folder, with --pattern", usage=True)
     if out.exists():
         raise FldiagError(f"{out} is already there", "choose another name, or remove it first", usage=True)
-    content, left = schema.read_tensors(source), list[str]()
+    verify(source)
+    content, left = read_tensors(source), list[str]()
     if isinstance(content, dict) and isinstance(content.get("manifest"), str):
         schema.read(source)  # refuses what no reader would take
     else:
@@ -195,6 +199,7 @@ class _Work:
         """The weights in a file, None when it is damaged. Raises FldiagError for another architecture."""
         name = path.relative_to(self.layout.root) if path.is_relative_to(self.layout.root) else path
         try:
+            verify(path)
             state = schema.read(path).state
         except FldiagError as error:
             self.say(f"{whose}: {error.what}: left out")
