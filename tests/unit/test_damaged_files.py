@@ -119,32 +119,22 @@ def itself():
     return found
 
 
-def deep(levels):
-    found = {"w": torch.ones(1)}
-    for _ in range(levels):
-        found = {"state_dict": found}
-    return found
-
-
 ODD = {
     "float8": lambda: {"w": torch.ones(4).to(torch.float8_e4m3fn)}, "meta": lambda: {"w": torch.ones(4, device="meta")},
     "sparse": lambda: {"w": torch.eye(3).to_sparse()}, "sparse_csr": lambda: {"w": torch.eye(3).to_sparse_csr()},
     "quantized": lambda: {"w": torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)},
-    "complex": lambda: {"w": torch.ones(2, dtype=torch.complex64)}, "deep": lambda: deep(5000), "itself": itself}
+    "complex": lambda: {"w": torch.ones(2, dtype=torch.complex64)}, "itself": itself}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("kind", ODD)
 def test_tensors_of_unusual_kinds(kind, tmp_path):
-    try:
-        torch.save(ODD[kind](), tmp_path / "x.pt")
-    except RecursionError:
-        pytest.skip("this pickler cannot write it")
-    with pytest.raises(FldiagError, match=r"float8|meta|sparse|qint8|complex|nested|holds itself|is not a state_dict"):
+    torch.save(ODD[kind](), tmp_path / "x.pt")
+    with pytest.raises(FldiagError, match=r"float8|meta|sparse|qint8|complex|holds itself"):
         fldiag.load(tmp_path / "x.pt")
 
 
-def test_a_dict_too_deep_for_the_pickler_that_wrote_it(tmp_path):
+def test_dicts_nested_too_deeply(tmp_path):
     """5,000 dicts in one another, put together opcode by opcode."""
     text = b"\x80\x02" + b"}X\x01\x00\x00\x00a" * 5000 + b"}" + b"s" * 5000 + b"."
     torch.save({"w": torch.ones(1)}, tmp_path / "x.pt")
