@@ -8,10 +8,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+from fldiag.checkpoint import journal
 from fldiag.checkpoint.tensor_files import shown
 from fldiag.errors import FldiagError
+from fldiag.results.table import Row
 
-SCHEMA = 1
+#: Of an index that is whole, and of one that a journal continues: a reader that knows no journals must not take it for whole.
+WHOLE, CONTINUED = 1, 2
 #: What every index has, and of what kind.
 KINDS: dict[str, type] = {"hash": str, "status": str, "config": dict, "state": dict, "files": dict, "provenance": dict,
                           "done": int, "schema": int}
@@ -21,10 +24,12 @@ NUMBERED = {"rounds": r"rounds/\d{1,9}\.pt", "steps": r"steps/\d{1,9}\.parquet"}
 EDITED = "the file was edited; restore it or train again"
 
 
-def read_index(path: Path) -> tuple[Path, dict[str, Any]]:
-    """The run folder at ``path`` (or of the run.json there) and its index.
+def read_index(path: Path) -> tuple[Path, dict[str, Any], list[Row]]:
+    """The run folder at ``path`` (or of the run.json there), its index brought up to date by its journal, and the metrics that
+    stand in the journal only.
 
-    Raises FldiagError when there is no run.json, or it cannot be read, or does not say what an index says.
+    Raises FldiagError when there is no run.json, or it cannot be read, or does not say what an index says; and for a damaged
+    journal.
     """
     file = path / "run.json" if os.path.isdir(path) else path
     if not os.path.exists(file):
@@ -35,15 +40,30 @@ def read_index(path: Path) -> tuple[Path, dict[str, Any]]:
     try:
         index = json.loads(file.read_text("utf-8"))
         check(index)
+        rows = continued(file.parent, index)
     except OSError as error:
         raise FldiagError(f"{file} cannot be read: {error.strerror}", "make it readable, or copy the run again") from None
     except RecursionError:
         raise FldiagError(f"{file} is not valid: it is nested too deeply", EDITED) from None
     except (ValueError, KeyError, TypeError) as error:
         raise FldiagError(f"{file} is not valid: {error}", EDITED) from None
-    if index["schema"] > SCHEMA:
-        raise FldiagError(f"run {path} has schema {index['schema']}, this fldiag reads up to {SCHEMA}", "update fldiag")
-    return file.parent, index
+    if index["schema"] > CONTINUED:
+        raise FldiagError(f"run {path} has schema {index['schema']}, this fldiag reads up to {CONTINUED}", "update fldiag")
+    return file.parent, index, rows
+
+
+def continued(folder: Path, index: dict[str, Any]) -> list[Row]:
+    """Bring an index up to date by the journal that it names, if it names one; returns the metrics that came since.
+
+    Raises FldiagError when the journal is damaged, and ValueError when what it makes of the index is none.
+    """
+    name = index.pop("journal", None)
+    if name is None:
+        return []
+    rows = journal.replay(folder / journal.NAME, name, index)
+    check(index)
+    index["schema"] = WHOLE
+    return rows
 
 
 def check(index: Any) -> None:
@@ -69,8 +89,9 @@ def check(index: Any) -> None:
     odd = [k for k in index["state"] if k != "server" and not k.isdecimal()]
     if odd:
         raise ValueError(f"state of {odd[0]!r}, which is no client")
-    if not isinstance(index.get("metrics", ""), str):
-        raise ValueError("metrics is no name of a file")
+    for key in ("metrics", "journal"):
+        if not isinstance(index.get(key, ""), str):
+            raise ValueError(f"{key} is a {type(index[key]).__name__}, not text")
     _check_config(index["config"])
     segments = index.get("segments", [])
     if not isinstance(segments, list) or not all(isinstance(s, dict) and isinstance(s.get("checkpoint", {}), dict)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fldiag.checkpoint import schema
 from fldiag.checkpoint.foreign import State
-from fldiag.checkpoint.index import SCHEMA
+from fldiag.checkpoint.index import WHOLE
 from fldiag.checkpoint.run import Run
 from fldiag.data import Dataset, partition
 from fldiag.errors import FldiagError
@@ -62,7 +62,7 @@ class Recording:
             raise FldiagError(f"cannot create {path}: {error.strerror}", "choose another folder") from None
         text = json.dumps([config, origin], sort_keys=True)
         self.run = Run(path, {
-            "schema": SCHEMA, "config": config, "hash": hashlib.sha256(text.encode()).hexdigest()[:16],
+            "schema": WHOLE, "config": config, "hash": hashlib.sha256(text.encode()).hexdigest()[:16],
             "status": "interrupted", "done": 0, "state": {}, "files": {},
             "provenance": provenance(seed=seed, data=dataset.fingerprint() if dataset is not None else None),
             "origin": {"recipe": origin, "notes": [], "names": {}, "examples": {}}})

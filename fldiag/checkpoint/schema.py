@@ -73,10 +73,15 @@ class Checkpoint:
 
 def write(path: Path, manifest: dict[str, Any], state: dict[str, Tensor], **tensors: Any) -> str:
     """Write a checkpoint atomically; returns its sha256. Raises FldiagError when the disk refuses."""
-    content = {"manifest": json.dumps({"schema": SCHEMA, **manifest}, sort_keys=True),
-               "model": {k: v.detach().cpu().contiguous() for k, v in state.items()},
-               **{k: v for k, v in tensors.items() if v is not None}}
-    return files.write_atomic(path, lambda f: torch.save(content, f))
+    made = content(manifest, state, **tensors)
+    return files.write_atomic(path, lambda f: torch.save(made, f))
+
+
+def content(manifest: dict[str, Any], state: dict[str, Tensor], **tensors: Any) -> dict[str, Any]:
+    """What a checkpoint's file holds; tensors that are None are left out."""
+    return {"manifest": json.dumps({"schema": SCHEMA, **manifest}, sort_keys=True),
+            "model": {k: v.detach().cpu().contiguous() for k, v in state.items()},
+            **{k: v for k, v in tensors.items() if v is not None}}
 
 
 def read(path: str | Path) -> Checkpoint:

@@ -14,7 +14,7 @@ from fldiag import data
 from fldiag.config import Config
 from fldiag.results.table import table
 from fldiag.training import executor as executors
-from fldiag.training.rounds import Federation
+from fldiag.training.federation import Federation
 from fldiag.training.setup import Setup
 
 #: Images a step; steps an epoch.

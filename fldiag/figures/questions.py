@@ -130,7 +130,7 @@ def _epoch(s: Subject, config: Config) -> int:
 
     from torch.utils.flop_counter import FlopCounterMode
 
-    from fldiag.training.rounds import Federation
+    from fldiag.training.federation import Federation
     from fldiag.training.setup import Setup
 
     totals = []

@@ -162,7 +162,7 @@ def _choose(found: Collection, member: Member, candidates: list[Candidate]) -> N
 def _metrics(found: Collection, member: Member) -> None:
     """The table that training wrote."""
     index = member.run.index
-    if not index.get("metrics"):
+    if not member.run.has_metrics:
         return
     try:
         frame = check(member.run.metrics)

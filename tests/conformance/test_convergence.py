@@ -11,7 +11,7 @@ from fldiag import config as configs
 from fldiag import registry
 from fldiag.data.slices import personal_test
 from fldiag.training.evaluate import evaluate
-from fldiag.training.rounds import Federation
+from fldiag.training.federation import Federation
 from fldiag.training.setup import Setup
 
 ROUNDS = 10
