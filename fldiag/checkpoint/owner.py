@@ -84,20 +84,35 @@ def _take(folder: Path) -> Owner:
              "machine": machine(), "started": started(os.getpid()), "token": token}
     for _ in range(5):
         try:
-            handle = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            _create(file, json.dumps(about).encode())
         except FileExistsError:
             _remove_dead(file)
             continue
-        try:
-            os.write(handle, json.dumps(about).encode())
-            os.fsync(handle)
-        except OSError:
-            file.unlink(missing_ok=True)
-            raise
-        finally:
-            os.close(handle)
         return Owner(file, token)
     raise _taken(file, _read(file))
+
+
+def _create(file: Path, content: bytes) -> None:
+    """Make a file that is whole from the first moment on. Raises FileExistsError when there is one."""
+    whole = _aside(file)
+    try:
+        with open(whole, "wb") as f:
+            f.write(content)
+            f.flush()
+            os.fsync(f.fileno())
+        try:
+            os.link(whole, file)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links: whoever reads the file before it is written waits as for a stranger
+            with open(file, "xb") as f:
+                f.write(content)
+    finally:
+        whole.unlink(missing_ok=True)
+
+
+def _aside(file: Path) -> Path:
+    return file.with_name(f".{file.name}.{secrets.token_hex(4)}.tmp")
 
 
 def _remove_dead(file: Path) -> None:
@@ -107,7 +122,7 @@ def _remove_dead(file: Path) -> None:
         raise _taken(file, there)
     # Two processes may find this at once. Renaming is what only one of them can do; the other may then hold the file of the
     # first, and puts it back.
-    aside = file.with_name(f".{NAME}.{secrets.token_hex(4)}.tmp")
+    aside = _aside(file)
     with contextlib.suppress(FileNotFoundError):
         file.rename(aside)
         if _read(aside).get("token") != there.get("token"):
@@ -132,7 +147,7 @@ def alive(file: Path, about: dict[str, Any]) -> bool:
 
 def age(file: Path) -> float:
     """Seconds since a file was touched, by the clock of its file system; 0 for one that is gone by now."""
-    probe = file.with_name(f".{NAME}.{secrets.token_hex(4)}.tmp")
+    probe = _aside(file)
     try:
         probe.touch()
         return probe.stat().st_mtime - file.stat().st_mtime

@@ -22,7 +22,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,11 @@ class Run(StoredRun):
 
     def put_checkpoint(self, round: int, manifest: dict[str, Any], state: dict[str, Tensor], **tensors: Any) -> None:
         self.put_tensors(f"rounds/{round:04d}.pt", schema.content(manifest, state, **tensors))
+
+    def forget(self, rounds: Iterable[int]) -> None:
+        """The checkpoints of these rounds go, once the next ``append`` or ``commit`` has said so."""
+        for r in rounds:
+            self.index["files"].pop(f"rounds/{r:04d}.pt", None)
 
     def add_metrics(self, rows: Sequence[Row]) -> None:
         """More metrics, written by the next ``append`` or ``commit``. They say nothing of run, method and seed."""

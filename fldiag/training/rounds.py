@@ -55,6 +55,9 @@ def train(config: Config, *, out: str | Path | None = None, executor: str = "ser
         run = Run.open(path)
         same_run(run, config)
         if run.status in ("finished", "diverged"):
+            if os.path.exists(path / owner.NAME):  # it was killed at the very end
+                with owner.hold(path):
+                    _end(run)
             return run
     given = setup is not None
     setup = setup or Setup(config, device=device, download=download)
@@ -112,7 +115,7 @@ def _loop(config: Config, run: Run, federation: Federation, mine: Owner, pool: e
     while federation.t < config.rounds:
         before = federation.w, federation.buffers
         began, received, t = time.perf_counter(), federation.sent(), federation.t + 1
-        stored = t % config.checkpoint.every == 0 or t == config.rounds
+        stored = config.checkpoint.keep > 0 or t % config.checkpoint.every == 0 or t == config.rounds
         recorded = federation.train(ids, pool.map) if stored and (ids := unsampled(federation)) else None
         seen, trained = federation.round(pool.map)
         mine.confirm()

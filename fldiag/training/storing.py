@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fldiag.checkpoint.run import Run
+from fldiag.config import Config
 from fldiag.data import partition
 from fldiag.results.machine import capability, commit, machine
 from fldiag.training.client import Trained
@@ -61,9 +62,18 @@ def store(run: Run, federation: Federation, cohorts: list[Trained], received: Te
         extra = {"received": received.cpu(), "clients": trained.rows[chosen].cpu(),
                  "buffers": {n: b[chosen].cpu() for n, b in trained.buffers.items()}}
     run.put_checkpoint(t, manifest, {**views, **federation.buffers}, **extra)
+    run.forget(passed(run, config, t))
     changed = {i: federation.clients[i] for i in sorted(federation.changed)}
     run.put_state(t, {"w": federation.w, "buffers": federation.buffers, "state": federation.state}, changed)
     federation.changed.clear()
+
+
+def passed(run: Run, config: Config, t: int) -> list[int]:
+    """Rounds that were stored because they were among the last, and in round t are no more."""
+    if not config.checkpoint.keep:
+        return []
+    former = {extension["rounds"] for extension in run.index.get("extended", [])}
+    return [r for r in run.rounds if r <= t - config.checkpoint.keep and r % config.checkpoint.every and r not in former]
 
 
 def partition_bytes(parts: list[np.ndarray]) -> bytes:

@@ -94,7 +94,7 @@ def forecast(console: Console, config: Config, path: Path, download: bool, devic
     size = setup.network.size * torch.empty((), dtype=setup.dtype).element_size()
     keep = config.checkpoint.clients
     held = {"none": -1, "sampled": len(ids), "all": config.clients.total}[keep] if isinstance(keep, str) else len(keep)
-    saved = -(-config.rounds // config.checkpoint.every)
+    saved = -(-config.rounds // config.checkpoint.every) + config.checkpoint.keep
     state = len(server) + config.clients.total * len(zero[ids[0]]) + 1
     disk = size * (saved * (2 + held) + state)  # a file with clients holds what they received too
     free = shutil.disk_usage(next(p for p in [path.absolute(), *path.absolute().parents] if p.exists())).free
