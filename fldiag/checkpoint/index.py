@@ -93,6 +93,9 @@ def check(index: Any) -> None:
         if not isinstance(index.get(key, ""), str):
             raise ValueError(f"{key} is a {type(index[key]).__name__}, not text")
     _check_config(index["config"])
+    extended = index.get("extended", [])
+    if not isinstance(extended, list) or not all(isinstance(e, dict) and type(e.get("rounds")) is int for e in extended):
+        raise ValueError("extended is of the wrong kind")
     segments = index.get("segments", [])
     if not isinstance(segments, list) or not all(isinstance(s, dict) and isinstance(s.get("checkpoint", {}), dict)
                                                  for s in segments):

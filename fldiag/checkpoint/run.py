@@ -98,14 +98,15 @@ class Run(StoredRun):
         self.rows += rows
         self._new += rows
 
-    def drop_metrics(self, drop: Callable[[Row], bool]) -> None:
-        """Leave metrics out of the table, if it has such."""
+    def drop_metrics(self, drop: Callable[[Row], bool]) -> bool:
+        """Leave metrics out of the table. Whether it had such."""
         rows = [*self.stored_rows(), *self.rows]
         kept = [row for row in rows if not drop(row)]
         if len(kept) < len(rows):
             self.put_metrics(self._as_table(kept))
             self.rows.clear()
             self._new.clear()
+        return len(kept) < len(rows)
 
     def append(self) -> None:
         """Write down what changed since the last time, in the journal, and remove the files that are listed no more."""

@@ -18,7 +18,7 @@ from fldiag.training import executor as executors
 from fldiag.training.evaluate import evaluate
 from fldiag.training.federation import Federation
 from fldiag.training.personalise import METRIC, measure, planned
-from fldiag.training.resume import same_data, same_run
+from fldiag.training.resume import elsewhere, extend, same_data, same_run
 from fldiag.training.rows import round_rows, step_rows
 from fldiag.training.setup import Setup, provenance
 from fldiag.training.storing import Segment, partition_bytes, store, unsampled
@@ -41,7 +41,8 @@ def train(config: Config, *, out: str | Path | None = None, executor: str = "ser
 
     ``out``: run folder (default ``checkpoints/NAME-METHOD-sSEED-HASH``). ``executor``: ``serial`` or
     ``processes[:N]``. ``on_event`` gets a dict after every round. ``resume`` continues a run that was
-    stopped; on the same machine the result is bitwise that of a run that was not. ``setup`` replaces what the config would
+    stopped, or that is finished and is to have more rounds; on the same machine the result is bitwise that of a run that was not
+    stopped, or had all the rounds from the start. ``setup`` replaces what the config would
     build (own data, partition, module or schedule).
 
     A run whose weights become NaN or infinite ends with status ``diverged``: that is an outcome, and the
@@ -54,11 +55,14 @@ def train(config: Config, *, out: str | Path | None = None, executor: str = "ser
             raise _there(path)
         run = Run.open(path)
         same_run(run, config)
-        if run.status in ("finished", "diverged"):
+        if run.status == "diverged" or (run.status == "finished" and run.config.rounds == config.rounds):
             if os.path.exists(path / owner.NAME):  # it was killed at the very end
                 with owner.hold(path):
                     _end(run)
             return run
+    elif resume and out is None and (other := elsewhere(path, config)) is not None:
+        raise FldiagError(f"{path} is not there, and {other.path} is the same run of {other.config.rounds} rounds",
+                          f"go on with that one: --out {other.path}; or leave out --resume to begin a new one", usage=True)
     given = setup is not None
     setup = setup or Setup(config, device=device, download=download)
     federation = Federation(setup)
@@ -103,6 +107,9 @@ def _opened(path: Path, config: Config, setup: Setup, federation: Federation, re
     keep = config.checkpoint.model_dump(mode="json")
     if run.index["config"]["checkpoint"] != keep:  # from here on; ``segments`` tells what the rounds before kept
         run.index["config"]["checkpoint"], run.index["hash"] = keep, config.hash
+    if run.config.rounds != config.rounds:
+        extend(run, config)
+        run.commit()
     if run.done:
         federation.restore(run)
     return run
