@@ -13,7 +13,7 @@ from torch import nn
 
 from fldiag import data as datasets
 from fldiag import models
-from fldiag.checkpoint import flat, folder, foreign, schema
+from fldiag.checkpoint import flat, folder, foreign, owner, schema
 from fldiag.checkpoint.foreign import State
 from fldiag.checkpoint.recording import Recording, mean
 from fldiag.checkpoint.run import verify
@@ -117,17 +117,18 @@ def folder_to_run(console: Console, root: Path, out: Path, *, clients: str | Non
     recipe = {"kind": "folder", "clients": clients, "globals": globals_, "global_is": moment, "model": model, "data": data,
               "partition": digest({str(k): v for k, v in parts.items()}) if parts is not None else None,
               "initial": initial.name if initial else None, "method": method, "seed": seed, "scores": scores}
-    recording = Recording(out, module, origin=recipe, model=model, data=data, root=data_root, dataset=dataset, parts=parts,
-                          method=method, seed=seed)
-    work = _Work(console, layout, module, recording, numbers, parts, shift)
-    if any(not name.isdigit() or int(name) != k for name, k in numbers.items()):
-        recording.know(names={k: name for name, k in numbers.items()})
-        work.say("clients are numbered " + ", ".join(f"{k} = {name}" for name, k in list(numbers.items())[:6])
-                 + (" ..." if len(numbers) > 6 else ""), keep=False)
-    if shift:
-        work.say("rounds start at 0 there and at 1 here", keep=False)
-    work.gaps()
-    work.run(after, bool(globals_), _scorer(module, dataset) if scores and dataset is not None else None)
+    with owner.hold(out):
+        recording = Recording(out, module, origin=recipe, model=model, data=data, root=data_root, dataset=dataset, parts=parts,
+                              method=method, seed=seed)
+        work = _Work(console, layout, module, recording, numbers, parts, shift)
+        if any(not name.isdigit() or int(name) != k for name, k in numbers.items()):
+            recording.know(names={k: name for name, k in numbers.items()})
+            work.say("clients are numbered " + ", ".join(f"{k} = {name}" for name, k in list(numbers.items())[:6])
+                     + (" ..." if len(numbers) > 6 else ""), keep=False)
+        if shift:
+            work.say("rounds start at 0 there and at 1 here", keep=False)
+        work.gaps()
+        work.run(after, bool(globals_), _scorer(module, dataset) if scores and dataset is not None else None)
 
 
 def _people(names: list[str], partition: Path | None) -> tuple[dict[str, int], dict[int, Any] | None]:
