@@ -5,6 +5,7 @@ The resolved config (every default filled in) is written into the run; its hash 
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -256,8 +257,12 @@ def _for_method(tree: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str,
 def _read(source: str | Path) -> dict[str, Any]:
     text = str(source)
     name = text.removeprefix("presets/").removesuffix(".toml")
-    if Path(text).is_file():
-        content = Path(text).read_text()
+    if os.path.isfile(text):
+        try:
+            content = Path(text).read_text("utf-8")
+        except (OSError, ValueError) as error:
+            raise FldiagError(f"{text} is no text that can be read ({type(error).__name__})", "give a TOML file",
+                              usage=True) from None
     elif name in _presets():
         content = _presets()[name]
     elif text.endswith(".toml"):
@@ -267,5 +272,5 @@ def _read(source: str | Path) -> dict[str, Any]:
         raise unknown("preset", text, presets())
     try:
         return tomllib.loads(content)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise FldiagError(f"{text}: not valid TOML: {error}", "mend the line named", usage=True) from None

@@ -147,6 +147,8 @@ class Train(Section):
 
 class Checkpoint(Section):
     every: Count = Field(1, description="write a checkpoint every this many rounds (and after the last)")
+    keep: Annotated[int, Field(ge=0)] = Field(0, description="keep those of the last so many rounds, too (0: none): every round "
+                                              "is then written, and a stopped run loses none")
     clients: Literal["auto", "none", "sampled", "all"] | tuple[int, ...] = Field(
         "auto", description="whose trained weights the checkpoint holds besides the global ones: none, those sampled, all, or "
         "these ids (clients that were not sampled are then trained too, for the record only); auto: those sampled, in every "

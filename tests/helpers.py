@@ -17,7 +17,7 @@ from fldiag import registry
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
 from fldiag.method import Method, Part
-from fldiag.training.rounds import Federation
+from fldiag.training.federation import Federation
 from fldiag.training.schedule import Given
 from fldiag.training.setup import Setup
 

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from fldiag import config, data
 from fldiag.data import Dataset
 from fldiag.results.machine import has_bf16
-from fldiag.training.rounds import Federation
+from fldiag.training.federation import Federation
 from fldiag.training.setup import Setup
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,7 +88,7 @@ def scan(root: Path, clients: str, globals_: str | None = None) -> Layout:
 
 def files(root: Path) -> list[str]:
     """Relative names of all files under a folder, in natural order; links to folders are not followed."""
-    if not root.is_dir():
+    if not os.path.isdir(root):
         raise FldiagError(f"there is no folder {root}", "give the folder that holds the clients' files", usage=True)
     found = [(Path(at) / name).relative_to(root).as_posix() for at, _, names in os.walk(root) for name in names]
     return sorted(found, key=_natural)
@@ -135,7 +134,7 @@ def read_partition(path: Path) -> dict[str, np.ndarray]:
     npz: a run's partition.npz, or one array of indices for each client, named by it. JSON: {"client": [indices]}, or a
     list of lists. Raises FldiagError for anything else; nothing in the file is executed.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise FldiagError(f"partition {path} is not there", "give an npz or JSON file: client -> indices", usage=True)
     try:
         if path.suffix == ".json":
@@ -147,7 +146,7 @@ def read_partition(path: Path) -> dict[str, np.ndarray]:
             if held.keys() == {"indices", "offsets"}:
                 held = dict(enumerate(partitions.load_parts(path)))
         found = {str(k): np.sort(np.asarray(v if len(v) else np.empty(0, dtype=np.int64))) for k, v in held.items()}
-    except (OSError, ValueError, TypeError, EOFError, AttributeError, KeyError, zipfile.BadZipFile) as error:
+    except Exception as error:  # a damaged file can make its reader raise anything
         raise FldiagError(f"{path} is not a partition: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
                           "give an npz or JSON file: client -> indices of its training examples") from None
     for name, index in found.items():

@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from fldiag.checkpoint import schema
+from fldiag.checkpoint import owner
 from fldiag.checkpoint.foreign import State
+from fldiag.checkpoint.index import WHOLE
 from fldiag.checkpoint.run import Run
 from fldiag.data import Dataset, partition
 from fldiag.errors import FldiagError
 from fldiag.params import Layout
 from fldiag.results.provenance import provenance
-from fldiag.results.table import Row, table
+from fldiag.results.table import Row
 
 
 class Recording:
@@ -39,7 +39,8 @@ class Recording:
                  data: str | None = None, root: str | None = None, dataset: Dataset | None = None,
                  parts: Mapping[int, np.ndarray] | None = None, method: str = "foreign", seed: int = 0):
         self.layout, self.method, self.seed = Layout.of(module), method, seed
-        self.dataset, self.rows = dataset, []  # type: ignore[var-annotated]
+        self.dataset = dataset
+        self.waiting: list[Row] = []
         config = {"name": path.resolve().name, "seed": seed, "rounds": 0, "data": {"name": data, "root": root} if data else {},
                   "partition": {"kind": "unknown" if parts is None else "given"}, "clients": {"total": 0, "per_round": 0},
                   "model": {"name": model} if model else {}, "method": {"name": method}, "train": {},
@@ -50,10 +51,9 @@ class Recording:
             known = self.run.index.get("origin", {})
             if known.get("recipe") != origin or self.run.status == "finished":
                 raise FldiagError(f"{path} already holds a run", "choose another folder, or remove it first", usage=True)
-            if "metrics" in self.run.index:
-                self.rows = _rows(self.run)
+            self.run.clean()
             return
-        if path.exists() and (not path.is_dir() or any(f.name != "rounds" or any(f.glob("*")) for f in path.iterdir())):
+        if path.exists() and (not path.is_dir() or any(_in_the_way(f) for f in path.iterdir())):
             raise FldiagError(f"{path} holds other files", "choose a folder that is empty or not there yet", usage=True)
         try:
             (path / "rounds").mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ class Recording:
             raise FldiagError(f"cannot create {path}: {error.strerror}", "choose another folder") from None
         text = json.dumps([config, origin], sort_keys=True)
         self.run = Run(path, {
-            "schema": schema.SCHEMA, "config": config, "hash": hashlib.sha256(text.encode()).hexdigest()[:16],
+            "schema": WHOLE, "config": config, "hash": hashlib.sha256(text.encode()).hexdigest()[:16],
             "status": "interrupted", "done": 0, "state": {}, "files": {},
             "provenance": provenance(seed=seed, data=dataset.fingerprint() if dataset is not None else None),
             "origin": {"recipe": origin, "notes": [], "names": {}, "examples": {}}})
@@ -107,16 +107,18 @@ class Recording:
 
     def add_rows(self, t: int, rows: Sequence[Row]) -> None:
         """More numbers of round t for the run's table; those of rounds that are not stored yet wait for them."""
-        self.rows += [{"round": t, **row} for row in rows]
+        self.waiting += [{"round": t, **row} for row in rows]
         if t <= self.run.done and self.run.done:
-            self.run.put_metrics(table(self.rows, run=self.run.path.name, method=self.method, seed=self.seed))
-            self.run.commit()
-            self.run.clean()
+            self.run.add_metrics(self.waiting)
+            self.waiting = []
+            self.run.append()
 
     def finish(self) -> Run:
         """Say that no round is missing any more."""
         self.run.index["status"] = "finished"
+        self.run.add_metrics(self.waiting)
         self.run.commit()
+        self.run.clean()
         return self.run
 
     def vector(self, state: State) -> Tensor:
@@ -131,13 +133,11 @@ class Recording:
                     "classes": self.dataset.classes if self.dataset is not None else 0, "clients": list(clients),
                     "provenance": self.run.index["provenance"], "run": self.run.path.name,
                     "origin": self.run.index["origin"]["recipe"]}
-        name = f"rounds/{t:04d}.pt"
-        self.run.index["files"][name] = schema.write(self.run.path / name, manifest, state, **extra)
+        self.run.put_checkpoint(t, manifest, state, **extra)
 
 
-def _rows(run: Run) -> list[Row]:
-    frame = run.metrics.drop(columns=["run", "method", "seed"]).astype(object)
-    return [{str(k): v for k, v in row.items() if not pd.isna(v)} for row in frame.to_dict("records")]
+def _in_the_way(file: Path) -> bool:
+    return file.name != owner.NAME and (file.name != "rounds" or any(file.glob("*")))
 
 
 def mean(states: Sequence[State], shares: Sequence[float]) -> State:

@@ -10,9 +10,6 @@
 from __future__ import annotations
 
 import json
-import pickle
-import re
-import zipfile
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,12 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fldiag.checkpoint import flat, foreign
+from fldiag.checkpoint import foreign
+from fldiag.checkpoint.tensor_files import check_kinds, read_tensors
 from fldiag.errors import FldiagError
 from fldiag.identity import as_stored
 from fldiag.results import files
 
 SCHEMA = 1
+#: Rounds, clients and seeds are smaller: tables hold them as int64.
+LARGEST = 2**62
 
 
 @dataclass(frozen=True)
@@ -73,51 +73,15 @@ class Checkpoint:
 
 def write(path: Path, manifest: dict[str, Any], state: dict[str, Tensor], **tensors: Any) -> str:
     """Write a checkpoint atomically; returns its sha256. Raises FldiagError when the disk refuses."""
-    content = {"manifest": json.dumps({"schema": SCHEMA, **manifest}, sort_keys=True),
-               "model": {k: v.detach().cpu().contiguous() for k, v in state.items()},
-               **{k: v for k, v in tensors.items() if v is not None}}
-    return files.write_atomic(path, lambda f: torch.save(content, f))
+    made = content(manifest, state, **tensors)
+    return files.write_atomic(path, lambda f: torch.save(made, f))
 
 
-def read_tensors(path: Path) -> Any:
-    """The content of a ``.pt`` or ``.safetensors`` file, tensors and plain containers only.
-
-    Raises FldiagError for a missing, empty, truncated or foreign file, and for one that holds pickled
-    objects (nothing of it is executed).
-    """
-    if not path.is_file():
-        raise FldiagError(f"checkpoint {path} is not there", "give the path of a .pt or .safetensors file", usage=True)
-    if path.stat().st_size == 0:
-        raise FldiagError(f"checkpoint {path} is empty", "use another round's file, or train again with --resume")
-    if path.suffix == ".safetensors":
-        from safetensors import SafetensorError, safe_open
-        try:
-            with safe_open(path, framework="pt") as file:
-                return flat.unflatten({name: file.get_tensor(name) for name in file.keys()}, file.metadata())  # noqa: SIM118
-        except (SafetensorError, OSError, ValueError) as error:
-            raise FldiagError(f"checkpoint {path} is not a readable safetensors file: {error}",
-                              "copy it again, or use another file") from None
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if not zipfile.is_zipfile(path) and not _legacy(path):
-            raise _damaged(path) from None
-        names = re.findall(r"GLOBAL ([\w.]+)", str(error))
-        what = f"a pickled object ({names[0]})" if names else "something else than tensors"
-        raise FldiagError(f"checkpoint {path} holds {what} and was refused; nothing in it was executed",
-                          "save only the state_dict: torch.save(model.state_dict(), path)") from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, zipfile.BadZipFile):
-        raise _damaged(path) from None
-
-
-def _damaged(path: Path) -> FldiagError:
-    return FldiagError(f"checkpoint {path} is truncated, damaged or not a checkpoint at all",
-                       "copy it again, or use another round's file")
-
-
-def _legacy(path: Path) -> bool:
-    with open(path, "rb") as f:
-        return f.read(1) == b"\x80"
+def content(manifest: dict[str, Any], state: dict[str, Tensor], **tensors: Any) -> dict[str, Any]:
+    """What a checkpoint's file holds; tensors that are None are left out."""
+    return {"manifest": json.dumps({"schema": SCHEMA, **manifest}, sort_keys=True),
+            "model": {k: v.detach().cpu().contiguous() for k, v in state.items()},
+            **{k: v for k, v in tensors.items() if v is not None}}
 
 
 def read(path: str | Path) -> Checkpoint:
@@ -131,6 +95,8 @@ def read(path: str | Path) -> Checkpoint:
         try:
             manifest = json.loads(content["manifest"])
             version = int(manifest["schema"])
+            if version < 1:
+                raise ValueError(version)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise FldiagError(f"checkpoint {path}: its manifest is not valid", "the file was edited; use the original") from None
         if version > SCHEMA:
@@ -141,7 +107,13 @@ def read(path: str | Path) -> Checkpoint:
                                 content.get("clients"), buffers)
         _check(checkpoint)
         return checkpoint
-    return Checkpoint(path, foreign.unwrap(path, content)[0])
+    try:
+        state = foreign.unwrap(path, content)[0]
+    except RecursionError:
+        raise FldiagError(f"checkpoint {path} holds a container that holds itself",
+                          "save only the state_dict: torch.save(model.state_dict(), path)") from None
+    check_kinds(path, state)
+    return Checkpoint(path, state)
 
 
 def _check(c: Checkpoint) -> None:
@@ -156,10 +128,15 @@ def _check(c: Checkpoint) -> None:
              and isinstance(c.manifest["method"].get("name"), str) and isinstance(c.manifest.get("provenance", {}), dict)
              and c.manifest["classes"] > (-1 if elsewhere else 0)
              and all(isinstance(i, int) and i > 0 for i in c.manifest["shape"])
-             and all(isinstance(i, int) for i in c.client_ids))
+             and all(isinstance(i, int) and 0 <= i < LARGEST for i in [c.round, c.manifest["seed"], *c.client_ids]))
     if not sound:
         raise FldiagError(f"checkpoint {c.path}: its manifest is not valid", "the file was edited; use the original")
-    if c.clients is not None and (not isinstance(c.clients, Tensor) or len(c.clients) != len(c.client_ids)):
+    vectors = {name: value for name, value in (("clients", c.clients), ("received", c.received)) if value is not None}
+    if not all(isinstance(value, Tensor) and value.ndim for value in vectors.values()):
+        raise FldiagError(f"checkpoint {c.path}: its client weights are no tensors", "the file was edited; use the original")
+    for tensors in (c.state, c.buffers, vectors):
+        check_kinds(c.path, tensors)
+    if c.clients is not None and len(c.clients) != len(c.client_ids):
         raise FldiagError(f"checkpoint {c.path}: {len(c.client_ids)} client ids do not fit its client weights",
                           "the file was edited; use the original")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ def ask(console: Console, name: str, paths: Sequence[Path], options: Mapping[str
     given = {k: options[k] for k in ("model", "data") if k in options}
     of_runs = diagnostic(name).on in ("run", "runs")
     targets: list[subjects.Target] = [
-        subjects.load(p) if p.is_dir() else Run.open(p) if of_runs and not p.is_file() else subjects.load(p, **given)
+        subjects.load(p) if os.path.isdir(p) else Run.open(p) if of_runs and not os.path.isfile(p) else subjects.load(p, **given)
         for p in paths]
     found = answer(name, targets, options, out=out, bar=console.progress, tell=console.note)
     for made in found:

@@ -21,6 +21,9 @@ from fldiag.data.preprocessing import no_variants
 from fldiag.errors import FldiagError, nearest
 from fldiag.sections import Normalise
 
+#: Labels may be as large as this, however few examples there are.
+MOST_CLASSES = 10_000
+
 
 def load(name: str, root: str | os.PathLike[str] | None = None, download: bool = False,
          variant: str | None = None, progress: Callable[[int, int, str], None] | None = None,
@@ -101,7 +104,7 @@ def _npz(name: str, path: str) -> Dataset:
     if not path:
         raise FldiagError("npz: without a path", "write npz:PATH", usage=True)
     arrays = read_npz(os.path.expanduser(path))
-    return Dataset(name, *arrays, classes=_classes(arrays[1], arrays[3]))
+    return Dataset(name, *arrays, classes=_classes(path, arrays[1], arrays[3]))
 
 
 def _normalised(dataset: Dataset, how: Normalise | None) -> Dataset:
@@ -169,12 +172,17 @@ def _dataset(made: Any, where: str, name: str = "") -> Dataset:
         train_y, test_y = (y[:, None] if y.ndim == 1 else y for y in (train_y, test_y))
         classes = train_y.shape[1]
     else:
-        classes = _classes(train_y, test_y)
+        classes = _classes(where, train_y, test_y)
     return Dataset(name, train_x, train_y, test_x, test_y, classes=classes)
 
 
-def _classes(*ys: torch.Tensor) -> int:
-    return max((int(y.max()) for y in ys if len(y)), default=0) + 1
+def _classes(where: str, *ys: torch.Tensor) -> int:
+    """One more than the largest label. Raises FldiagError for one that is no number of a class: models and tables have a
+    column for each."""
+    largest, examples = max((int(y.max()) for y in ys if len(y)), default=0), sum(map(len, ys))
+    if largest >= max(MOST_CLASSES, examples):
+        raise FldiagError(f"{where}: label {largest:,} among {examples:,} examples", "number the classes 0, 1, 2, ...")
+    return largest + 1
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,7 @@ def partition_of(source: str | Path, overrides: Iterable[str] = (), *, download:
     Raises:
         FldiagError: an unknown source, data that are not there, or user code that only a run names.
     """
-    if (Path(source) / "run.json").is_file():
+    if os.path.isfile(Path(source) / "run.json"):
         run = Run.open(source)
         config = run.config
         if ":" in config.data.name and not config.data.name.startswith("npz:"):

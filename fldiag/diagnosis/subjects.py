@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 
 from fldiag import registry
 from fldiag.checkpoint import schema
-from fldiag.checkpoint.run import Run
+from fldiag.checkpoint.run import Run, verify
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.device import device_of
 from fldiag.diagnosis import options as shared
@@ -53,12 +54,9 @@ def load(path: str | Path, *, model: Any = None, data: Any = None) -> Run | Chec
     if not isinstance(path, (str, os.PathLike)):
         raise FldiagError(f"a {type(path).__name__} is no path", "give a run folder or a checkpoint file", usage=True)
     path = Path(path)
-    if path.is_dir() or path.name == "run.json":
-        run = Run.open(path)
-        return Run(run.path, run.index, model, data)
-    folder = path.resolve().parent.parent
-    if path.parent.name == "rounds" and (folder / "run.json").is_file():
-        Run.open(folder).verified(f"rounds/{path.name}")  # a file of a run must be the one the run wrote
+    if os.path.isdir(path) or path.name == "run.json":
+        return given(Run.open(path), model, data)
+    verify(path)
     return replace(schema.read(path), model=model, data=data)
 
 
@@ -66,7 +64,9 @@ def given(target: Run | Checkpoint, model: Any = None, data: Any = None) -> Run 
     """The target with another model, other data, or both."""
     model, data = target.model if model is None else model, target.data if data is None else data
     if isinstance(target, Run):
-        return Run(target.path, target.index, model, data)
+        target = copy(target)
+        target.model, target.data = model, data
+        return target
     return replace(target, model=model, data=data)
 
 

@@ -53,7 +53,7 @@ def collect(run: Run, tables: Sequence[Path] = (), *, per_client: bool = False) 
     there = [*sorted((run.path / "diagnostics").glob("*.csv")), *tables]
     short = [re.sub(r"-[0-9a-f]{8}$", "", path.stem) for path in there]
     names = [name if short.count(name) == 1 else path.stem for name, path in zip(short, there, strict=True)]
-    found = [series(run.metrics, "run", per_client)] if "metrics" in run.index else []
+    found = [series(run.metrics, "run", per_client)] if run.has_metrics else []
     for name, path in zip(names, there, strict=True):
         frame = _read(path)
         if {"metric", "value"} <= set(frame.columns):

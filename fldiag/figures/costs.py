@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fldiag import data
 from fldiag.config import Config
 from fldiag.results.table import table
-from fldiag.training.rounds import Federation
+from fldiag.training.federation import Federation
 from fldiag.training.setup import Setup
 
 #: Images a step; steps an epoch.

@@ -126,7 +126,7 @@ def _cost(s: Subject) -> pd.DataFrame:
 def _epoch(s: Subject, config: Config) -> int:
     """Multiply-adds of an epoch of a client."""
     from fldiag.figures.costs import operations
-    from fldiag.training.rounds import Federation
+    from fldiag.training.federation import Federation
     from fldiag.training.setup import Setup
 
     totals = []

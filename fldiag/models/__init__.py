@@ -11,23 +11,31 @@ from torch import nn
 
 from fldiag import registry
 from fldiag.errors import FldiagError
+from fldiag.models import size
 from fldiag.seeding import seed_for
 
 
 def build(name: str, shape: tuple[int, ...], classes: int, options: Mapping[str, Any] | None = None, *, seed: int = 0,
-          code: bool = False) -> nn.Module:
+          code: bool = False, most: int | None = None) -> nn.Module:
     """A freshly initialised model (PyTorch's default initialisation under ``seed``); global RNG untouched.
 
     ``name`` is a registered model, or with ``code=True`` also ``pkg.mod:factory``, which is imported and
     called as factory(shape, classes, **options) or factory(). Only what a user typed may be passed with
-    ``code=True``, never a name found in a checkpoint.
+    ``code=True``, never a name found in a checkpoint. ``most``: how many parameters there can be, where a file says how
+    large the model is and holds its weights.
+
+    Raises FldiagError for an unknown model or option, and for a registered model that is larger than ``most`` or than the
+    memory of this machine: before anything is allocated.
     """
     options = dict(options or {})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(seed, "init"))
         if ":" not in name:
             entry = registry.model.get(name)
-            return entry.build(shape, classes, **entry.validate(options))
+            options = entry.validate(options)
+            size.check(name, lambda: entry.build(shape, classes, **options), most)
+            torch.manual_seed(seed_for(seed, "init"))
+            return entry.build(shape, classes, **options)
         if not code:
             raise FldiagError(f"the model {name!r} is user code, which is never run because a file says so",
                               f"if you trust it, say so yourself: --model {name}")

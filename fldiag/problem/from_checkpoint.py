@@ -106,7 +106,8 @@ def _module(c: Checkpoint, dataset: Dataset | None) -> nn.Module:
         raise FldiagError(f"{c.path} holds weights but does not say which model they belong to",
                           "give it: --model NAME (fldiag list models) or --model pkg.mod:factory", usage=True)
     name = str(spec.pop("name"))
-    return models.build(name, tuple(c.manifest["shape"]), c.manifest["classes"], spec)
+    held = sum(t.numel() for t in c.state.values())
+    return models.build(name, tuple(c.manifest["shape"]), c.manifest["classes"], spec, most=held)
 
 
 def _shapes(c: Checkpoint) -> tuple[tuple[int, ...], int]:

@@ -92,12 +92,12 @@ def _choose(found: Collected, member: Member, candidates: list[Candidate]) -> No
 def _metrics(found: Collected, member: Member) -> None:
     """The table that training wrote."""
     index = member.run.index
-    if not index.get("metrics"):
+    if not member.run.has_metrics:
         return
     try:
         frame = check(member.run.metrics)
-    except FldiagError as error:
-        found.notes.append(f"{member.label}: {error.what}")
+    except Exception as error:  # as above
+        found.notes.append(f"{member.label}: {error.what if isinstance(error, FldiagError) else type(error).__name__}")
         return
     claims = [Claim(sha, round=r) for r, sha in sorted(member.rounds.items())]
     made = Source("metrics", f"metrics-{member.label.replace('/', '-')}.csv",

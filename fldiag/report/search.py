@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,8 @@ def candidates(runs: Mapping[Path, Mapping[int, str]], places: Sequence[Path], f
         csv = _table_of(file)
         try:
             about = json.loads(file.read_text("utf-8"))
-        except (OSError, ValueError):
+            modified = csv.stat().st_mtime
+        except (OSError, ValueError, RecursionError):
             notes.append(f"{file.name} beside {csv.name} cannot be read, so its table is not shown.")
             continue
         if not isinstance(about, dict):
@@ -66,10 +68,14 @@ def candidates(runs: Mapping[Path, Mapping[int, str]], places: Sequence[Path], f
                 notes.append(f"{csv.name} is not shown: no diagnostic {name!r} is installed here.")
             continue
         entry = diagnostic(name)
-        kind = _kind(entry, about)
+        try:
+            kind = _kind(entry, about)
+        except Exception as error:  # options that the diagnostic never had: whatever they are, the report shows the other tables
+            notes.append(f"{csv.name} is not shown: its options cannot be understood ({type(error).__name__}).")
+            continue
         if kind is None:
             continue
-        made = Candidate(kind, entry.on == "run", csv, about, _claims(about), given, csv.stat().st_mtime)
+        made = Candidate(kind, entry.on == "run", csv, about, _claims(about), given, modified)
         if any(made.owned(rounds) for rounds in runs.values()):
             yield made
         elif wanted:
@@ -85,10 +91,11 @@ def _provenance_files(runs: Iterable[Path], places: Sequence[Path], fallback: Pa
     folders = [p for run in runs for p in (run / "diagnostics", run.parent)] + [fallback]
     files = [(f, True) for p in places for f in ([p.with_suffix(".json")] if p.is_file() else sorted(p.rglob("*.json")))]
     files += [(f, False) for p in folders if p.is_dir() for f in sorted(p.glob("*.json"))]
-    seen: set[Path] = set()
+    seen: set[str] = set()
     for file, given in files:
-        if file.resolve() not in seen and _table_of(file).is_file():
-            seen.add(file.resolve())
+        real = os.path.realpath(file)
+        if real not in seen and os.path.isfile(file) and os.path.isfile(_table_of(file)):
+            seen.add(real)
             yield file, given
 
 
@@ -107,7 +114,7 @@ def _claims(about: dict[str, Any]) -> list[Claim]:
     many, one = about.get("checkpoints"), about.get("checkpoint")
     found = []
     for key, value in (many if isinstance(many, dict) else {"": one}).items():
-        if isinstance(value, str) and str(key).isdigit():
+        if isinstance(value, str) and str(key).isdecimal():
             found.append(Claim(value, round=int(key)))
         elif isinstance(value, dict) and isinstance(value.get("sha256"), str):
             n = value.get("n")

@@ -28,9 +28,9 @@ def collect(found: Collected) -> None:
         chosen = spread(there, MOST)
         try:
             frame = pd.concat([_means(m.run.steps(r)) for r in chosen], ignore_index=True) if chosen else None
-        except (FldiagError, KeyError) as error:
+        except Exception as error:  # whatever is wrong with one table, the report shows the others
             found.notes.append(f"{m.label}: the recorded steps are not shown: "
-                               f"{error.what if isinstance(error, FldiagError) else error}.")
+                               f"{error.what if isinstance(error, FldiagError) else repr(error)}.")
             continue
         if frame is None or frame.empty:
             continue

@@ -7,7 +7,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,12 +19,14 @@ from fldiag.errors import FldiagError
 PICTURES: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "png": {"Software": None}}
 
 
-def write_atomic(path: Path, writer: Callable[[IO[bytes]], Any]) -> str:
-    """Write to a temporary name, flush to disk, rename: a reader finds the old file or the whole new one.
+def write_atomic(path: Path, writer: Callable[[IO[bytes]], Any], *, settle: bool = True) -> str:
+    """Write to a temporary name, flush to disk, rename, flush the folder: a reader finds the old file or the whole new one, also
+    after a power cut.
 
     Args:
         path: The file; its folder is made.
         writer: Called with the open binary file.
+        settle: Flush the folder too. One who writes several files does it himself, once, with ``settle``.
 
     Returns:
         The sha256 of what was written.
@@ -41,13 +43,66 @@ def write_atomic(path: Path, writer: Callable[[IO[bytes]], Any]) -> str:
             os.fsync(f.fileno())
         digest = sha256(temporary)
         os.replace(temporary, path)
+        if settle:
+            flush_folder(path.parent)
     except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
-        raise FldiagError(f"cannot write {path}: {error}", "free some disk space or choose another folder with --out; "
-                          "what was written before is intact") from error
+        raise _refused(path, error) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
     return digest
+
+
+def _refused(path: Path, error: Exception) -> FldiagError:
+    return FldiagError(f"cannot write {path}: {error}", "free some disk space or choose another folder with --out; "
+                       "what was written before is intact")
+
+
+def flush_folder(folder: Path) -> None:
+    """Flush the names in a folder to disk: a file that was renamed there keeps its name through a power cut."""
+    if os.name != "posix":
+        return  # other systems do not open folders
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def settle(folders: Iterable[Path]) -> None:
+    """``flush_folder`` for several. Raises FldiagError when the disk refuses."""
+    for folder in folders:
+        try:
+            flush_folder(folder)
+        except OSError as error:
+            raise _refused(folder, error) from error
+
+
+def append(path: Path, content: bytes, at: int) -> None:
+    """Write bytes at the end of a file, which is at ``at``, and flush them to disk.
+
+    Raises:
+        FldiagError: The disk refuses; the file then ends where it did, as far as the disk allows.
+    """
+    try:
+        handle = os.open(path, os.O_WRONLY)
+        try:
+            os.lseek(handle, at, os.SEEK_SET)
+            _write_all(handle, content)
+            os.fsync(handle)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(handle, at)
+            raise
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise _refused(path, error) from error
+
+
+def _write_all(handle: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(handle, content):]
 
 
 def write_bytes(path: str | Path, content: bytes) -> Path:

@@ -123,7 +123,7 @@ class History:
                        name=name or run.path.name, labels=labels, samples=samples, stack=stack, device=device, dtype=dtype,
                        memory=memory, shares=train.get("aggregate", "n"), batch_size=int(train.get("batch_size", 1)),
                        files={**{f"{r}": sha256(run.path / f"rounds/{r:04d}.pt") for r in chosen},
-                              "metrics": sha256(run.path / str(run.index.get("metrics"))),
+                              "metrics": run.metrics_digest,
                               **{f: digest for f, digest in run.index["files"].items() if f.startswith("steps/")}},
                        steps=lambda r: run.steps(r) if r in run.recorded else None,
                        notes=[*notes, *run.origin.get("notes", [])])

@@ -25,7 +25,7 @@ from fldiag.method import Method, Part
 from fldiag.results.table import table
 from fldiag.step import Local, Step
 from fldiag.training.executor import Serial
-from fldiag.training.rounds import Federation
+from fldiag.training.federation import Federation
 from fldiag.training.setup import Setup
 
 Point = Sequence[float] | np.ndarray

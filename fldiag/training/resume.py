@@ -1,7 +1,9 @@
-"""What must be the same for a stored run to go on: config, version of the method, data and partition."""
+"""What must be the same for a stored run to go on: config (but for more rounds), version of the method, data and partition."""
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,12 +12,13 @@ from fldiag.checkpoint.run import Run
 from fldiag.config import Config
 from fldiag.data import partition
 from fldiag.errors import FldiagError
+from fldiag.training.personalise import METRIC
 from fldiag.training.setup import Setup
 
 
 def same_run(run: Run, config: Config) -> None:
     """Raises FldiagError unless ``config`` is what the run was begun with, by the same version of the method. What the
-    checkpoints are to hold may differ."""
+    checkpoints are to hold may differ, and there may be more rounds."""
     if run.origin:
         raise FldiagError(f"{run.path} was trained with another config, by another program",
                           "train anew with another --out; what is there can be diagnosed", usage=True)
@@ -23,13 +26,57 @@ def same_run(run: Run, config: Config) -> None:
     if run.index["hash"] not in {stored.fingerprint(version=version, checkpoint=with_it) for with_it in (False, True)}:
         raise FldiagError(f"{run.path / 'run.json'}: its hash is not that of its config",
                           "the file was edited; restore it or train again")
-    if stored.fingerprint(version=1) != config.fingerprint(version=1):
+    if not same_but_rounds(stored, config) or config.rounds < stored.rounds:
         raise FldiagError(f"{run.path} was trained with another config", difference(stored, config), usage=True)
     if version != config.method_version:
         raise FldiagError(f"{run.path} was trained by version {version} of the formulas of {config.method.name}, and this fldiag "
                           f"has version {config.method_version}: half of each would be neither (fldiag explain "
                           f"{config.method.name} says what changed)",
                           "train anew with another --out; what is there can be diagnosed as it is", usage=True)
+
+
+def same_but_rounds(a: Config, b: Config) -> bool:
+    """Whether two configs train the same, one perhaps for more rounds."""
+    return a.model_copy(update={"rounds": b.rounds}).fingerprint(version=1) == b.fingerprint(version=1)
+
+
+def elsewhere(path: Path, config: Config) -> Run | None:
+    """A run of the same config and no more rounds, beside the folder in which this config's would be."""
+    for file in sorted(path.parent.glob(f"{path.name.rpartition('-')[0]}-*/run.json")):
+        with contextlib.suppress(FldiagError):
+            run = Run.open(file.parent)
+            if same_but_rounds(run.config, config) and run.config.rounds <= config.rounds:
+                return run
+    return None
+
+
+def extend(run: Run, config: Config) -> None:
+    """Make a run one of more rounds: its index only, which the next ``append`` or ``commit`` writes.
+
+    What the former last round stored because it was the last stays: its checkpoint, its steps, and the table with the clients'
+    own models. ``extended`` in run.json says what that is, so that everything else is what training for all the rounds at
+    once gives.
+
+    Raises FldiagError when the clients' states, with which training would go on, were removed.
+    """
+    before = run.config
+    if run.index.get("thinned", {}).get("state"):
+        raise FldiagError(f"{run.path} has no clients' states any more, which more rounds would begin with",
+                          "train anew with another --out", usage=True)
+    run.index["config"]["rounds"], run.index["hash"], run.index["status"] = config.rounds, config.hash, "running"
+    if run.done < before.rounds:
+        return
+    last, stays = before.rounds, list[str]()
+    checkpoint = f"rounds/{last:04d}.pt"
+    if last % config.checkpoint.every and checkpoint in run.index["files"]:
+        stays.append(checkpoint)
+    if before.metrics.of_round(last, last) and not config.metrics.of_round(last, config.rounds):
+        stays.append(f"steps/{last:04d}.parquet")
+    table, digest = run.index.get("metrics"), run.index["files"].get(run.index.get("metrics"))
+    if run.drop_metrics(lambda row: str(row["metric"]).startswith(METRIC)):
+        run.index["files"][table] = digest
+        stays.append(str(table))
+    run.index["extended"] = [*run.index.get("extended", []), {"rounds": last, "stays": stays}]
 
 
 def same_data(run: Run, setup: Setup) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,11 @@ from torch import nn
 
 from fldiag import data as datasets
 from fldiag import models
-from fldiag.checkpoint import flat, folder, foreign, schema
+from fldiag.checkpoint import flat, folder, foreign, owner, schema
 from fldiag.checkpoint.foreign import State
 from fldiag.checkpoint.recording import Recording, mean
+from fldiag.checkpoint.run import verify
+from fldiag.checkpoint.tensor_files import read_tensors
 from fldiag.console import Console
 from fldiag.data import Dataset
 from fldiag.diagnosis.subjects import user_code
@@ -32,11 +35,11 @@ COLUMNS = {"round": "round", "clients": "clients", "received": "received", "glob
 
 def convert(console: Console, source: Path, out: Path, **options: Any) -> None:
     """One file, or with a pattern a folder."""
-    if source.is_dir():
+    if os.path.isdir(source):
         folder_to_run(console, source, out, **options)
         return
     given = [k for k in ("clients", "globals_", "partition", "initial", "model", "data") if options.get(k) is not None]
-    if given and source.is_file():
+    if given and os.path.isfile(source):
         flag = {"clients": "pattern", "globals_": "global-pattern"}.get(given[0], given[0])
         raise FldiagError(f"--{flag} is for a folder, and {source} is a file", "leave it out, or give the folder", usage=True)
     left = convert_file(source, out)
@@ -58,7 +61,8 @@ def convert_file(source: Path, out: Path) -> list[str]:
                           "convert .pt to .safetensors or back; or a folder, with --pattern", usage=True)
     if out.exists():
         raise FldiagError(f"{out} is already there", "choose another name, or remove it first", usage=True)
-    content, left = schema.read_tensors(source), list[str]()
+    verify(source)
+    content, left = read_tensors(source), list[str]()
     if isinstance(content, dict) and isinstance(content.get("manifest"), str):
         schema.read(source)  # refuses what no reader would take
     else:
@@ -113,17 +117,18 @@ def folder_to_run(console: Console, root: Path, out: Path, *, clients: str | Non
     recipe = {"kind": "folder", "clients": clients, "globals": globals_, "global_is": moment, "model": model, "data": data,
               "partition": digest({str(k): v for k, v in parts.items()}) if parts is not None else None,
               "initial": initial.name if initial else None, "method": method, "seed": seed, "scores": scores}
-    recording = Recording(out, module, origin=recipe, model=model, data=data, root=data_root, dataset=dataset, parts=parts,
-                          method=method, seed=seed)
-    work = _Work(console, layout, module, recording, numbers, parts, shift)
-    if any(not name.isdigit() or int(name) != k for name, k in numbers.items()):
-        recording.know(names={k: name for name, k in numbers.items()})
-        work.say("clients are numbered " + ", ".join(f"{k} = {name}" for name, k in list(numbers.items())[:6])
-                 + (" ..." if len(numbers) > 6 else ""), keep=False)
-    if shift:
-        work.say("rounds start at 0 there and at 1 here", keep=False)
-    work.gaps()
-    work.run(after, bool(globals_), _scorer(module, dataset) if scores and dataset is not None else None)
+    with owner.hold(out):
+        recording = Recording(out, module, origin=recipe, model=model, data=data, root=data_root, dataset=dataset, parts=parts,
+                              method=method, seed=seed)
+        work = _Work(console, layout, module, recording, numbers, parts, shift)
+        if any(not name.isdigit() or int(name) != k for name, k in numbers.items()):
+            recording.know(names={k: name for name, k in numbers.items()})
+            work.say("clients are numbered " + ", ".join(f"{k} = {name}" for name, k in list(numbers.items())[:6])
+                     + (" ..." if len(numbers) > 6 else ""), keep=False)
+        if shift:
+            work.say("rounds start at 0 there and at 1 here", keep=False)
+        work.gaps()
+        work.run(after, bool(globals_), _scorer(module, dataset) if scores and dataset is not None else None)
 
 
 def _people(names: list[str], partition: Path | None) -> tuple[dict[str, int], dict[int, Any] | None]:
@@ -195,6 +200,7 @@ class _Work:
         """The weights in a file, None when it is damaged. Raises FldiagError for another architecture."""
         name = path.relative_to(self.layout.root) if path.is_relative_to(self.layout.root) else path
         try:
+            verify(path)
             state = schema.read(path).state
         except FldiagError as error:
             self.say(f"{whose}: {error.what}: left out")

@@ -18,7 +18,7 @@ from fldiag.diagnosis.subjects import user_code
 from fldiag.errors import FldiagError
 from fldiag.results.machine import has_bf16
 from fldiag.results.summary import Small
-from fldiag.training import keep, rounds
+from fldiag.training import held, rounds
 from fldiag.training.diagnostics import personalise as personal
 from fldiag.training.outcome import failure
 from fldiag.training.setup import Setup
@@ -99,7 +99,7 @@ def forecast(console: Console, config: Config, path: Path, download: bool, devic
     per_step = (time.perf_counter() - began) / max(1, max(len(b) for b in trial.batches))
     seconds = per_step * steps * config.rounds
     size, state = setup.model_bytes, len(server) + config.clients.total * len(zero[ids[0]]) + 1
-    disk = size * (keep.stored_rounds(config) + state) + keep.bytes_of_clients(config, size)
+    disk = size * (held.stored_rounds(config) + state) + held.bytes_of_clients(config, size)
     free = shutil.disk_usage(next(p for p in [path.absolute(), *path.absolute().parents] if p.exists())).free
     console.result |= {"config": config.model_dump(mode="json"), "seconds": seconds, "bytes": disk,
                        "stacked": setup.stack, "path": str(path)}
@@ -108,7 +108,7 @@ def forecast(console: Console, config: Config, path: Path, download: bool, devic
                 f"{'stacked' if setup.stack else 'one after another'}")
     console.say(f"forecast: {duration(seconds)} of local training on this machine, {disk / 1e6:,.0f} MB of disk "
                 f"({free / 1e9:,.0f} GB free)")
-    for text in [*setup.remarks, keep.described(config, size)]:
+    for text in [*setup.remarks, held.described(config, size)]:
         console.say(text)
     if disk > free:
         console.note("that does not fit on the disk: raise checkpoint.every or set checkpoint.clients = 'none'")

@@ -154,10 +154,10 @@ def test_diverged_training_is_an_outcome():
 def test_ctrl_c_keeps_the_state_and_says_how_to_go_on():
     code = ("import os, signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)  # also where tests run in the background\n"
             "from fldiag.training import rounds\n"
-            "old = rounds._store\n"
+            "old = rounds.store\n"
             "def store(run, federation, *rest):\n    old(run, federation, *rest)\n"
             "    if federation.t == 2: os.kill(os.getpid(), signal.SIGINT)\n"
-            "rounds._store = store\nfrom fldiag.cli import app\n"
+            "rounds.store = store\nfrom fldiag.cli import app\n"
             "app(['train', 'digits', '--set', 'model.name=mlp', '--set', 'rounds=4', '--out', 'r'])\n")
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)

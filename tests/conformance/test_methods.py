@@ -8,6 +8,7 @@ from fldiag import registry
 from fldiag.checkpoint.run import Run
 from fldiag.training import rounds
 from fldiag.training.executor import Processes
+from fldiag.training.federation import Federation
 from fldiag.training.schedule import Given, Seeded
 from fldiag.training.setup import Setup
 
@@ -127,7 +128,7 @@ def test_interrupted_and_resumed_is_bitwise_a_run_that_was_not(name, stack, tmp_
 def test_the_state_survives_the_checkpoint(name, tmp_path):
     chosen = config(name, rounds=2, total=5, per_round=2, epochs=1, **needs(name))
     run = rounds.train(chosen, out=tmp_path)
-    memory, restored = rounds.Federation(Setup(chosen)), rounds.Federation(Setup(chosen))
+    memory, restored = Federation(Setup(chosen)), Federation(Setup(chosen))
     play(memory, 2)
     restored.restore(run)
     assert restored.t == memory.t
@@ -181,7 +182,7 @@ def pool():
 @every_method
 def test_worker_processes_give_the_bits_of_this_process(name, pool):
     chosen = config(name, rounds=2, total=4, epochs=1, **needs(name))
-    here, there = rounds.Federation(Setup(chosen)), rounds.Federation(Setup(chosen))
+    here, there = Federation(Setup(chosen)), Federation(Setup(chosen))
     for _ in range(2):
         play(here)
         there.round(lambda units: pool.map([(chosen, unit) for unit in units]))

@@ -224,7 +224,7 @@ def test_written_under_a_temporary_name_flushed_then_renamed(tmp_path, monkeypat
     monkeypatch.setattr(os, "fsync", lambda f: order.append("fsync") or fsync(f))
     monkeypatch.setattr(os, "replace", lambda a, b: order.append("replace") or replace(a, b))
     digest = schema.write(tmp_path / "x.pt", {}, {"w": torch.ones(1)})
-    assert order == ["fsync", "replace"]
+    assert order == ["fsync", "replace", "fsync"]  # the file, its name, and the folder
     assert digest == files.sha256(tmp_path / "x.pt")
 
 

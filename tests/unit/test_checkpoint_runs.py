@@ -78,8 +78,8 @@ def test_resuming_with_another_config_names_the_difference(run):
     assert "train.lr: 0.1 there, 0.25 now" in str(caught.value)
     with pytest.raises(FldiagError, match=r"method\.name: 'scaffold' there, 'fedavg' now"):
         rounds.train(config(rounds=2, checkpoint={"clients": "sampled"}), out=run.path, resume=True)
-    with pytest.raises(FldiagError, match="rounds: 2 there, 5 now"):
-        rounds.train(config("scaffold", rounds=5, checkpoint={"clients": "sampled"}), out=run.path, resume=True)
+    with pytest.raises(FldiagError, match="rounds: 2 there, 1 now"):
+        rounds.train(config("scaffold", rounds=1, checkpoint={"clients": "sampled"}), out=run.path, resume=True)
 
 
 @pytest.mark.parametrize("text", [

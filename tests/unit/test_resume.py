@@ -15,14 +15,14 @@ from helpers import classification, config, setup
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
 from fldiag.results import files
-from fldiag.training import rounds
+from fldiag.training import rounds, storing
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import sys, torch
 torch.set_num_threads(1)
 from fldiag import config
-from fldiag.training import rounds
+from fldiag.training import rounds, storing
 sys.path.insert(0, sys.argv[2])
 from test_resume import killed
 rounds.train(killed(), out=sys.argv[1], resume=True, on_event=lambda e: print(e["event"], e.get("round"), flush=True))
@@ -89,29 +89,36 @@ def never_stopped(tmp_path_factory):
     return {n: rounds.train(small(checkpoint={"every": n}), out=tmp_path_factory.mktemp("whole") / str(n)) for n in (1, 3)}
 
 
-@pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("name", ["rounds/0003.pt", "state/server-0003.pt", "metrics/0003.parquet", "run.json"])
+@pytest.mark.parametrize(("every", "name"), [
+    (1, "rounds/0003.pt"), (1, "state/server-0003.pt"), (1, "journal.jsonl"), (3, "rounds/0003.pt"), (3, "state/server-0003.pt"),
+    (3, "metrics/0003.parquet"), (3, "run.json")])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, FldiagError("disk full", "free some space")], ids=["ctrl-c", "full"])
 def test_stopped_while_a_file_is_written(every, name, error, tmp_path, monkeypatch, never_stopped):
-    """run.json must never count a round whose files are not all there."""
+    """run.json and journal must never count a round whose files are not all there. The first stored round writes run.json
+    whole (here that of every = 3), and the later ones a line of the journal."""
     chosen, whole = small(checkpoint={"every": every}), never_stopped[every]
-    write, seen = files.write_atomic, []
+    seen = []
 
-    def breaking(path, writer):
-        seen.append(path.name)
-        last = any("0003.pt" in n for n in seen)  # round 3 is being stored
-        if last and path.relative_to(tmp_path / "cut").as_posix() == name and "broken" not in seen:
-            seen.append("broken")
-            raise error
-        return write(path, writer)
+    def breaking(write):
+        def broken(path, *given, **options):
+            seen.append(path.name)
+            last = any("0003.pt" in n for n in seen)  # round 3 is being stored
+            if last and path.relative_to(tmp_path / "cut").as_posix() == name and "broken" not in seen:
+                seen.append("broken")
+                raise error
+            return write(path, *given, **options)
 
-    monkeypatch.setattr(files, "write_atomic", breaking)
+        return broken
+
+    for how in ("write_atomic", "append"):
+        monkeypatch.setattr(files, how, breaking(getattr(files, how)))
     with pytest.raises((KeyboardInterrupt, FldiagError)):
         rounds.train(chosen, out=tmp_path / "cut")
     monkeypatch.undo()
     stopped = Run.open(tmp_path / "cut")
     assert stopped.done == (2 if every == 1 else 0)
     assert stopped.status in ("running", "interrupted")
+    assert "broken" in seen
     for file in stopped.index["files"]:
         stopped.verified(file)
     equal_runs(rounds.train(chosen, out=tmp_path / "cut", resume=True), whole)
@@ -210,7 +217,7 @@ def test_every_stretch_of_a_run_says_what_trained_it(tmp_path, monkeypatch):
     whole = config(rounds=5, data="digits", model_options={"hidden": (4,)})
     with pytest.raises(KeyboardInterrupt):
         rounds.train(whole, out=tmp_path / "run", on_event=stop)
-    monkeypatch.setattr(rounds, "capability", lambda: "OTHER")
+    monkeypatch.setattr(storing, "capability", lambda: "OTHER")
     found = rounds.train(whole, out=tmp_path / "run", resume=True).index["segments"]
     assert [(s["first_round"], s["last_round"]) for s in found] == [(1, 3), (4, 5)]
     assert [s["capability"] for s in found] == [torch.backends.cpu.get_cpu_capability(), "OTHER"]

@@ -11,8 +11,8 @@ SMALL = 100_000_000
 
 
 def stored_rounds(config: Config) -> int:
-    """How many rounds are stored: every ``checkpoint.every``-th and the last."""
-    return -(-config.rounds // config.checkpoint.every)
+    """How many rounds stay stored: every ``checkpoint.every``-th and the last, or the last few."""
+    return min(config.rounds, -(-config.rounds // config.checkpoint.every) + config.checkpoint.keep)
 
 
 def every_round(config: Config, model_bytes: int) -> bool:

@@ -1,0 +1,113 @@
+"""What ``run.json`` says, read and checked: whoever reads a run may rely on the kinds of what stands in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from fldiag.checkpoint import journal
+from fldiag.checkpoint.tensor_files import shown
+from fldiag.errors import FldiagError
+from fldiag.results.table import Row
+
+#: Of an index that is whole, and of one that a journal continues: a reader that knows no journals must not take it for whole.
+WHOLE, CONTINUED = 1, 2
+#: What every index has, and of what kind.
+KINDS: dict[str, type] = {"hash": str, "status": str, "config": dict, "state": dict, "files": dict, "provenance": dict,
+                          "done": int, "schema": int}
+SECTIONS = ("data", "partition", "clients", "model", "method", "train", "checkpoint", "metrics")
+#: Names of files that say of which round they are.
+NUMBERED = {"rounds": r"rounds/\d{1,9}\.pt", "steps": r"steps/\d{1,9}\.parquet"}
+EDITED = "the file was edited; restore it or train again"
+
+
+def read_index(path: Path) -> tuple[Path, dict[str, Any], list[Row]]:
+    """The run folder at ``path`` (or of the run.json there), its index brought up to date by its journal, and the metrics that
+    stand in the journal only.
+
+    Raises FldiagError when there is no run.json, or it cannot be read, or does not say what an index says; and for a damaged
+    journal.
+    """
+    file = path / "run.json" if os.path.isdir(path) else path
+    if not os.path.exists(file):
+        raise FldiagError(f"{shown(path)} is not a run folder: it has no run.json",
+                          "give the folder that fldiag train printed", usage=True)
+    if not os.path.isfile(file):
+        raise FldiagError(f"{file} is not valid: it is no file", EDITED)
+    try:
+        index = json.loads(file.read_text("utf-8"))
+        check(index)
+        rows = continued(file.parent, index)
+    except OSError as error:
+        raise FldiagError(f"{file} cannot be read: {error.strerror}", "make it readable, or copy the run again") from None
+    except RecursionError:
+        raise FldiagError(f"{file} is not valid: it is nested too deeply", EDITED) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise FldiagError(f"{file} is not valid: {error}", EDITED) from None
+    if index["schema"] > CONTINUED:
+        raise FldiagError(f"run {path} has schema {index['schema']}, this fldiag reads up to {CONTINUED}", "update fldiag")
+    return file.parent, index, rows
+
+
+def continued(folder: Path, index: dict[str, Any]) -> list[Row]:
+    """Bring an index up to date by the journal that it names, if it names one; returns the metrics that came since.
+
+    Raises FldiagError when the journal is damaged, and ValueError when what it makes of the index is none.
+    """
+    name = index.pop("journal", None)
+    if name is None:
+        return []
+    rows = journal.replay(folder / journal.NAME, name, index)
+    check(index)
+    index["schema"] = WHOLE
+    return rows
+
+
+def check(index: Any) -> None:
+    """Raises ValueError, in words, for what is no index of a run."""
+    if not isinstance(index, dict):
+        raise ValueError("not a run index")
+    wrong = [key for key, kind in KINDS.items() if type(index.get(key)) is not kind]
+    if wrong:
+        raise ValueError(f"{', '.join(wrong)} is missing or of the wrong kind")
+    if not 0 <= index["done"] < 10**9:
+        raise ValueError(f"done = {index['done']}")
+    if index["done"] and "server" not in index["state"] and not isinstance(index.get("origin"), dict):
+        raise ValueError("state is missing or of the wrong kind")
+    for key in ("files", "state"):
+        odd = [k for k, v in index[key].items() if not isinstance(v, str)]
+        if odd:
+            raise ValueError(f"{key}: {odd[0]!r} is a {type(index[key][odd[0]]).__name__}, not text")
+    for name in [*index["files"], *index["state"].values()]:
+        folder = name.partition("/")[0]
+        if name.startswith("/") or ".." in name.split("/") or "\0" in name or (
+                folder in NUMBERED and not re.fullmatch(NUMBERED[folder], name)):
+            raise ValueError(f"it lists {name!r}, which no run has")
+    odd = [k for k in index["state"] if k != "server" and not k.isdecimal()]
+    if odd:
+        raise ValueError(f"state of {odd[0]!r}, which is no client")
+    for key in ("metrics", "journal"):
+        if not isinstance(index.get(key, ""), str):
+            raise ValueError(f"{key} is a {type(index[key]).__name__}, not text")
+    _check_config(index["config"])
+    extended = index.get("extended", [])
+    if not isinstance(extended, list) or not all(isinstance(e, dict) and type(e.get("rounds")) is int for e in extended):
+        raise ValueError("extended is of the wrong kind")
+    segments = index.get("segments", [])
+    if not isinstance(segments, list) or not all(isinstance(s, dict) and isinstance(s.get("checkpoint", {}), dict)
+                                                 for s in segments):
+        raise ValueError("segments is of the wrong kind")
+
+
+def _check_config(config: dict[str, Any]) -> None:
+    """The sections, and the numbers that are read from the config as it is stored."""
+    wrong = [key for key in SECTIONS if not isinstance(config.get(key, {}), dict)]
+    if wrong:
+        raise ValueError(f"config: {wrong[0]} is no section")
+    for section, key, least in (("checkpoint", "every", 1), ("clients", "total", 0)):
+        value = config.get(section, {}).get(key, least)
+        if type(value) is not int or value < least:
+            raise ValueError(f"config: {section}.{key} = {value!r}")

@@ -1,0 +1,155 @@
+"""Files of tensors, from anywhere: nothing in them is executed, and they are verified as far as their format allows.
+
+- ``.pt`` as torch.save writes it is a zip archive, which holds a CRC-32 of every member. All of them are verified. A file that
+  was written without them (``torch.serialization.set_crc32_options(False)``) is read as it is, and so is the format that
+  torch.save wrote before version 1.6: neither can be verified.
+- ``.safetensors`` has no checksum. What its header says of sizes and places is checked against the file, so a file that was cut
+  off is refused; a flipped bit in a weight is not noticed.
+
+Inside a run every file is verified by the sha256 in run.json as well.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fldiag.checkpoint import flat
+from fldiag.errors import FldiagError
+
+#: What a file may claim to hold: so many times its own size, and so many bytes more. Compression and shared storages make a
+#: tensor larger than its bytes in the file, though never by much in a checkpoint.
+TIMES, MORE = 8, 2**24
+#: Dicts and lists in one another.
+DEEPEST = 100
+#: With which fldiag computes.
+DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int16, torch.int32, torch.int64,
+          torch.uint8, torch.bool}
+
+
+def read_tensors(path: Path) -> Any:
+    """The content of a ``.pt`` or ``.safetensors`` file, tensors and plain containers only.
+
+    Raises FldiagError for a missing, empty, truncated, damaged or foreign file, for one that claims to hold far more than
+    its size, and for one that holds pickled objects (nothing of it is executed).
+    """
+    if not os.path.isfile(path):
+        what = "is no file" if os.path.exists(path) else "is not there"
+        raise FldiagError(f"checkpoint {shown(path)} {what}", "give the path of a .pt or .safetensors file", usage=True)
+    try:
+        size = path.stat().st_size
+        if size == 0:
+            raise FldiagError(f"checkpoint {path} is empty", "use another round's file, or train again with --resume")
+        content = _safetensors(path) if path.suffix == ".safetensors" else _pt(path, size)
+    except OSError as error:
+        raise FldiagError(f"checkpoint {path} cannot be read: {error.strerror or type(error).__name__}",
+                          "copy it again, or use another file") from None
+    _bounded(path, content, size)
+    return content
+
+
+def shown(path: Path) -> str:
+    """A path for a message: the end of one that is longer than any file system allows."""
+    text = str(path)
+    return text if len(text) <= 300 else f"...{text[-60:]}"
+
+
+def check_kinds(path: Path, state: Mapping[str, Tensor]) -> None:
+    """Raises FldiagError for a tensor that holds no plain numbers of a usual type."""
+    for name, tensor in state.items():
+        if tensor.is_meta:
+            raise FldiagError(f"checkpoint {path}: {name} is on the device meta: it has a shape and no values",
+                              "save the model after its weights were loaded")
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.dtype not in DTYPES:
+            kind = str(tensor.dtype if tensor.layout == torch.strided else tensor.layout).removeprefix("torch.")
+            raise FldiagError(f"checkpoint {path}: {name} is a {kind} tensor, with which fldiag does not compute",
+                              "save it as float32: tensor.dequantize(), .to_dense() or .float()")
+
+
+def _safetensors(path: Path) -> Any:
+    from safetensors import safe_open
+    try:
+        with safe_open(path, framework="pt") as file:
+            return flat.unflatten({name: file.get_tensor(name) for name in file.keys()}, file.metadata())  # noqa: SIM118
+    except OSError:
+        raise
+    except Exception as error:  # a damaged file can make the reader raise anything
+        raise FldiagError(f"checkpoint {path} is not a readable safetensors file: {_first_line(error)}",
+                          "copy it again, or use another file") from None
+
+
+def _pt(path: Path, size: int) -> Any:
+    with open(path, "rb") as file:
+        start = file.read(4)
+    if start == b"PK\x03\x04":
+        _verify(path, size)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if start[:2] != b"PK" and start[:1] != b"\x80":
+            raise _damaged(path) from None
+        names = re.findall(r"GLOBAL ([\w.]+)", str(error))
+        what = f"a pickled object ({names[0]})" if names else "something else than tensors"
+        raise FldiagError(f"checkpoint {path} holds {what} and was refused; nothing in it was executed",
+                          "save only the state_dict: torch.save(model.state_dict(), path)") from None
+    except Exception as error:  # a damaged file can make the reader raise anything
+        if isinstance(error, MemoryError) or "allocate memory" in str(error):
+            raise FldiagError(f"checkpoint {path} needs more memory than there is", "read it on a larger machine") from None
+        raise _damaged(path) from None
+
+
+def _verify(path: Path, size: int) -> None:
+    """The archive's own checksums, a piece at a time. Raises FldiagError when one does not hold."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            _claim(path, sum(member.file_size for member in members), size)
+            bad = archive.testzip() if any(member.CRC for member in members) else None
+    except (FldiagError, OSError):
+        raise
+    except Exception:  # a damaged archive can make the reader raise anything
+        raise _damaged(path) from None
+    if bad is not None:
+        raise FldiagError(f"checkpoint {path} is damaged: the checksum of its member {bad[-80:]} does not hold",
+                          "copy it again, or use another round's file")
+
+
+def _bounded(path: Path, content: Any, size: int) -> None:
+    """Raises FldiagError for tensors that are far larger than the file, and for containers that are nested too deeply."""
+    waiting: list[tuple[Any, int]] = [(content, 0)]
+    seen: set[int] = set()
+    total = 0
+    while waiting:
+        value, depth = waiting.pop()
+        if isinstance(value, Tensor):
+            total += 0 if value.is_meta or value.layout != torch.strided else value.numel() * value.element_size()
+        elif isinstance(value, Mapping | list | tuple) and id(value) not in seen:
+            seen.add(id(value))
+            waiting += [(v, depth + 1) for v in (value.values() if isinstance(value, Mapping) else value)]
+        if depth > DEEPEST:
+            raise FldiagError(f"checkpoint {path} holds containers nested more than {DEEPEST} deep",
+                              "save only the state_dict: torch.save(model.state_dict(), path)")
+    _claim(path, total, size)
+
+
+def _claim(path: Path, claimed: int, size: int) -> None:
+    if claimed > TIMES * size + MORE:
+        raise FldiagError(f"checkpoint {path} claims to hold {claimed / 1e6:,.0f} MB and has {size / 1e6:,.1f} MB",
+                          "save it again with torch.save, every tensor with .clone()")
+
+
+def _damaged(path: Path) -> FldiagError:
+    return FldiagError(f"checkpoint {path} is truncated, damaged or not a checkpoint at all",
+                       "copy it again, or use another round's file")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

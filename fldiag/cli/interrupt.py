@@ -1,0 +1,51 @@
+"""Ctrl-C while modules are being imported: nothing has begun yet, so the program ends at once, without a traceback.
+
+An import that KeyboardInterrupt cuts short may also go on with half a module, or say that something else is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import NoReturn
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """For as long as the block runs. Elsewhere than in an import, and where somebody else handles Ctrl-C, nothing changes."""
+    default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not default or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, _stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    if importing(frame):
+        stop()
+    raise KeyboardInterrupt
+
+
+def stop() -> NoReturn:
+    """End the process, whatever it is in the middle of."""
+    os.write(2, b"error: stopped\n")
+    os._exit(1)
+
+
+def importing(frame: FrameType | None) -> bool:
+    """Whether a frame lies inside an import statement, before anything that trains: a run that is owned is released properly."""
+    found = False
+    while frame is not None:
+        found = found or frame.f_code.co_filename.startswith("<frozen importlib")
+        if frame.f_globals.get("__name__") == "fldiag.training.rounds" and frame.f_code.co_name != "<module>":
+            return False
+        frame = frame.f_back
+    return found

@@ -1,0 +1,106 @@
+"""A federation between rounds, and how a round makes the next one of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fldiag.checkpoint.run import Run
+from fldiag.method import Round
+from fldiag.training.client import MOMENTUM, Trained
+from fldiag.training.server import aggregate, mean_buffers
+from fldiag.training.setup import Setup
+
+
+class Federation:
+    """The state of a run between rounds: global weights, buffers, server state, client states."""
+
+    def __init__(self, setup: Setup):
+        self.setup, self.t = setup, 0
+        self.w = setup.initial()
+        self.buffers = {n: b.clone() for n, b in setup.network.buffers.items()}
+        self.state = setup.method.server_init(self.w)
+        self._client0 = setup.method.client_init(self.w)
+        if setup.config.train.keep_momentum:
+            self._client0[MOMENTUM] = torch.zeros_like(self.w)
+        self.clients: dict[int, dict[str, Tensor]] = {}  # only clients that have trained: the others hold _client0
+        self.changed: set[int] = set()
+
+    def sent(self) -> Tensor:
+        """The vector the clients receive, [P]: w_g, unless a part sends another point."""
+        w = self.w
+        for part in self.setup.method:
+            w = part.send(w, self.state)
+        return w
+
+    def train(self, ids: list[int], execute: Callable[[list[Any]], Any], record: bool = False) -> Trained:
+        """Local training of these clients from the current state; nothing of it is kept here. ``record``: their steps."""
+        setup, method = self.setup, self.setup.method
+        start = self.sent()
+        states = {i: self.clients.get(i, self._client0) for i in ids} if self._client0 else {}
+        sent = {name: self.state[name] for name in method.sent if name in self.state}
+        units = setup.units(self.t, ids, start, self.buffers, sent, states)
+        return merge(list(execute([replace(unit, record=record) for unit in units])), ids)
+
+    def round(self, execute: Callable[[list[Any]], Any]) -> tuple[Round, Trained]:
+        """Train one round. Returns what the server saw and the merged clients' results."""
+        setup, method = self.setup, self.setup.method
+        config, ids = setup.config, sorted(setup.schedule.sampled(self.t))
+        trained = self.train(ids, execute, config.metrics.of_round(self.t + 1, config.rounds))
+        seen = Round(
+            t=self.t, lr=config.train.lr * config.train.lr_decay**self.t, w_g=self.w, ids=ids, rows=trained.rows,
+            n=trained.n, steps=trained.steps, effective=trained.effective, uploads=trained.uploads, buffers=trained.buffers,
+            clients=config.clients.total, examples=sum(map(len, setup.parts)), state=dict(self.state),
+            sent={name: self.state[name] for name in method.sent if name in self.state},
+            network=setup.network, seed=config.seed, public=setup.public)
+        w = aggregate(seen, method, config.train)
+        seen.mean_buffers = mean_buffers(trained.buffers, seen.p)
+        with setup.seeded("server", self.t):
+            for part in method:
+                w = part.refine(seen, w)
+        self.w, self.buffers, self.state = w, seen.mean_buffers, seen.state
+        for j, i in enumerate(ids):
+            if trained.state:
+                self.clients[i] = {name: rows[j].clone() for name, rows in trained.state.items()}
+                self.changed.add(i)
+        self.t += 1
+        return seen, trained
+
+    @property
+    def finite(self) -> bool:
+        return bool(torch.isfinite(self.w).all())
+
+    def restore(self, run: Run) -> None:
+        server, clients = run.get_state()
+        self.t, self.w = run.done, server["w"].to(self.w.device)
+        self.buffers = {k: v.to(self.w.device) for k, v in server["buffers"].items()}
+        self.state = {k: v.to(self.w.device) for k, v in server["state"].items()}
+        self.clients = {i: {k: v.to(self.w.device) for k, v in s.items()} for i, s in clients.items()}
+
+
+def merge(cohorts: list[Trained], ids: list[int]) -> Trained:
+    """Cohorts' results as one, rows in the order of ``ids``."""
+    where = {i: j for j, i in enumerate(i for c in cohorts for i in c.ids)}
+    order = [where[i] for i in ids]
+
+    def join(rows: list[Tensor]) -> Tensor:
+        return torch.cat(rows)[order]
+
+    def joins(name: str) -> dict[str, Tensor]:
+        return {k: join([getattr(c, name)[k] for c in cohorts]) for k in getattr(cohorts[0], name)}
+
+    return Trained(
+        ids=ids, rows=join([c.rows for c in cohorts]), n=join([c.n for c in cohorts]), steps=join([c.steps for c in cohorts]),
+        effective=join([c.effective for c in cohorts]), loss=join([c.loss for c in cohorts]),
+        buffers=joins("buffers"), state=joins("state"), uploads=joins("uploads"),
+        notes=join_notes([c.notes for c in cohorts]))
+
+
+def join_notes(notes: list[pd.DataFrame | None]) -> pd.DataFrame | None:
+    there = [n for n in notes if n is not None]
+    return pd.concat(there).sort_values("client", kind="stable", ignore_index=True) if there else None

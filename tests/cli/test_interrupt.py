@@ -1,0 +1,33 @@
+"""Ctrl-C at any moment of the start, from the first lines of fldiag on: one line, no traceback, nothing half begun."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where tests run in the background
+print("up", flush=True)
+sys.argv = ["fldiag", "train", "digits", "--set", "rounds=10000", "--out", sys.argv[1]]
+from fldiag.cli import main
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [0.2 + 0.23 * i for i in range(14)], ids="{:.2f}".format)
+def test_ctrl_c_while_it_starts(after, tmp_path):
+    child = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path / "run")], cwd=tmp_path, text=True,
+                             env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout.readline() == "up\n"
+    time.sleep(after)
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate()
+    assert child.returncode == 1 and said.startswith("error: stopped") and "Traceback" not in said
+    assert not (tmp_path / "run" / "owner.json").exists()

@@ -1,0 +1,349 @@
+"""Files that are damaged, edited or not what they seem: one clear error each, and memory for what is read, not for what is said."""
+
+import contextlib
+import json
+import os
+import random
+import resource
+import shutil
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import config
+from torch import nn
+
+import fldiag
+from fldiag import FldiagError, models
+from fldiag.checkpoint import schema
+from fldiag.checkpoint.run import Run
+from fldiag.cli import app
+from fldiag.data import load as load_data
+from fldiag.report.collect import collect
+from fldiag.training import rounds
+
+LONG = "x" * 5000
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return rounds.train(config("scaffold", rounds=2, checkpoint={"clients": "sampled"}), out=tmp_path_factory.mktemp("run") / "r")
+
+
+@pytest.fixture
+def copy(trained, tmp_path):
+    return Path(shutil.copytree(trained.path, tmp_path / "copy"))
+
+
+@pytest.fixture
+def single(trained, tmp_path):
+    """A checkpoint outside its run."""
+    return Path(shutil.copy(trained.path / "rounds" / "0002.pt", tmp_path / "single.pt"))
+
+
+def verb(*words):
+    from typer.testing import CliRunner
+
+    return CliRunner().invoke(app, [str(w) for w in words])
+
+
+# -- checksums
+
+
+def weights_in(content):
+    """Where in the archive the bytes of its largest member, the weights, lie."""
+    whole = torch.load(content, weights_only=True)
+    data = max((t.untyped_storage() for t in whole["model"].values()), key=lambda s: s.nbytes())
+    raw = bytes(data.tolist())
+    at = content.read_bytes().index(raw)
+    return at, len(raw)
+
+
+def flipped(content, place, bit):
+    return content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1:]
+
+
+def test_a_flipped_bit_in_a_weight_is_noticed(single):
+    at, length = weights_in(single)
+    good = single.read_bytes()
+    for place in range(at, at + length, max(1, length // 42)):
+        single.write_bytes(flipped(good, place, place % 8))
+        with pytest.raises(FldiagError, match=r"checksum of its member .* does not hold"):
+            fldiag.load(single)
+    single.write_bytes(good)
+    assert fldiag.load(single).round == 2
+
+
+def test_a_file_without_checksums_is_read(tmp_path):
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(nn.Linear(3, 2).state_dict(), tmp_path / "x.pt")
+    finally:
+        torch.serialization.set_crc32_options(before)
+    assert len(fldiag.load(tmp_path / "x.pt").state) == 2
+
+
+def test_convert_verifies_what_it_reads(copy, single, tmp_path):
+    at, _ = weights_in(single)
+    file = copy / "rounds" / "0002.pt"
+    file.write_bytes(flipped(file.read_bytes(), at, 3))
+    shutil.copy(file, single)
+    for source in (file, single):
+        found = verb("convert", source, tmp_path / "x.safetensors")
+        assert found.exit_code == 1 and ("sha256 differs" in found.stderr or "checksum" in found.stderr), found.stderr
+        assert not (tmp_path / "x.safetensors").exists()
+    # a file that is sound in itself, and not the one that the run wrote
+    content = torch.load(copy / "rounds" / "0001.pt", weights_only=True)
+    next(iter(content["model"].values())).add_(1)
+    torch.save(content, copy / "rounds" / "0001.pt")
+    found = verb("convert", copy / "rounds" / "0001.pt", tmp_path / "x.safetensors")
+    assert found.exit_code == 1 and "sha256 differs" in found.stderr and not (tmp_path / "x.safetensors").exists()
+
+
+def test_the_partition_of_a_run_is_verified_by_a_question_about_one_of_its_checkpoints(copy):
+    file = copy / "partition.npz"
+    file.write_bytes(flipped(file.read_bytes(), 50, 0))
+    with pytest.raises(FldiagError, match="sha256 differs"):
+        fldiag.diagnose(fldiag.load(copy / "rounds" / "0002.pt"), "spectrum", k=1, slice="client:0/train")
+
+
+# -- what is no checkpoint
+
+
+def itself():
+    found = {}
+    found["state_dict"] = found
+    return found
+
+
+ODD = {
+    "float8": lambda: {"w": torch.ones(4).to(torch.float8_e4m3fn)}, "meta": lambda: {"w": torch.ones(4, device="meta")},
+    "sparse": lambda: {"w": torch.eye(3).to_sparse()}, "sparse_csr": lambda: {"w": torch.eye(3).to_sparse_csr()},
+    "quantized": lambda: {"w": torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)},
+    "complex": lambda: {"w": torch.ones(2, dtype=torch.complex64)}, "itself": itself}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", ODD)
+def test_tensors_of_unusual_kinds(kind, tmp_path):
+    torch.save(ODD[kind](), tmp_path / "x.pt")
+    with pytest.raises(FldiagError, match=r"float8|meta|sparse|qint8|complex|holds itself"):
+        fldiag.load(tmp_path / "x.pt")
+
+
+def test_dicts_nested_too_deeply(tmp_path):
+    """5,000 dicts in one another, put together opcode by opcode."""
+    text = b"\x80\x02" + b"}X\x01\x00\x00\x00a" * 5000 + b"}" + b"s" * 5000 + b"."
+    torch.save({"w": torch.ones(1)}, tmp_path / "x.pt")
+    with zipfile.ZipFile(tmp_path / "x.pt") as old, zipfile.ZipFile(tmp_path / "y.pt", "w") as new:
+        for member in old.infolist():
+            new.writestr(member.filename, text if member.filename.endswith("data.pkl") else old.read(member))
+    with pytest.raises(FldiagError, match="nested more than 100 deep"):
+        fldiag.load(tmp_path / "y.pt")
+
+
+@pytest.mark.parametrize("change", [{"schema": int("9" * 4000)}, {"schema": -5}, {"round": 10**30}, {"classes": 10**12},
+                                    {"shape": [10**9, 10**9]}, {"shape": []}, {"clients": [0, 1]}])
+def test_a_manifest_with_absurd_numbers(change, single):
+    content = torch.load(single, weights_only=True)
+    manifest = {**json.loads(content["manifest"]), **change}
+    torch.save({**content, "manifest": json.dumps(manifest)}, single)
+    with pytest.raises(FldiagError):
+        fldiag.diagnose(fldiag.load(single), "spectrum", k=1)
+
+
+def test_a_member_that_says_an_absurd_version(single, tmp_path):
+    with zipfile.ZipFile(single) as old, zipfile.ZipFile(tmp_path / "y.pt", "w") as new:
+        for member in old.infolist():
+            new.writestr(member.filename, "9" * 40 if member.filename.endswith("/version") else old.read(member))
+    with pytest.raises(FldiagError, match="damaged"):
+        fldiag.load(tmp_path / "y.pt")
+
+
+def strange_paths(folder):
+    (folder / "self.pt").symlink_to(folder / "self.pt")
+    (folder / "self").symlink_to(folder / "self")
+    os.mkfifo(folder / "pipe.pt")
+    (folder / "run.json").mkdir()
+    (folder / "binary").write_bytes(bytes(range(256)))
+    return ["/etc/passwd", "/dev/zero", "/dev/null", folder / "self.pt", folder / "self", folder / "pipe.pt", folder / LONG,
+            f"{folder}/{LONG}.pt", folder, folder / "run.json", folder / "binary", "a\0b", ""]
+
+
+@pytest.mark.parametrize("words", [["spectrum"], ["forgetting"], ["matching"], ["landscape"], ["report"], ["train"], ["partition"],
+                                   ["personalise"]], ids=" ".join)
+def test_every_path_is_one_clear_error(words, tmp_path):
+    for path in strange_paths(tmp_path):
+        found = verb(*words, path)
+        assert found.exit_code in (1, 2), (path, found.output)
+        assert "unexpected" not in found.stderr and "Traceback" not in found.stderr, (path, found.stderr[-500:])
+
+
+# -- run.json
+
+
+@pytest.mark.parametrize("edit", [
+    lambda i: i["files"].update({"rounds/abc.pt": "0" * 64}), lambda i: i["files"].update({"steps/x.parquet": "0"}),
+    lambda i: i["files"].update({"../../etc/passwd": "0"}), lambda i: i["files"].update({"/etc/passwd": "0"}),
+    lambda i: i["files"].update({"rounds/0001.pt": 3}), lambda i: i["state"].update(server=["x"]),
+    lambda i: i["state"].update(ann="state/x.pt"), lambda i: i.update(metrics=3), lambda i: i.update(done=True),
+    lambda i: i.update(done=10**30), lambda i: i.update(done=1.5), lambda i: i.update(schema="1"), lambda i: i.update(segments=3),
+    lambda i: i.update(segments=[{"checkpoint": 3}]), lambda i: i["config"].update(checkpoint=[]),
+    lambda i: i["config"]["checkpoint"].update(every=0), lambda i: i["config"]["clients"].update(total="x")])
+def test_an_index_with_something_odd_in_it(edit, copy):
+    index = json.loads((copy / "run.json").read_text())
+    edit(index)
+    (copy / "run.json").write_text(json.dumps(index))
+    with pytest.raises(FldiagError, match=r"run\.json is not valid"):
+        fldiag.load(copy)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, '{"done": ' + "9" * 5000 + "}", "\0", '{"files": NaN}'])
+def test_an_index_that_no_reader_likes(text, copy):
+    (copy / "run.json").write_text(text)
+    with pytest.raises(FldiagError, match=r"run\.json is not valid"):
+        fldiag.load(copy)
+
+
+def test_an_index_that_is_a_folder_a_pipe_or_a_device(copy):
+    (copy / "run.json").unlink()
+    (copy / "run.json").mkdir()
+    with pytest.raises(FldiagError, match="it is no file"):
+        fldiag.load(copy)
+    (copy / "run.json").rmdir()
+    (copy / "run.json").symlink_to("/dev/zero")
+    with pytest.raises(FldiagError, match="it is no file"):
+        fldiag.load(copy)
+
+
+@pytest.mark.parametrize("about", ["[" * 100_000, "{", '{"diagnostic": "forgetting", "options": {"every_round": {}}}',
+                                   '{"diagnostic": ["x"], "checkpoints": {"\\u00b2": "x"}}', '{"checkpoints": 3}', '"x"'])
+def test_a_damaged_table_beside_a_run_does_not_kill_its_report(about, copy):
+    (copy / "diagnostics").mkdir()
+    (copy / "diagnostics" / "forgetting.json").write_text(about)
+    (copy / "diagnostics" / "forgetting.csv").write_bytes(b"\xff\x00,\n")
+    (copy / "diagnostics" / "loop.json").symlink_to(copy / "diagnostics" / "loop.json")
+    (copy / "diagnostics" / "loop.csv").symlink_to(copy / "diagnostics" / "loop.csv")
+    assert "metrics" in collect([copy]).members[0].tables
+
+
+# -- memory
+
+
+def test_a_deflated_member_is_refused_before_it_is_unpacked(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.pt", "w", zipfile.ZIP_DEFLATED) as new, new.open("x/data/0", "w", force_zip64=True) as member:
+        for _ in range(300):
+            member.write(bytes(2**20))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(FldiagError, match=r"claims to hold 315 MB and has 0\.3 MB"):
+        fldiag.load(tmp_path / "x.pt")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+
+
+def test_a_tensor_of_stride_0_is_refused(tmp_path):
+    torch.save({"w": torch.ones(1).expand(10**6, 10**6)}, tmp_path / "x.pt")
+    with pytest.raises(FldiagError, match="claims to hold 4,000,000 MB"):
+        fldiag.load(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("hidden", [[10**6, 10**6], [10**12, 10**12]])
+def test_a_model_larger_than_the_memory_is_refused(hidden):
+    with pytest.raises(FldiagError, match=r"this machine has .* GB of memory"):
+        models.build("mlp", (4,), 3, {"hidden": hidden})
+    with pytest.raises(FldiagError, match=r"this machine has .* GB of memory"):
+        rounds.train(config(model_options={"hidden": hidden}), out="never")
+    assert not Path("never").exists()
+
+
+def test_a_model_larger_than_the_weights_beside_its_description_is_refused(single):
+    content = torch.load(single, weights_only=True)
+    manifest = json.loads(content["manifest"])
+    manifest["config"]["model"]["hidden"] = [3000, 3000]
+    torch.save({**content, "manifest": json.dumps(manifest)}, single)
+    with pytest.raises(FldiagError, match="has 9,027,003 parameters, and the file holds 93 numbers"):
+        fldiag.diagnose(fldiag.load(single), "spectrum", k=1)
+
+
+def test_a_label_that_is_no_class(tmp_path):
+    arrays = {f"{split}_{what}": np.zeros((4, 2) if what == "images" else 4, np.float32 if what == "images" else np.int64)
+              for split in ("train", "test") for what in ("images", "labels")}
+    arrays["train_labels"][2] = 10**9
+    np.savez(tmp_path / "x.npz", **arrays)
+    with pytest.raises(FldiagError, match="label 1,000,000,000 among 8 examples"):
+        load_data(f"npz:{tmp_path / 'x.npz'}")
+
+
+# -- many
+
+
+def mutated(content, chance):
+    """A file with something wrong: bits flipped, a piece removed, doubled, zeroed, or put elsewhere."""
+    found, kind = bytearray(content), chance.randrange(6)
+    a, length = chance.randrange(len(found)), chance.randrange(1, 200)
+    if kind == 0:
+        found[a] ^= 1 << chance.randrange(8)
+    elif kind == 1:
+        for _ in range(chance.randrange(2, 30)):
+            found[chance.randrange(len(found))] = chance.randrange(256)
+    elif kind == 2:
+        del found[a: a + length]
+    elif kind == 3:
+        found[a:a] = found[a: a + length]
+    elif kind == 4:
+        found[a: a + length] = bytes(len(found[a: a + length]))
+    else:
+        del found[a:]
+    return bytes(found)
+
+
+def same(state, good):
+    return state.keys() == good.keys() and all(torch.equal(state[k], good[k]) for k in good)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["pt", "legacy", "safetensors", "foreign"])
+def test_mutated_checkpoints(form, single, tmp_path):
+    """600 of them: refused in a sentence, or (with a checksum) the very weights; never anything else."""
+    good = fldiag.load(single).state
+    file = tmp_path / ("x.safetensors" if form == "safetensors" else "x.pt")
+    if form == "safetensors":
+        assert verb("convert", single, file).exit_code == 0
+    elif form == "foreign":
+        torch.save({"epoch": 3, "state_dict": good}, file)
+    else:
+        torch.save(torch.load(single, weights_only=True), file, _use_new_zipfile_serialization=form == "pt")
+    content, chance, refused = file.read_bytes(), random.Random(form), 0
+    for _ in range(150):
+        file.write_bytes(mutated(content, chance))
+        try:
+            found = schema.read(file)
+        except FldiagError:
+            refused += 1
+            continue
+        if form in ("pt", "foreign"):
+            assert same(found.state, good)
+    assert refused > 20
+
+
+@pytest.mark.slow
+def test_mutated_runs(copy):
+    """500: whichever file of a run is damaged, reading it all is right or one error."""
+    good = Run.open(copy)
+    weights, metrics = good.checkpoint().state, good.metrics
+    names, chance = sorted([*good.index["files"], "run.json"]), random.Random(0)
+    for i in range(500):
+        file = copy / names[i % len(names)] if i % 2 else copy / "run.json"
+        content = file.read_bytes()
+        file.write_bytes(mutated(content, chance))
+        try:
+            run = fldiag.load(copy)
+            assert same(run.checkpoint(2).state, weights) and run.metrics.equals(metrics)
+            run.get_state(), run.origin, run.config, run.verified("partition.npz")
+        except FldiagError:
+            pass
+        with contextlib.suppress(FldiagError):
+            collect([copy])
+        file.write_bytes(content)

@@ -1,0 +1,228 @@
+"""The journal of a run that is being trained: it says what run.json will say, its damage is noticed, and it does not grow dear."""
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import config
+from test_resume import equal_runs
+
+from fldiag.checkpoint import journal
+from fldiag.checkpoint import run as runs
+from fldiag.checkpoint.run import Run
+from fldiag.errors import FldiagError
+from fldiag.report.collect import collect
+from fldiag.results import files
+from fldiag.training import rounds
+
+
+def small(**more):
+    return config("scaffold", **{"rounds": 5, "total": 4, "per_round": 2, "checkpoint": {"clients": "sampled"}, **more})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return rounds.train(small(), out=tmp_path_factory.mktemp("whole") / "run")
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """A run that was killed after round 4: copied while it was trained."""
+    out = tmp_path_factory.mktemp("killed")
+
+    def copy(event):
+        if event["event"] == "round" and event["round"] == 4:
+            shutil.copytree(out / "run", out / "killed")
+
+    rounds.train(small(), out=out / "run", on_event=copy)
+    (out / "killed" / "owner.json").unlink()
+    return out / "killed"
+
+
+@pytest.fixture
+def copy(killed, tmp_path):
+    return Path(shutil.copytree(killed, tmp_path / "run"))
+
+
+def test_a_run_that_was_killed_says_all_that_it_stored(copy, whole):
+    assert json.loads((copy / "run.json").read_text())["done"] == 1
+    run = Run.open(copy)
+    assert (run.done, run.rounds, run.status) == (4, [1, 2, 3, 4], "running")
+    for name in run.index["files"]:
+        run.verified(name)
+    there = whole.metrics[whole.metrics["round"] <= 4].drop(columns="run").reset_index(drop=True)
+    assert run.metrics.drop(columns="run").equals(there)
+    assert "metrics" in collect([copy]).members[0].tables
+    equal_runs(rounds.train(small(), out=copy, resume=True), whole)
+    assert not (copy / journal.NAME).exists() and "journal" not in json.loads((copy / "run.json").read_text())
+
+
+def test_an_earlier_fldiag_does_not_take_run_json_for_whole(copy):
+    assert json.loads((copy / "run.json").read_text())["schema"] == 2
+    assert Run.open(copy).index["schema"] == 1
+
+
+def test_a_last_line_that_was_cut_off_does_not_count(copy, whole):
+    file = copy / journal.NAME
+    content = file.read_bytes()
+    last = content[:-1].rindex(b"\n") + 1
+    for end in {last + 1, last + 40, len(content) - 2, len(content) - 1}:
+        file.write_bytes(content[:end])
+        assert Run.open(copy).done == 3
+    file.write_bytes(content[:last] + bytes(len(content) - last))  # the disk had made room, and nothing was there yet
+    assert Run.open(copy).done == 3
+    file.write_bytes(content[:last])
+    with pytest.raises(FldiagError, match=r"-0003\.pt is listed in run\.json but is not there"):
+        rounds.train(small(), out=copy, resume=True)  # it was round 4's line that was written, so the state of round 3 is gone
+
+
+def test_a_flipped_bit_in_a_line_is_noticed(copy):
+    file = copy / journal.NAME
+    content = file.read_bytes()
+    last = content[:-1].rindex(b"\n") + 1
+    for place in range(0, last, 7):
+        file.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1:])
+        with pytest.raises(FldiagError, match=r"journal\.jsonl is damaged: line \d+ is not what was written"):
+            Run.open(copy)
+    lines = content.splitlines(keepends=True)
+    for changed in (lines[:1] + lines[2:], [lines[0], lines[2], lines[1], *lines[3:]], [lines[0], lines[1], lines[1], *lines[2:]]):
+        file.write_bytes(b"".join(changed))
+        with pytest.raises(FldiagError, match="is damaged"):
+            Run.open(copy)
+
+
+def test_lines_that_somebody_wrote_with_the_right_checksum(copy):
+    file = copy / journal.NAME
+    header, _ = journal._line({"journal": json.loads((copy / "run.json").read_text())["journal"]}, "")
+    digest = header.split()[0].decode()
+    for entry in ({}, {"set": 3, "drop": {}, "rows": []}, {"set": {"files": 3}, "drop": {}, "rows": []},
+                  {"set": {}, "drop": {"state": [[]]}, "rows": []}, {"set": {}, "drop": {}, "rows": [3]},
+                  {"set": {"done": -1}, "drop": {}, "rows": []}, {"set": {}, "drop": {"config": None}, "rows": []}):
+        line, digest_of_it = journal._line(entry, digest)
+        more, _ = journal._line({"set": {}, "drop": {}, "rows": []}, digest_of_it)
+        file.write_bytes(header + line + more)
+        with pytest.raises(FldiagError, match=r"is damaged|is not valid"):
+            Run.open(copy)
+
+
+def test_a_journal_that_run_json_does_not_name_says_nothing(copy, whole):
+    run = Run.open(copy)
+    stale = (copy / journal.NAME).read_bytes()
+    run.commit()
+    (copy / journal.NAME).write_bytes(stale)  # killed between run.json and the removal of the journal
+    assert Run.open(copy).index == run.index and not Run.open(copy).rows
+    equal_runs(rounds.train(small(), out=copy, resume=True), whole)
+    assert not (copy / journal.NAME).exists()
+
+
+def test_a_journal_that_run_json_names_and_that_is_another_says_nothing(copy):
+    run = Run.open(copy)
+    stale = (copy / journal.NAME).read_bytes()
+    run.commit(journal=True)
+    (copy / journal.NAME).write_bytes(stale)  # killed between run.json and the new journal
+    assert Run.open(copy).index == run.index and not Run.open(copy).rows
+    (copy / journal.NAME).unlink()
+    assert Run.open(copy).index == run.index
+
+
+@pytest.mark.parametrize("long", [0, 3000])
+def test_a_long_journal_is_folded_into_run_json(long, whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "LONG", long)
+    monkeypatch.setattr(Run, "_size", lambda self: 0)
+    equal_runs(rounds.train(small(), out=tmp_path / "run"), whole)
+    assert {f.name for f in (tmp_path / "run").iterdir()} == {f.name for f in whole.path.iterdir()}
+
+
+def test_a_round_costs_the_same_however_many_there_were(tmp_path, monkeypatch):
+    """Bytes written for a round, apart from its own files: those of round 300 are those of round 10."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    written = []
+    write, append = files.write_atomic, files.append
+    monkeypatch.setattr(files, "append", lambda path, content, at: written.append(len(content)) or append(path, content, at))
+    run = Run.create(tmp_path / "run", small(), b"parts", {"seed": 0})
+    monkeypatch.setattr(files, "write_atomic", lambda path, writer, **o: written.append(10**9) or write(path, writer, **o))
+    for t in range(1, 301):
+        run.put_state(t, {"w": torch.zeros(1)}, {t % 4: {"c": torch.zeros(1)}})
+        run.index["done"] = t
+        run.index["files"][f"rounds/{t:04d}.pt"] = "0" * 64
+        run.add_metrics([{"round": t, "metric": "loss", "value": 1 / 3, "scope": "global", "moment": "aggregated"}])
+        written.clear()
+        run.append()
+        if t == 10:
+            early = sum(written)
+    assert sum(written) <= early + 20 < 2000
+    assert Run.open(tmp_path / "run").done == 300 and len(Run.open(tmp_path / "run").metrics) == 300
+
+
+# -- killed at any operation
+
+
+def operations(counter):
+    """Count what changes the disk, and stop the process by ``counter`` before it happens; half of a write happens."""
+    def stopping(name):
+        real = getattr(os, name)
+
+        def stopped(*given, **options):
+            if counter():
+                if name == "write":
+                    real(given[0], given[1][:len(given[1]) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*given, **options)
+
+        setattr(os, name, stopped)
+
+    for name in ("replace", "unlink", "write", "rename", "link"):  # a kill before a flush is one before what follows it
+        stopping(name)
+
+
+def train_until(operation, chosen, out):
+    """In a child that is killed before its n-th operation. Returns whether it was."""
+    child = os.fork()
+    if child == 0:
+        count = 0
+
+        def due():
+            nonlocal count
+            count += 1
+            return count == operation
+
+        try:
+            operations(due)
+            rounds.train(chosen, out=out, resume=True)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["every round", "every second", "kept", "folded"])
+def test_killed_before_every_operation_on_the_disk(kind, tmp_path, monkeypatch):
+    keep = {"every second": {"every": 2}, "kept": {"every": 3, "keep": 2}}.get(kind, {})
+    chosen = small(rounds=4, checkpoint={"clients": "sampled", **keep})
+    if kind == "folded":
+        monkeypatch.setattr(runs, "LONG", 0)
+        monkeypatch.setattr(Run, "_size", lambda self: 0)
+    whole = rounds.train(chosen, out=tmp_path / "whole")
+    operation, tried = 0, 0
+    while True:
+        operation += 1 if kind == "every round" else 3  # each of them once; every third elsewhere
+        out = tmp_path / f"{operation}"
+        if not train_until(operation, chosen, out):
+            break
+        tried += 1
+        if (out / "run.json").is_file():
+            stopped = Run.open(out)
+            for name in stopped.index["files"]:
+                stopped.verified(name)
+        equal_runs(rounds.train(chosen, out=out, resume=True), whole)
+        assert on_disk(out) == on_disk(tmp_path / "whole")
+        shutil.rmtree(out)
+    assert tried > (40 if kind == "every round" else 8)
+
+
+def on_disk(run):
+    return {f.relative_to(run).as_posix() for f in run.rglob("*") if f.is_file()}
