@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -18,7 +18,7 @@ from fldiag.data.arrays import inputs, labels, moments, read_npz
 from fldiag.data.dataset import Dataset
 from fldiag.data.images import folder
 from fldiag.data.preprocessing import no_variants
-from fldiag.errors import FldiagError, nearest
+from fldiag.errors import FldiagError, nearest, unknown
 from fldiag.sections import Normalise
 
 #: Labels may be as large as this, however few examples there are.
@@ -52,6 +52,8 @@ def load(name: str, root: str | os.PathLike[str] | None = None, download: bool =
     """
     if not isinstance(name, str) or not name:
         raise FldiagError(f"data set name {name!r}", "give a name, npz:PATH or pkg.mod:factory", usage=True)
+    if normalise not in (None, *get_args(Normalise)):
+        raise unknown("normalise", str(normalise), get_args(Normalise))
     name, variant = _name_and_variant(name, variant)
     return _normalised(_load(name, root, download, variant, progress), normalise)
 
@@ -59,6 +61,12 @@ def load(name: str, root: str | os.PathLike[str] | None = None, download: bool =
 def of(section: sections.Data, download: bool = False) -> Dataset:
     """The data set that the section ``data`` of a config describes. Raises FldiagError as ``load``."""
     return load(section.name, section.root, download, section.variant, normalise=section.normalise)
+
+
+def remarks(dataset: Dataset) -> list[str]:
+    """What a user should know of a data set that no registered name stands for: how a model sees it."""
+    known = dataset.name.partition("@")[0] in registry.dataset
+    return [] if known else [f"inputs of {dataset.name}: {dataset.scaling} (data.normalise, --normalise)"]
 
 
 def _load(name: str, root: str | os.PathLike[str] | None, download: bool, variant: str | None,

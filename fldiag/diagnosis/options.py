@@ -39,6 +39,8 @@ SHARED = (
                                   "model, data and single vectors come on top.", any=True),
     Shared("model", "str", None, "Model of a plain state_dict: NAME or pkg.mod:factory.", any=True),
     Shared("data", "str", None, "Its data: NAME, npz:PATH or pkg.mod:loader.", any=True),
+    Shared("normalise", "str", None, "How a model sees data given with --data: none (as stored), unit (pixels / 255) or standard "
+                                     "(minus the mean, over the deviation); default: unit for uint8 pixels, else none."),
     Shared("root", "str", None, "Folder that holds the data (default $FLDIAG_DATA).", any=True),
     Shared("download", "bool", False, "Fetch a missing public data set."),
     Shared("device", "str", "auto", "auto, cpu, cuda, cuda:N or mps.", any=True, typed=False),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fldiag import registry
+from fldiag import data, registry
 from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.diagnosis import subjects
@@ -99,7 +99,7 @@ def _of_weights(entry: Diagnostic, targets: Sequence[Target], where: dict[str, A
     what = named[0].path.stem if len(named) == 1 else f"{len(named)}-checkpoints"
     stem = f"{choice.stem or entry.name}-{''.join(ch if ch.isalnum() or ch in '._-' else '-' for ch in what)[:60]}"
     return Question(entry, asked, about={**about, "where": plain({k: str(v) if k == "dtype" else v for k, v in where.items()})},
-                    stem=stem, notes=[*choice.notes, *frozen(problems)])
+                    stem=stem, notes=[*choice.notes, *remarks(problems)])
 
 
 def _file(target: Checkpoint | Problem, problem: Problem) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _of_run(entry: Diagnostic, targets: Sequence[Target], where: dict[str, Any],
     history = subjects.history(target, where)
     about = {"run": target.path.name, "config": target.index["hash"], "history": history.digest(), "checkpoints": history.files,
              "where": plain(where)}
-    return Question(entry, [(target.path.name, history, own)], about=about, stem=entry.name)
+    return Question(entry, [(target.path.name, history, own)], about=about, stem=entry.name, notes=data.remarks(history.dataset))
 
 
 def _of_runs(entry: Diagnostic, targets: Sequence[Target], where: dict[str, Any], own: dict[str, Any]) -> Question:
@@ -142,9 +142,9 @@ def _of_runs(entry: Diagnostic, targets: Sequence[Target], where: dict[str, Any]
     return Question(entry, [(", ".join(r.path.name for r in runs), runs, own)], about=about, stem=entry.name)
 
 
-def frozen(problems: Sequence[Problem]) -> list[str]:
-    """Says where frozen parameters are counted as weights."""
-    told = []
+def remarks(problems: Sequence[Problem]) -> list[str]:
+    """How data of one's own are seen, and where frozen parameters are counted as weights."""
+    told = list(dict.fromkeys(text for problem in problems for text in problem.remarks))
     for problem in problems:
         held = [p.numel() for p in problem.module.parameters() if not p.requires_grad]
         if held:

@@ -60,7 +60,9 @@ def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | No
         labels |= {"method": str(checkpoint.manifest["method"].get("name")), "round": checkpoint.round,
                    "seed": checkpoint.manifest["seed"]}
     label = name or (checkpoint.label if client is None else f"{checkpoint.label} client {client}")
-    return Problem(module, loss, examples, params, buffers, name=label, dtype=dtype, device=device, memory=memory, labels=labels)
+    made = Problem(module, loss, examples, params, buffers, name=label, dtype=dtype, device=device, memory=memory, labels=labels)
+    made.remarks = [] if dataset is None else data.remarks(dataset)
+    return made
 
 
 def _is_examples(given: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -53,6 +53,9 @@ class Problem(Ingredients):
     >>> Problem(net, torch.nn.functional.cross_entropy, (x, y), name="mine")
     Problem('mine', 9 parameters, 2 examples of 'data', torch.float32)
     """
+
+    #: What a reader of its numbers should know of its data.
+    remarks: Sequence[str] = ()
 
     def __repr__(self) -> str:
         name = f"{self.name!r}, " if self.name else ""

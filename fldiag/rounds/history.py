@@ -21,6 +21,7 @@ from fldiag.problem.problem import Problem
 from fldiag.results.provenance import digest
 from fldiag.rounds.pool import Pool, Scores, Weights, evaluate, stacked
 from fldiag.rounds.round_weights import Reader, Stored, first_readable, ranges, sha256
+from fldiag.sections import Normalise
 
 REMEDY = "train with client weights in the checkpoints: fldiag train … --set checkpoint.clients=sampled"
 UNDEALT = "the run does not say which examples belong to which client"
@@ -86,9 +87,10 @@ class History:
     @staticmethod
     def of(run: Run, *, rounds: Sequence[int] | None = None, samples: int | None = None,
            stack: Literal["auto", "on", "off"] = "auto", device: str = "auto", dtype: torch.dtype = torch.float32,
-           memory: int = 2 * 2**30, root: str | None = None, download: bool = False, model: Any = None, data: Any = None,
-           name: str | None = None) -> History:
-        """The stored rounds of a run (``rounds``: only these). ``model``, ``data``: instead of those the run names.
+           memory: int = 2 * 2**30, root: str | None = None, download: bool = False, normalise: Normalise | None = None,
+           model: Any = None, data: Any = None, name: str | None = None) -> History:
+        """The stored rounds of a run (``rounds``: only these). ``model``, ``data`` (seen as ``normalise``
+        says): instead of those the run names.
 
         Raises FldiagError when no round can be read, a round asked for was never stored, or client weights were
         never kept.
@@ -103,7 +105,7 @@ class History:
             raise FldiagError(f"run {run.path} holds no client weights", REMEDY)
         chosen = sorted(set(rounds)) if rounds is not None else [r for r in run.rounds if r] or run.rounds  # 0: before training
         first = first_readable(run, chosen, model, data)
-        dataset = targets._dataset(first, root, download)
+        dataset = targets._dataset(first, root, download, normalise)
         module = targets._module(first, dataset)
         parts = targets._partition(first, dataset)
         config = first.config

@@ -155,9 +155,8 @@ class Setup:
 
     @property
     def remarks(self) -> list[str]:
-        """What a user should know before training: how their own data are seen."""
-        own = self.config.data.name not in registry.dataset
-        return [f"inputs of {self.dataset.name}: {self.dataset.scaling} (data.normalise)"] if own else []
+        """What a user should know before training."""
+        return data.remarks(self.dataset)
 
     def initial(self) -> Tensor:
         """w_g of round 0, [P]."""
