@@ -11,7 +11,7 @@ from fldiag.curvature.lanczos import EigenPairs, Steps
 from fldiag.errors import FldiagError
 
 
-def lockstep(operator: Callable[[Sequence[int]], Callable[[Tensor], Tensor]],
+def batched_lanczos(operator: Callable[[Sequence[int]], Callable[[Tensor], Tensor]],
              searches: Sequence[Steps]) -> list[EigenPairs | FldiagError]:
     """Several searches, whose products are taken together; of each its result, or why it failed.
 

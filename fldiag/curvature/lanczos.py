@@ -32,7 +32,7 @@ class EigenPairs:
 
     ``residuals`` [k] = ||H x - theta x||: an eigenvalue lies within it. ``bounds`` [k]: estimated error,
     min(residual, residual^2 / gap), where the search found no eigenvalue in the gap. ``converged`` [k] (bool):
-    bound within the tolerance, and the search for missed eigenvalues came to its end. ``missed`` bounds the
+    bound within the tolerance, and the search for overlooked eigenvalues came to its end. ``overlooked`` bounds the
     probability that this search overlooked one (1 without it, 0 when the whole space was seen). ``products``: how
     many were used. All but ``vectors`` are numpy arrays or numbers.
     """
@@ -43,7 +43,7 @@ class EigenPairs:
     bounds: np.ndarray
     converged: np.ndarray
     products: int
-    missed: float = 1.0
+    overlooked: float = 1.0
 
 
 #: Yields every vector whose product it needs, is sent that product, and returns the eigenpairs.

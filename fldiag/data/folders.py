@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fldiag.data.dataset import Dataset
 from fldiag.data.images import need_folder, register
-from fldiag.data.preprocessing import Look, choose
+from fldiag.data.preprocessing import Preprocessing, choose
 from fldiag.errors import FldiagError
 from fldiag.seeding import numpy_rng
 
@@ -54,7 +54,7 @@ IMAGENET200 = FolderSet("imagenet200", ("imagenet200", "ImageNet-200", "ImageNet
 
 def cinic10(root: str | None = None, download: bool = False, variant: str | None = None,
             progress: Progress | None = None) -> Dataset:
-    chosen, look = choose("cinic10", variant)
+    chosen, preprocessing = choose("cinic10", variant)
     splits = ("train", "test") if chosen == "fedsol" else CINIC10.splits
     parts = _read(CINIC10, splits, 32, True, root, download, progress)
     if chosen == "enlarged":
@@ -64,14 +64,14 @@ def cinic10(root: str | None = None, download: bool = False, variant: str | None
         order = torch.from_numpy(numpy_rng(0, "cinic10 split").permutation(len(y)))
         train, test = len(y) * 10 // 27, len(y) * 3 // 27
         parts = [(x[at], y[at]) for at in (order[:train].sort().values, order[train:train + test].sort().values)]
-    return _dataset(CINIC10, parts, look)
+    return _dataset(CINIC10, parts, preprocessing)
 
 
 def imagenet200(root: str | None = None, download: bool = False, variant: str | None = None,
                 progress: Progress | None = None) -> Dataset:
-    _, look = choose("imagenet200", variant)
-    parts = _read(IMAGENET200, IMAGENET200.splits, look.stored or 256, False, root, download, progress)
-    return _dataset(IMAGENET200, parts, look)
+    _, preprocessing = choose("imagenet200", variant)
+    parts = _read(IMAGENET200, IMAGENET200.splits, preprocessing.stored or 256, False, root, download, progress)
+    return _dataset(IMAGENET200, parts, preprocessing)
 
 
 register("cinic10", cinic10, "CINIC-10 photographs, 32x32 colour, 10 classes, 90,000 train / 90,000 test.",
@@ -185,10 +185,10 @@ def _joined(parts: list[Split]) -> Split:
     return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
 
-def _dataset(spec: FolderSet, parts: list[Split], look: Look) -> Dataset:
+def _dataset(spec: FolderSet, parts: list[Split], preprocessing: Preprocessing) -> Dataset:
     (train_x, train_y), (test_x, test_y) = parts
-    return Dataset(spec.name, train_x, train_y, test_x, test_y, classes=spec.classes, mean=look.mean, std=look.std,
-                   augment=look.augment, repeat=look.repeat, side=look.side)
+    return Dataset(spec.name, train_x, train_y, test_x, test_y, classes=spec.classes, mean=preprocessing.mean,
+                   std=preprocessing.std, augment=preprocessing.augment, repeat=preprocessing.repeat, side=preprocessing.side)
 
 
 def _complete(path: Path, shape: tuple[int, ...]) -> bool:

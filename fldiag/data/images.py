@@ -118,9 +118,9 @@ def build(name: str, shape: tuple[int, ...], classes: int, arrays: Arrays, where
         if int(y.max()) >= classes:
             raise FldiagError(f"{where}: {split} labels go up to {int(y.max())}, and {name} has "
                               f"{classes} classes", "store labels from 0, or load the file as npz:PATH")
-    _, look = choose(name, variant)
-    return Dataset(name, *arrays, classes=classes, mean=look.mean, std=look.std, augment=look.augment,
-                   repeat=look.repeat, side=look.side)
+    _, preprocessing = choose(name, variant)
+    return Dataset(name, *arrays, classes=classes, mean=preprocessing.mean, std=preprocessing.std, augment=preprocessing.augment,
+                   repeat=preprocessing.repeat, side=preprocessing.side)
 
 
 def _torchvision(spec: ImageSet, at: Path, download: bool) -> tuple[Arrays | None, str]:

@@ -12,7 +12,7 @@ from typing import Any
 from fldiag.data.arrays import read_npz
 from fldiag.data.dataset import Dataset
 from fldiag.data.images import build, need_folder, register
-from fldiag.data.preprocessing import LOOKS, choose
+from fldiag.data.preprocessing import PREPROCESSING, choose
 from fldiag.errors import FldiagError
 
 #: name -> (what it shows, classes, size in words)
@@ -43,7 +43,7 @@ def find(name: str, root: str | os.PathLike[str] | None = None, download: bool =
         raise FldiagError(f"data set {name!r} was not found{asked}: looked for {path}",
                           f"get {name}.npz (28x28) from {WHERE} and put it there, or set FLDIAG_DATA to the "
                           "folder that has it")
-    channels = len(LOOKS[name][choose(name, variant)[0]].mean)
+    channels = len(PREPROCESSING[name][choose(name, variant)[0]].mean)
     return build(name, (channels, 28, 28), SETS[name][1], read_npz(path, join_val=True), str(path), variant)
 
 
@@ -55,6 +55,6 @@ def _builder(name: str) -> Any:
 
 
 for _name, (_what, _classes, _sizes) in SETS.items():
-    _kind = "colour" if len(LOOKS[_name]["fedsol"].mean) == 3 else "gray (shown as 3 channels)"
+    _kind = "colour" if len(PREPROCESSING[_name]["fedsol"].mean) == 3 else "gray (shown as 3 channels)"
     register(_name, _builder(_name), f"{_what}, 28x28 {_kind}, {_classes} classes, {_sizes} (MedMNIST).",
              "J. Yang et al., MedMNIST v2, 2023. Training is the official training and validation split.")

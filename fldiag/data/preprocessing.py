@@ -12,7 +12,7 @@ from fldiag.errors import FldiagError, unknown
 
 
 @dataclass(frozen=True)
-class Look:
+class Preprocessing:
     """Mean and deviation per stored channel for pixels in [0, 1]; augmentation names; channel repetition.
 
     ``stored`` and ``side`` are for pictures of any size: kept as squares of ``stored`` pixels, of which
@@ -30,35 +30,35 @@ class Look:
 #: Zero padding after normalisation, each step for half of the images.
 _FEDTOGA = ("normalise", "hflip", "crop4@0.5")
 _CIFAR10 = ((0.49139968, 0.48215827, 0.44653124), (0.24703233, 0.24348505, 0.26158768))
-_CINIC10 = Look((0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835),
+_CINIC10 = Preprocessing((0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835),
                 ("reflectcrop4", "hflip"))
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-_MEDICAL_GRAY = {"fedsol": Look((0.5,), (0.5,), ("hflip",), repeat=3)}
-_MEDICAL_COLOUR = {"fedsol": Look((0.5,) * 3, (0.5,) * 3, ("hflip",))}
+_MEDICAL_GRAY = {"fedsol": Preprocessing((0.5,), (0.5,), ("hflip",), repeat=3)}
+_MEDICAL_COLOUR = {"fedsol": Preprocessing((0.5,) * 3, (0.5,) * 3, ("hflip",))}
 
-LOOKS: dict[str, dict[str, Look]] = {
+PREPROCESSING: dict[str, dict[str, Preprocessing]] = {
     "mnist": {
-        "fedsol": Look((0.1307,), (0.3081,), ("crop4", "hflip", "cutout16"), repeat=3),
+        "fedsol": Preprocessing((0.1307,), (0.3081,), ("crop4", "hflip", "cutout16"), repeat=3),
     },
     "cifar10": {
-        "fedsol": Look(*_CIFAR10, ("crop4", "hflip", "cutout16")),
-        "fedtoga": Look((0.491, 0.482, 0.447), (0.247, 0.243, 0.262), _FEDTOGA),
-        "fedproj": Look((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-        "fedalign": Look(*_CIFAR10, ("crop4", "hflip")),
+        "fedsol": Preprocessing(*_CIFAR10, ("crop4", "hflip", "cutout16")),
+        "fedtoga": Preprocessing((0.491, 0.482, 0.447), (0.247, 0.243, 0.262), _FEDTOGA),
+        "fedproj": Preprocessing((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+        "fedalign": Preprocessing(*_CIFAR10, ("crop4", "hflip")),
     },
     "cifar100": {
-        "fedalign": Look((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), ("crop4", "hflip")),
-        "fedtoga": Look((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), _FEDTOGA),
-        "fedproj": Look((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
+        "fedalign": Preprocessing((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), ("crop4", "hflip")),
+        "fedtoga": Preprocessing((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), _FEDTOGA),
+        "fedproj": Preprocessing((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
     },
     "svhn": {
-        "fedsol": Look((0.4376821, 0.4437697, 0.47280442), (0.19803012, 0.20101562, 0.19703614),
+        "fedsol": Preprocessing((0.4376821, 0.4437697, 0.47280442), (0.19803012, 0.20101562, 0.19703614),
                        ("crop4", "hflip")),
     },
     "cinic10": {"fedsol": _CINIC10, "fedproj": _CINIC10, "enlarged": _CINIC10},
     "imagenet200": {
-        "fedalign": Look(*_IMAGENET, ("resizedcrop224", "jitter0.4", "hflip"), stored=256, side=224),
-        "small": Look(*_IMAGENET, ("resizedcrop64", "jitter0.4", "hflip"), stored=72, side=64),
+        "fedalign": Preprocessing(*_IMAGENET, ("resizedcrop224", "jitter0.4", "hflip"), stored=256, side=224),
+        "small": Preprocessing(*_IMAGENET, ("resizedcrop64", "jitter0.4", "hflip"), stored=72, side=64),
     },
     **{f"{name}mnist": _MEDICAL_COLOUR for name in ("path", "derma", "retina", "blood")},
     **{f"{name}mnist": _MEDICAL_GRAY for name in ("oct", "pneumonia", "breast", "tissue",
@@ -66,9 +66,9 @@ LOOKS: dict[str, dict[str, Look]] = {
 }
 
 
-def choose(name: str, variant: str | None) -> tuple[str, Look]:
+def choose(name: str, variant: str | None) -> tuple[str, Preprocessing]:
     """The variant of set ``name``, the default one for None. Raises FldiagError for an unknown variant."""
-    known = LOOKS[name]
+    known = PREPROCESSING[name]
     chosen = next(iter(known)) if variant is None else variant
     if chosen not in known:
         raise unknown(f"variant of data set {name!r}", str(variant), known)
@@ -77,7 +77,7 @@ def choose(name: str, variant: str | None) -> tuple[str, Look]:
 
 def sentence(name: str) -> str:
     """The variants of set ``name`` for its description."""
-    first, *others = LOOKS[name]
+    first, *others = PREPROCESSING[name]
     return f"Variants: {', '.join([f'{first} (default)', *others])}." if others else f"Variant: {first}."
 
 

@@ -10,8 +10,7 @@ import pandas as pd
 
 from fldiag.config import Config
 from fldiag.errors import FldiagError
-from fldiag.figures import questions as asks
-from fldiag.figures import reported
+from fldiag.figures import questions, reported
 from fldiag.figures.plan import Answers, Plan, answers, ask_key
 from fldiag.figures.study import Ask, Study, Trial
 from fldiag.results.select import only
@@ -60,8 +59,8 @@ def _alone(study: Study, plan: Plan) -> list[pd.DataFrame]:
     seeds = tuple(plan.scale.seed_list(study.seeds))
     for ask in study.alone:
         keep = plan.store / "toys" / ask_key(plan.scale, ask)
-        subject = asks.Subject(None, seeds=seeds, keep=keep)
-        found = asks.finite(asks.answer(subject, ask.name, plan.scale.options(ask)))
+        subject = questions.Subject(None, seeds=seeds, keep=keep)
+        found = questions.finite(questions.answer(subject, ask.name, plan.scale.options(ask)))
         if "run" not in found or found["run"].isna().all():
             found["run"] = found["method"]
         pieces.append(found.assign(origin="measured", label=found["method"], ask=ask.name, setting="", model="", data=""))
@@ -85,7 +84,7 @@ def _of(study: Study, plan: Plan, paths: Mapping[str, Path], number: int, trial:
         if found is not None:
             about: dict[str, Any] = {**trial.key(), "origin": "measured", "label": trial.name, "run": trial.name, "seed": seed,
                                      "ask": ask.name, "trained_on": config.data.name, "trained_model": config.model.name}
-            pieces.append(asks.finite(found).rename(columns={"data": "on"}).assign(**about))
+            pieces.append(questions.finite(found).rename(columns={"data": "on"}).assign(**about))
     return pieces
 
 
@@ -95,7 +94,8 @@ def _counted(plan: Plan, study: Study, number: int, config: Config, ask: Ask, do
     found = kept.get(key)
     if found is None:
         try:
-            found = asks.finite(asks.answer(asks.Subject(config, download=download), ask.name, plan.scale.options(ask)))
+            subject = questions.Subject(config, download=download)
+            found = questions.finite(questions.answer(subject, ask.name, plan.scale.options(ask)))
         except FldiagError as error:
             plan.failed[study.name, number] = error.what
             return None

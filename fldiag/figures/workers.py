@@ -20,7 +20,7 @@ import torch
 
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
-from fldiag.figures import questions as asks
+from fldiag.figures import questions
 from fldiag.figures.plan import Task, answers
 from fldiag.figures.scales import Scale
 from fldiag.results import files
@@ -77,7 +77,7 @@ def perform(task: Task, bench: Bench, tell: Tell) -> Outcome:
 
 
 def _train(task: Task, path: Path, bench: Bench, tell: Tell) -> Run:
-    file = path / asks.CLOCK
+    file = path / questions.CLOCK
     clock: list[float] = json.loads(file.read_text())["seconds"] if file.is_file() else []
 
     now = time.process_time if bench.device == "cpu" else time.perf_counter  # whatever else the machine is doing
@@ -107,13 +107,13 @@ def _answer(task: Task, run: Run, key: str, ask: Any, bench: Bench, tell: Tell, 
         tell(task.core, task.config.rounds, task.config.rounds, f"{task.text}: {ask.name}")
 
     there = set(run.rounds)
-    subject = asks.Subject(task.config, run, tuple(r for r in task.rounds if r in there), device=bench.device,
+    subject = questions.Subject(task.config, run, tuple(r for r in task.rounds if r in there), device=bench.device,
                            download=bench.download, progress=progress)
     try:
-        found = asks.answer(subject, ask.name, bench.scale.options(ask))
+        found = questions.answer(subject, ask.name, bench.scale.options(ask))
     except FldiagError as error:
         return f"{ask.name}: {error.what}"
-    kept.put(key, asks.finite(found), {"run": run.path.name, "question": ask.name, "options": bench.scale.options(ask)})
+    kept.put(key, questions.finite(found), {"run": run.path.name, "question": ask.name, "options": bench.scale.options(ask)})
     return ""
 
 

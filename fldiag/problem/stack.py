@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fldiag.curvature.batched_lanczos import lockstep
+from fldiag.curvature.batched_lanczos import batched_lanczos
 from fldiag.curvature.lanczos import EigenPairs, Search
 from fldiag.curvature.r_operator import ChainOperator
 from fldiag.curvature.sequential import links
@@ -33,7 +33,7 @@ Stack = Literal["auto", "on", "off"]
 WORK = 2_300_000
 #: Models in one stack, and how many times their own examples they may be padded to.
 ROWS, PADDING = 16, 1.25
-#: As in a spectrum alone: the probability of a missed eigenvalue.
+#: As in a spectrum alone: the probability of an overlooked eigenvalue.
 MISS = 0.05
 
 
@@ -125,7 +125,7 @@ def eigenpairs(problems: Sequence[Problem], k: int, *, tol: float, max_products:
 
         searches = [Search(size, k, which="largest", tol=tol, max_products=max_products, miss=MISS, noise=noise, seed=seed,
                            limit=limit, strict=True, device=first.device, progress=tell(i)).steps() for i in range(len(some))]
-        for i, result in zip(some, lockstep(operator, searches), strict=True):
+        for i, result in zip(some, batched_lanczos(operator, searches), strict=True):
             found[i] = None if isinstance(result, FldiagError) else result
     return found
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fldiag.data import Dataset
-from fldiag.data.preprocessing import LOOKS
+from fldiag.data.preprocessing import PREPROCESSING
 from fldiag.seeding import torch_rng
 
 with np.load(Path(__file__).parent / "augment.npz", allow_pickle=False) as _file:
@@ -22,7 +22,7 @@ def augmented(**options):
 
 @pytest.mark.parametrize("name", [key for key in GOLDEN if "@" in key and " " not in key])
 def test_crops_flips_and_cutout_keep_their_bits(name):
-    look = LOOKS[name.partition("@")[0]][name.partition("@")[2]]
+    look = PREPROCESSING[name.partition("@")[0]][name.partition("@")[2]]
     found = augmented(mean=look.mean, std=look.std, augment=look.augment)
     assert np.array_equal(found.numpy(), GOLDEN[name])
 

@@ -6,7 +6,7 @@ import torch
 
 from fldiag import data
 from fldiag.data import medmnist
-from fldiag.data.preprocessing import LOOKS
+from fldiag.data.preprocessing import PREPROCESSING
 from fldiag.errors import FldiagError
 
 
@@ -30,7 +30,7 @@ def write(path, shape, classes, counts=(9, 6, 5), column=True, **change):
 
 @pytest.mark.parametrize("name", medmnist.SETS)
 def test_the_training_split_is_train_then_validation(tmp_path, name):
-    gray = LOOKS[name]["fedsol"].repeat == 3
+    gray = PREPROCESSING[name]["fedsol"].repeat == 3
     classes = medmnist.SETS[name][1]
     arrays = write(tmp_path / f"{name}.npz", (28, 28) if gray else (28, 28, 3), classes)
     loaded = data.load(name, root=tmp_path)

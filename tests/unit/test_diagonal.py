@@ -14,7 +14,7 @@ from fldiag.curvature.lanczos import krylov
 from fldiag.diagnostics.diagonal import diagonal
 from fldiag.diagnostics.trace import trace
 from fldiag.errors import FldiagError
-from fldiag.models.layers import LAYERS, squares
+from fldiag.models.layers import LAYERS, per_example_squares
 from fldiag.models.layers.linear import LINEAR
 from fldiag.problem import diagonal as module
 from fldiag.problem.diagonal import diagonal_of
@@ -110,12 +110,12 @@ def test_every_way_of_summing_squares_over_positions_is_the_same_sum(shape, tota
     g, u = torch.randn(b, r, o, length, dtype=torch.float64), torch.randn(b, k, length, dtype=torch.float64)
     expected = torch.einsum("nrol,nkl->nrok", g, u).square().sum((0, 1))
     expected = expected.sum() if total else expected
-    assert torch.allclose(squares.positions(g, u, total), expected)
-    assert torch.allclose(squares._paired(g, u), torch.einsum("nrol,nkl->nrok", g, u).square().sum((0, 1)))
-    assert torch.allclose(squares._gram(g, u), torch.einsum("nrol,nkl->nrok", g, u).square().sum())
-    monkeypatch.setattr(squares, "PIECE", 1)  # one example at a time
-    assert torch.allclose(squares.positions(g, u, total), expected)
-    assert torch.allclose(squares._paired(g, u), torch.einsum("nrol,nkl->nrok", g, u).square().sum((0, 1)))
+    assert torch.allclose(per_example_squares.positions(g, u, total), expected)
+    assert torch.allclose(per_example_squares._paired(g, u), torch.einsum("nrol,nkl->nrok", g, u).square().sum((0, 1)))
+    assert torch.allclose(per_example_squares._gram(g, u), torch.einsum("nrol,nkl->nrok", g, u).square().sum())
+    monkeypatch.setattr(per_example_squares, "PIECE", 1)  # one example at a time
+    assert torch.allclose(per_example_squares.positions(g, u, total), expected)
+    assert torch.allclose(per_example_squares._paired(g, u), torch.einsum("nrol,nkl->nrok", g, u).square().sum((0, 1)))
 
 
 def test_single_precision_is_exact_to_its_rounding_also_for_confident_outputs():

@@ -20,8 +20,7 @@ from matplotlib.figure import Figure
 from fldiag.checkpoint.run import Run
 from fldiag.data import load
 from fldiag.errors import FldiagError
-from fldiag.figures import gather, ledger, make, pictures, plan, reported, workers
-from fldiag.figures import questions as asks
+from fldiag.figures import gather, ledger, make, pictures, plan, questions, reported, workers
 from fldiag.figures.caption import public
 from fldiag.figures.scales import scale
 from fldiag.figures.study import Trial
@@ -288,7 +287,7 @@ def test_numbers_of_configs_name_no_run_and_their_failure_is_no_whole_figure(wor
     keep = [t for t in study.trials if t.method == "fedavg"]
     study = replace(study, trials=tuple(keep), draw=lambda table: pictures.dots(table))
     counted = pd.DataFrame([{"metric": m, "value": 1.0} for m in ("MFLOPs", "params_M")])
-    monkeypatch.setitem(asks.OWN, "flops", lambda subject, **k: counted)
+    monkeypatch.setitem(questions.OWN, "flops", lambda subject, **k: counted)
     (made,) = make.make([study], SMOKE, out=tmp_path, store=tmp_path / "runs")
     said = json.loads((tmp_path / "fedalign" / "table5.json").read_text())
     runs = {hit["metric"]: hit["runs"] for hit in said["measured"]}
@@ -296,7 +295,7 @@ def test_numbers_of_configs_name_no_run_and_their_failure_is_no_whole_figure(wor
     shutil.rmtree(tmp_path / "runs" / "configs")
     def fails(subject, **k):
         raise FldiagError("no pictures here", "bring some")
-    monkeypatch.setitem(asks.OWN, "flops", fails)
+    monkeypatch.setitem(questions.OWN, "flops", fails)
     (made,) = make.make([study], SMOKE, out=tmp_path, store=tmp_path / "runs")
     assert made.files[-1] == tmp_path / "smoke" / "fedalign" / "table5.png"
     assert json.loads(made.files[0].read_text())["caption"].endswith("Failed: no pictures here.")

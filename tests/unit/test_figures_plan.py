@@ -88,7 +88,7 @@ def test_a_run_is_trained_asked_and_thinned(trained):
 def test_what_is_done_is_not_done_again(trained, monkeypatch):
     task, outcome, bench = trained
     stamps = {f: f.stat().st_mtime_ns for f in outcome.path.rglob("*") if f.is_file()}
-    monkeypatch.setattr(workers.asks, "answer", lambda *a: pytest.fail("asked again"))
+    monkeypatch.setattr(workers.questions, "answer", lambda *a: pytest.fail("asked again"))
     assert workers.perform(task, bench, lambda *event: None).path == outcome.path
     assert {f: f.stat().st_mtime_ns for f in outcome.path.rglob("*") if f.is_file()} == stamps
 

@@ -74,7 +74,7 @@ def test_an_eigenvalue_lies_within_every_residual_even_before_convergence(size, 
     assert found.residuals == pytest.approx(measured(a, found), abs=1e-9)
     for value, residual in zip(found.values, found.residuals, strict=True):
         assert np.abs(true - value).min() <= residual + 1e-9
-    if found.converged.all() and len(found.values) == k and found.missed == 0:
+    if found.converged.all() and len(found.values) == k and found.overlooked == 0:
         order = {"largest": -true, "smallest": true, "magnitude": -abs(true)}[which]
         assert found.values == pytest.approx(true[np.argsort(order)][:k], rel=1e-3, abs=1e-8)
 
@@ -133,7 +133,7 @@ def test_copies_are_found_from_every_start():
     for seed in range(30):
         found = lanczos(lambda v: d * v, len(d), 5, seed=seed)
         assert found.values == pytest.approx([10, 10, 6.5, 5, 4.2], rel=1e-3) and found.converged.all()
-        assert found.missed <= 0.05
+        assert found.overlooked <= 0.05
 
 
 @pytest.mark.parametrize("which, sign", [("largest", 1), ("smallest", -1), ("magnitude", 1), ("magnitude", -1)])
@@ -162,9 +162,9 @@ def test_the_search_is_short_where_eigenvalues_stand_out_and_grows_with_the_cert
 def test_a_search_cut_short_is_admitted():
     d = outliers()
     enough = lanczos(lambda v: d * v, len(d), 5, miss=0)
-    assert enough.converged.all() and enough.missed == 1.0
+    assert enough.converged.all() and enough.overlooked == 1.0
     cut = lanczos(lambda v: d * v, len(d), 5, max_products=enough.products + 1)
-    assert cut.values == pytest.approx(enough.values, rel=1e-3) and not cut.converged.any() and cut.missed > 0.05
+    assert cut.values == pytest.approx(enough.values, rel=1e-3) and not cut.converged.any() and cut.overlooked > 0.05
 
 
 def test_the_bound_on_the_unseen_share_is_a_bound_and_nearly_reached():

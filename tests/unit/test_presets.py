@@ -5,7 +5,7 @@ import re
 import pytest
 
 from fldiag import config, registry
-from fldiag.data.preprocessing import LOOKS
+from fldiag.data.preprocessing import PREPROCESSING
 
 PAPERS = [name for name in config.presets() if name.split("-")[0] in ("fedsol", "fedtoga", "fedproj", "fedalign")]
 
@@ -89,13 +89,13 @@ def test_a_preset_has_the_partition_of_its_name(name):
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_presets_data_model_and_description_exist(name):
     made = config.load(name)
-    assert made.data.variant in LOOKS[made.data.name] and made.model.name in registry.model
+    assert made.data.variant in PREPROCESSING[made.data.name] and made.model.name in registry.model
     what = config.presets()[name]
     assert f"{made.clients.total} clients" in what and f"{made.rounds} rounds" in what
     assert (made.data.public is not None) == name.startswith("fedproj")
     if made.data.public:
         base, _, variant = made.data.public.partition("@")
-        assert base != made.data.name and variant in LOOKS[base]
+        assert base != made.data.name and variant in PREPROCESSING[base]
 
 
 @pytest.mark.parametrize("name, gamma, memory", [

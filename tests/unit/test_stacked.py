@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fldiag
-from fldiag.curvature.batched_lanczos import lockstep
+from fldiag.curvature.batched_lanczos import batched_lanczos
 from fldiag.curvature.lanczos import Search, lanczos
 from fldiag.curvature.r_operator import ChainOperator
 from fldiag.errors import FldiagError
@@ -123,11 +123,11 @@ def test_those_that_are_done_leave_and_all_find_what_they_find_alone():
         active.append(list(rows))
         return lambda v: d[list(rows)] * v
 
-    found = lockstep(operator, searches(5))
+    found = batched_lanczos(operator, searches(5))
     for pairs, entries in zip(found, d, strict=True):
         alone = lanczos(lambda v, entries=entries: entries * v, 100, 3, tol=1e-6, max_products=90, noise=1e-12, strict=True)
         assert torch.equal(pairs.vectors, alone.vectors) and (pairs.values == alone.values).all()
-        assert pairs.products == alone.products and pairs.missed == alone.missed
+        assert pairs.products == alone.products and pairs.overlooked == alone.overlooked
     assert found[1].products < found[0].products
     assert active[:2] == [[0, 1, 2, 3, 4], [0, 2, 4]] and all(len(b) < len(a) for a, b in pairwise(active))
 
@@ -135,7 +135,7 @@ def test_those_that_are_done_leave_and_all_find_what_they_find_alone():
 def test_one_that_fails_says_so_and_the_others_go_on():
     d = planted()
     d[2] = float("nan")
-    found = lockstep(lambda rows: lambda v: d[list(rows)] * v, searches(5))
+    found = batched_lanczos(lambda rows: lambda v: d[list(rows)] * v, searches(5))
     assert isinstance(found[2], FldiagError) and "not finite" in found[2].what
     assert [round(float(found[i].values[0]), 6) for i in (0, 1, 3, 4)] == [1, 50, 51, 1]
 
@@ -148,7 +148,7 @@ def test_a_product_that_raises_raises():
         return product
 
     with pytest.raises(KeyboardInterrupt):
-        lockstep(operator, searches(2))
+        batched_lanczos(operator, searches(2))
 
 
 # --- eigenpairs ------------------------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 
 from fldiag import config as configs
 from fldiag.errors import FldiagError
-from fldiag.figures import claims, gather, make, plan, reported
-from fldiag.figures import questions as asks
+from fldiag.figures import claims, gather, make, plan, questions, reported
 from fldiag.figures.scales import SCALES, scale
 from fldiag.results import files
 from fldiag.results.table import table
@@ -202,5 +201,5 @@ def test_cost_is_counted_against_fedavg_without_what_is_done_once_a_round(option
     over = {f"method.{k}": v for k, v in options.items()}
     config = configs.build(configs.load("digits").model_dump(), {**over, "clients.total": 40, "metrics.steps": True})
     run = SimpleNamespace(config=config, path=Path("somewhere"))
-    (row,) = asks.answer(asks.Subject(config, run), "cost", {}).to_dict("records")
+    (row,) = questions.answer(questions.Subject(config, run), "cost", {}).to_dict("records")
     assert row["metric"] == "flops_relative" and row["value"] == pytest.approx(expected, abs=0.02)

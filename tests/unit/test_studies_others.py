@@ -184,7 +184,7 @@ def test_iris_numbers_are_those_of_the_last_round_under_their_learning_rate(valu
              "scope": "global", "value": (v if lr == "0.01" and t == 20 else 1) / 100}
             for lr in ("0.01", "0.001") for s in range(2) for t in (1, 20) for moment in ("received", "aggregated")
             for m, v in zip(names, values, strict=True)]
-    monkeypatch.setattr(gather.asks, "answer", lambda *_: table(rows))
+    monkeypatch.setattr(gather.questions, "answer", lambda *_: table(rows))
     the_plan = plan.made(scale("smoke"), [study], [], Path("nowhere"))
     study = replace(study, alone=study.alone[:1])
     made = gather.table_of(study, the_plan, {})

@@ -133,7 +133,7 @@ def spectrum(problem: Problem, progress: Progress | None = None, *,
     residual ||Hv - lambda v||: an eigenvalue lies that close) and ``eigenvalue_ratio`` (not from the smallest ones, nor to
     a zero one); columns ``which`` (largest, smallest, magnitude) and ``matrix``. ``tol`` is the
     relative error of every eigenvalue; ``converged`` is false where ``max_products`` Hessian-vector products
-    (default: 100, or 8 k) did not reach it, or did not suffice to look for missed eigenvalues. ``matrix``:
+    (default: 100, or 8 k) did not reach it, or did not suffice to look for overlooked eigenvalues. ``matrix``:
     hessian, or ggn (Gauss-Newton). ``params``: only the diagonal block of the tensors whose names match this
     pattern (``features.*``), named in ``layer``. ``strict``: also the residuals are within ``tol``, not only the errors that
     follow from them (a few products more; ``density`` on the same problem then reuses the pairs). ``per_layer``: also the

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fldiag.models.layers import squares
+from fldiag.models.layers import per_example_squares
 from fldiag.models.layers.entry import Layer
 from fldiag.models.layers.links import Link, Views, Weighted
 from fldiag.models.layers.width import channels
@@ -77,10 +77,10 @@ def _links(m: nn.Conv2d, name: str, buffers: Views) -> list[Link | Weighted] | N
 def _squares(m: nn.Conv2d, a: Tensor, g: Tensor, total: bool) -> dict[str, Tensor]:
     patches = F.unfold(a, m.kernel_size, m.dilation, zero_padding(m), m.stride)  # [b, I * k * k, L]
     g = g.flatten(3)
-    parts = [squares.positions(gp, up, total) for gp, up in
+    parts = [per_example_squares.positions(gp, up, total) for gp, up in
              zip(g.chunk(m.groups, 2), patches.chunk(m.groups, 1), strict=True)]
     found = {"weight": torch.stack(parts).sum(0) if total else torch.cat(parts).reshape(m.weight.shape)}
-    return found if m.bias is None else {**found, "bias": squares.bias(g, total)}
+    return found if m.bias is None else {**found, "bias": per_example_squares.bias(g, total)}
 
 
 def _obstacle(m: nn.Conv2d) -> str | None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fldiag.models.layers import squares
+from fldiag.models.layers import per_example_squares
 from fldiag.models.layers.entry import Layer, no_obstacle
 from fldiag.models.layers.links import Link, Views, Weighted
 from fldiag.models.layers.width import channels
@@ -59,12 +59,12 @@ def _links(m: nn.Linear, name: str, buffers: Views) -> list[Link | Weighted]:
 
 def _squares(m: nn.Linear, a: Tensor, g: Tensor, total: bool) -> dict[str, Tensor]:
     if a.ndim == 2:
-        found = {"weight": squares.outer(g, a, total)}
+        found = {"weight": per_example_squares.outer(g, a, total)}
         g = g.unsqueeze(3)
     else:
         g = g.flatten(2, -2).transpose(2, 3)
-        found = {"weight": squares.positions(g, a.flatten(1, -2).transpose(1, 2), total)}
-    return found if m.bias is None else {**found, "bias": squares.bias(g, total)}
+        found = {"weight": per_example_squares.positions(g, a.flatten(1, -2).transpose(1, 2), total)}
+    return found if m.bias is None else {**found, "bias": per_example_squares.bias(g, total)}
 
 
 def _macs(m: Any, out: Tensor) -> int:

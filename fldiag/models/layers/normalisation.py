@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fldiag.errors import FldiagError
-from fldiag.models.layers import squares
+from fldiag.models.layers import per_example_squares
 from fldiag.models.layers.entry import Layer
 from fldiag.models.layers.links import Link, Views, Weighted, inside, per_channel, sum_over_all_but_channels
 
@@ -67,7 +67,7 @@ def _squares(m: Any, a: Tensor, g: Tensor, total: bool) -> dict[str, Tensor]:
     """``a``: the normalised input."""
     g = g.reshape(*g.shape[:3], -1)
     slope = (g * a.reshape(len(a), 1, a.shape[1], -1)).sum(3).square().sum((0, 1), dtype=torch.float64)
-    return {"weight": slope.sum() if total else slope, "bias": squares.bias(g, total)}
+    return {"weight": slope.sum() if total else slope, "bias": per_example_squares.bias(g, total)}
 
 
 def _obstacle(m: Any) -> str | None:

@@ -7,7 +7,7 @@ from torchvision import transforms
 
 from fldiag import data, registry
 from fldiag.data import augment
-from fldiag.data.preprocessing import LOOKS
+from fldiag.data.preprocessing import PREPROCESSING
 from fldiag.errors import FldiagError
 from fldiag.seeding import torch_rng
 
@@ -47,7 +47,7 @@ def test_a_variant_is_its_papers_normalisation_and_augmentation(root, name, vari
     assert (loaded.name, loaded.mean[0], loaded.std[0], loaded.augment) == (name, mean, std, steps)
     assert data.load(f"{name}@{variant}", root=root).fingerprint() == loaded.fingerprint()
     default = data.load(name, root=root)
-    if variant == next(iter(LOOKS[name])):
+    if variant == next(iter(PREPROCESSING[name])):
         assert (default.mean, default.std, default.augment) == (loaded.mean, loaded.std, loaded.augment)
     else:
         assert (default.mean, default.std, default.augment) != (loaded.mean, loaded.std, loaded.augment)
@@ -56,13 +56,13 @@ def test_a_variant_is_its_papers_normalisation_and_augmentation(root, name, vari
 @pytest.mark.parametrize("name, default", [("cifar10", "fedsol"), ("cifar100", "fedalign"), ("cinic10", "fedsol"),
                                            ("imagenet200", "fedalign"), ("mnist", "fedsol"), ("tissuemnist", "fedsol")])
 def test_the_default_variant_and_its_mention(name, default):
-    assert next(iter(LOOKS[name])) == default
+    assert next(iter(PREPROCESSING[name])) == default
     text = registry.dataset.get(name).doc
-    assert all(variant in text for variant in LOOKS[name])
+    assert all(variant in text for variant in PREPROCESSING[name])
 
 
-def test_every_look_is_well_formed_and_every_set_with_looks_is_registered():
-    for name, variants in LOOKS.items():
+def test_every_preprocessing_is_well_formed_and_every_set_with_one_is_registered():
+    for name, variants in PREPROCESSING.items():
         assert name in registry.dataset and registry.dataset.get(name).headline.endswith(".")
         for look in variants.values():
             augment.plan(look.augment)
