@@ -10,7 +10,7 @@ import importlib
 from typing import Any
 
 _WHERE = {
-    "train": "fldiag.api", "load": "fldiag.api", "diagnose": "fldiag.api", "draw": "fldiag.api", "catalogue": "fldiag.api",
+    **dict.fromkeys(("train", "sweep", "load", "diagnose", "draw", "catalogue"), "fldiag.api"),
     "Problem": "fldiag.problem.problem", "History": "fldiag.rounds.history", "Config": "fldiag.config",
     "Method": "fldiag.method", "Part": "fldiag.method", "Run": "fldiag.checkpoint.run",
     "Checkpoint": "fldiag.checkpoint.schema", "FldiagError": "fldiag.errors",

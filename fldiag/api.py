@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from fldiag.diagnosis.subjects import Target, load
 from fldiag.errors import FldiagError
 from fldiag.registry import Progress
 
-__all__ = ["catalogue", "diagnose", "draw", "load", "train"]
+__all__ = ["catalogue", "diagnose", "draw", "load", "sweep", "train"]
 
 
 def train(config: Config, *, out: str | Path | None = None, resume: bool = False, executor: str = "serial", device: str = "auto",
@@ -57,6 +57,37 @@ def train(config: Config, *, out: str | Path | None = None, resume: bool = False
 
     return rounds.train(config, out=out, executor=executor, on_event=on_event, resume=resume, device=device, download=download,
                         setup=setup)
+
+
+def sweep(config: Config | str | Path, over: Mapping[str, Sequence[Any]], *, out: str | Path | None = None,
+          executor: str = "serial", device: str = "auto", download: bool = False,
+          on_event: Callable[[dict[str, Any]], None] | None = None) -> list[Run]:
+    """Train every combination of some keys' values. What a former call finished is read, and what it began goes on.
+
+    Args:
+        config: a config, or a preset's name or TOML file, of which every run gets what that says of its method.
+        over: key -> values, such as ``{"method.name": ["fedavg", "fedsol"], "seed": [0, 1, 2]}``.
+        out: folder of the runs; by default ``checkpoints``.
+        executor: ``serial`` or ``processes[:N]``: where the clients of a round train.
+        device: see ``train``.
+        download: fetch a missing public data set.
+        on_event: gets the events of every run, see ``train``.
+
+    Returns:
+        The runs in the order of the combinations, the last key changing fastest. One that diverged is among them.
+
+    Raises:
+        FldiagError: a config that is refused, before anything is trained.
+
+    >>> import tempfile, fldiag
+    >>> start = fldiag.Config.load("digits", rounds=1, model__name="mlp", clients__per_round=2, train__epochs=1)
+    >>> [run.config.seed for run in fldiag.sweep(start, {"seed": [3, 4]}, out=tempfile.mkdtemp())]
+    [3, 4]
+    """
+    from fldiag.training import sweep as sweeps
+
+    return sweeps.sweep(config, over, out=None if out is None else Path(out), executor=executor, device=device,
+                        download=download, on_event=on_event)
 
 
 def diagnose(target: Target | str | Path | Sequence[Target | str | Path], name: str, *, cache: str | Path | None = None,

@@ -16,17 +16,23 @@ NEEDS = {"public": "unlabelled public inputs (data.public)", "stages": "a model 
 
 
 @app.command("list")
-def list_(what: Annotated[str, typer.Argument(help="methods, models, datasets, diagnostics, presets or figures.")],
+def list_(what: Annotated[str | None, typer.Argument(help="methods, models, datasets, diagnostics, presets or figures; "
+                                                          "without it all of them.")] = None,
           json: Json = False, debug: Debug = False) -> None:
-    """List methods, models, data sets, diagnostics, presets or figures.
+    """List methods, models, data sets, diagnostics, presets or figures, or all of them.
 
     Example: fldiag list methods
     """
     with errors(debug):
         console = Console(json)
-        if what not in known.built_in():
+        if what is not None and what not in known.built_in():
             raise unknown("list", what, known.built_in())
-        console.table([{"name": n, "what": d} for n, d in known.names(what).items()], {"name": "name", "what": "what it is"})
+        for kind in known.built_in() if what is None else [what]:
+            if what is None:
+                console.say(kind)
+            kinds = {"kind": kind} if what is None else {}
+            console.table([{**kinds, "name": n, "what": d} for n, d in known.names(kind).items()],
+                          {"name": "name", "what": "what it is"})
         if json:
             console.done()
 
@@ -56,7 +62,7 @@ def _explain(console: Console, name: str, item: known.Item) -> None:
         setting = ", ".join(f"{k} = {v}" for k, v in meta["neutral"].items())
         console.say(f"With {setting} it equals {meta['equals']}.")
     if meta.get("needs"):
-        console.say("Needs:       " + ", ".join(meta["needs"]))
+        console.say("Needs:       " + ", ".join(NEEDS[need] for need in meta["needs"]))
     for flag, also in item.get("also", {}).items():
         console.say(f"With {flag} also {also['name']} is asked.")
     console.result |= {"kind": item["kind"], "name": name, "doc": item["doc"], **meta}

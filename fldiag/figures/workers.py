@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from fldiag.checkpoint import prune
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
 from fldiag.figures import questions
@@ -118,21 +119,9 @@ def _answer(task: Task, run: Run, key: str, ask: Any, bench: Bench, tell: Tell, 
 
 
 def thin(run: Run, task: Task) -> None:
-    """Remove the checkpoints and client states that no study wants: run.json first, then the files."""
-    if run.status not in ("finished", "diverged") or "thinned" in run.index:
-        return
-    wanted = {*task.rounds, run.rounds[-1]} if run.rounds else set()
-    extra = [f"rounds/{r:04d}.pt" for r in run.rounds if r not in wanted]
-    if not task.state:
-        names = {k: v for k, v in run.index["state"].items() if k != "server"}
-        extra += names.values()
-        run.index["state"] = {k: v for k, v in run.index["state"].items() if k not in names}
-    for name in extra:
-        run.index["files"].pop(name, None)
-    run.index["thinned"] = {"rounds": sorted(wanted), "state": not task.state}
-    run.commit()
-    for name in extra:
-        (run.path / name).unlink(missing_ok=True)
+    """Remove the checkpoints and client states that no study wants."""
+    if run.status in ("finished", "diverged") and "thinned" not in run.index:
+        prune.thin(run, task.rounds, state=not task.state)
 
 
 @contextmanager

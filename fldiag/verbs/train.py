@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fldiag import config as configs
+from fldiag.checkpoint import prune
 from fldiag.clock import duration
 from fldiag.config import Config
 from fldiag.console import Console
@@ -27,14 +28,19 @@ from fldiag.training.setup import Setup
 DIVERGED = 3
 
 
-def train(console: Console, source: str, overrides: list[str], out: Path | None, resume: bool, dry_run: bool, executor: str,
+def train(console: Console, source: str, overrides: list[str], out: Path | None, resume: bool, overwrite: bool, dry_run: bool,
+          executor: str,
           download: bool, device: str) -> None:
     config = configs.load(source, overrides)
     path = out or rounds.run_path(config)
+    if overwrite and resume:
+        raise FldiagError("--overwrite begins anew and --resume goes on", "give one of them", usage=True)
     if dry_run:
         return forecast(console, config, path, download, device)
     if config.train.precision == "bf16" and device == "cpu" and not has_bf16():
         console.note("this processor has no bf16 instructions: bf16 is emulated and much slower than fp32")
+    if overwrite and (path / "run.json").is_file():
+        prune.remove(path)
     with console.progress(config.method.name) as progress:
         clock: list[float] = []
 

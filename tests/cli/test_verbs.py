@@ -61,7 +61,7 @@ def test_train_ends_with_the_checkpoint_and_resumes(trained):
 def test_dry_run_writes_nothing_and_forecasts(tmp_path):
     result = run("train", "digits", "--dry-run", "--json")
     answer = json.loads(result.stdout)
-    assert answer["seconds"] > 0 and answer["bytes"] > 30 * 4 * 46594 and answer["config"]["rounds"] == 30
+    assert answer["seconds"] > 0 and answer["bytes"] > 20 * 4 * 46594 and answer["config"]["rounds"] == 20
     assert not list(tmp_path.iterdir())
 
 

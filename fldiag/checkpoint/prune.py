@@ -1,0 +1,57 @@
+"""What a run that ended needs no more, and its removal: run.json first, then the files."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from fldiag.checkpoint import owner
+from fldiag.checkpoint.run import Run
+from fldiag.errors import FldiagError
+
+#: All that fldiag writes into a run folder.
+FILES = ("run.json", "journal.jsonl", "partition.npz", "clock.json")
+FOLDERS = ("rounds", "state", "metrics", "steps", "diagnostics")
+
+
+def unneeded(run: Run, rounds: Collection[int] | None = None, *, state: bool = True) -> list[str]:
+    """Names of the files that can go: with ``state`` what the clients carry from round to round (without it the run cannot be
+    given more rounds), and the checkpoints of all rounds but ``rounds`` (None: none) and the last."""
+    gone = [] if rounds is None else [f"rounds/{r:04d}.pt" for r in run.rounds[:-1] if r not in rounds]
+    return gone + ([name for key, name in run.index["state"].items() if key != "server"] if state else [])
+
+
+def thin(run: Run, rounds: Collection[int] | None = None, *, state: bool = True) -> list[str]:
+    """Remove what is ``unneeded``, and return its names. Raises FldiagError for a run that is not finished."""
+    if run.status not in ("finished", "diverged"):
+        raise FldiagError(f"{run.path} is {run.status}", "finish it first: the same command with --resume", usage=True)
+    with owner.hold(run.path):
+        run = Run.open(run.path)
+        gone = unneeded(run, rounds, state=state)
+        for name in gone:
+            run.index["files"].pop(name, None)
+        if state:
+            run.index["state"] = {"server": run.index["state"]["server"]} if "server" in run.index["state"] else {}
+        run.index["thinned"] = {"rounds": run.rounds, "state": state}
+        run.commit()
+        for name in gone:
+            (run.path / name).unlink(missing_ok=True)
+    return gone
+
+
+def remove(path: Path) -> None:
+    """Remove a run and its answers, but nothing in its folder that is not fldiag's. Raises FldiagError when another process
+    trains it."""
+    Run.open(path)
+    with owner.hold(path):
+        for name in FILES:  # run.json first: what is left when this is cut off is no run
+            (path / name).unlink(missing_ok=True)
+        for name in FOLDERS:
+            if (path / name).is_dir() and not (path / name).is_symlink():
+                shutil.rmtree(path / name)
+
+
+def size(path: Path) -> int:
+    """Bytes of the files in a folder; links are not followed."""
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink())

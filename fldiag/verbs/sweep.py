@@ -1,0 +1,162 @@
+"""``fldiag sweep``: every combination of some keys' values, one table and one report of all."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fldiag.checkpoint.run import Run
+from fldiag.clock import duration
+from fldiag.config import parse_override
+from fldiag.console import Console
+from fldiag.diagnosis.measure import LONG as ANNOUNCE
+from fldiag.diagnosis.subjects import user_code
+from fldiag.errors import FldiagError
+from fldiag.results import files
+from fldiag.results.provenance import digest, provenance
+from fldiag.training import sweep as sweeps
+from fldiag.training.outcome import failure
+from fldiag.verbs import report
+
+METRICS = ("accuracy", "loss", "personal_accuracy")
+
+
+def several(texts: list[str]) -> dict[str, list[Any]]:
+    """``key=a,b,c`` -> the key's values, each read as TOML or else as text."""
+    found: dict[str, list[Any]] = {}
+    for text in texts:
+        key, eq, values = text.partition("=")
+        if not eq or not key.strip() or not values.strip():
+            raise FldiagError(f"{text!r} has no key=value,value form", "write for example --over seed=0,1,2", usage=True)
+        if key.strip() in found:
+            raise FldiagError(f"{key.strip()} is given twice", "put its values behind one another: key=a,b,c", usage=True)
+        found[key.strip()] = [parse_override(f"{key}={value}")[1] for value in values.split(",")]
+    return found
+
+
+@dataclass
+class Plan:
+    """What is asked: ``over`` and ``grid`` key -> values, ``fixed`` what all runs have, ``tries`` candidates a setting."""
+
+    source: str
+    over: dict[str, list[Any]]
+    fixed: dict[str, Any]
+    grid: dict[str, list[Any]]
+    tries: int
+
+    @property
+    def settings(self) -> list[dict[str, Any]]:
+        """The combinations without their seeds."""
+        return sweeps.combinations({k: v for k, v in self.over.items() if k != "seed"})
+
+
+def plan(source: str, over: list[str], overrides: list[str], tune: list[str], budget: int | None) -> Plan:
+    values, grid, fixed = several(over), several(tune), dict(parse_override(o) for o in overrides)
+    if budget is not None and not grid:
+        raise FldiagError("--budget says how many candidates are tried, and there are none", "give --tune key=a,b,c", usage=True)
+    twice = sorted((set(values) & set(grid)) | ((set(values) | set(grid)) & set(fixed)))
+    if twice:
+        raise FldiagError(f"{twice[0]} is given in two ways", "give it once", usage=True)
+    candidates = len(sweeps.combinations(grid)) if grid else 0
+    return Plan(source, values, fixed, grid, candidates if budget is None else min(budget, candidates))
+
+
+def sweep(console: Console, source: str, over: list[str], overrides: list[str], tune: list[str], budget: int | None,
+          out: Path | None, dry_run: bool, executor: str, download: bool, device: str) -> None:
+    asked = plan(source, over, overrides, tune, budget)
+    wanted = sweeps.configs(source, asked.over, asked.fixed)
+    before = f", and before them {asked.tries} candidates for each of {len(asked.settings)} settings" if asked.grid else ""
+    console.say(f"{len(wanted)} runs{before}")
+    if dry_run:
+        console.table([{"run": sweeps.rounds.run_path(c).name} for c in wanted], {"run": "run"})
+        return console.done()
+    try:
+        with user_code():
+            runs, tuned = trained(console, asked, out, executor, download, device)
+    except KeyboardInterrupt:
+        raise FldiagError("stopped; everything up to the last checkpoint is kept", "the same command goes on") from None
+    frame = table(runs, asked.over, tuned)
+    console.table(frame.to_dict("records"), {c: c.replace("_", " ") for c in frame})
+    names, folder = [run.path.name for run in runs], out or sweeps.rounds.RUNS
+    about = {"source": source, "over": asked.over, "fixed": asked.fixed, "runs": names,
+             "tuned": {k: {"chosen": t.chosen, "tried": [{"values": v, "score": s} for v, s in t.tried]}
+                       for k, t in tuned.items()}, **provenance()}
+    stem = f"sweep-{digest(names, asked.grid, asked.tries)[:8]}"
+    files.write_table(frame, folder / f"{stem}.csv", about)
+    if "diverged" in frame:
+        console.alarm("some runs diverged; the numbers are those of the others")
+    report.report(console, [run.path for run in runs], folder / f"{stem}-report", title=None, places=[], compute=False, where={})
+
+
+def trained(console: Console, asked: Plan, out: Path | None, executor: str, download: bool,
+            device: str) -> tuple[list[Run], dict[str, sweeps.Tuned]]:
+    """The runs in the order of the combinations, and what was tuned for each setting."""
+    with console.progress("sweep") as progress:
+        total = len(sweeps.combinations(asked.over)) + asked.tries * len(asked.settings) * bool(asked.grid)
+        ended: list[float] = []
+        began = time.perf_counter()
+
+        def on_event(event: dict[str, Any]) -> None:
+            if event["event"] != "end":
+                return
+            ended.append(time.perf_counter() - began)
+            progress(len(ended), total, Path(event["path"]).name)
+            if len(ended) == 1 and (left := ended[0] * (total - 1)) > ANNOUNCE:
+                console.note(f"about {duration(left)} to go; Ctrl-C keeps what is done")
+
+        runs: list[Run] = []
+        tuned: dict[str, sweeps.Tuned] = {}
+        for setting in asked.settings if asked.grid else [None]:
+            over, fixed = asked.over, asked.fixed
+            if setting is not None:
+                first = {"seed": over["seed"][0]} if "seed" in over else {}
+                best = sweeps.tune(asked.source, asked.grid, asked.tries, fixed={**fixed, **setting, **first}, out=out,
+                                   device=device, download=download, on_event=on_event)
+                tuned[_label(setting)] = best
+                over = {k: v if k == "seed" else [setting[k]] for k, v in over.items()}
+                fixed = {**fixed, **best.chosen}
+            runs += sweeps.sweep(asked.source, over, fixed=fixed, out=out, executor=executor, device=device, download=download,
+                                 on_event=on_event)
+    return _in_order(runs, asked) if asked.grid else runs, tuned
+
+
+def _in_order(runs: list[Run], asked: Plan) -> list[Run]:
+    """Runs that were trained setting by setting, in the order of the combinations."""
+    seeds = asked.over.get("seed", [None])
+    by = {(_label(setting), seed): runs[i * len(seeds) + j]
+          for i, setting in enumerate(asked.settings) for j, seed in enumerate(seeds)}
+    return [by[_label({k: v for k, v in keys.items() if k != "seed"}), keys.get("seed")]
+            for keys in sweeps.combinations(asked.over)]
+
+
+def _label(keys: dict[str, Any]) -> str:
+    return ", ".join(f"{k.removeprefix('method.').removeprefix('train.')} {v}" for k, v in keys.items()) or "all"
+
+
+def table(runs: list[Run], values: dict[str, list[Any]], tuned: dict[str, sweeps.Tuned]) -> pd.DataFrame:
+    """A row a setting: mean and deviation over the seeds of the last round's numbers, and what was tuned with which budget."""
+    rows = []
+    for run, keys in zip(runs, sweeps.combinations(values), strict=True):
+        last = run.metrics.query("scope == 'global' and slice != 'train'").sort_values("round").groupby("metric")["value"].last()
+        why = failure(run)
+        rows.append({**{k: str(v) for k, v in keys.items()}, "failed": why is not None,
+                     **{m: float(last[m]) for m in METRICS if m in last}})
+    frame, by = pd.DataFrame(rows), [k for k in values if k != "seed"]
+    found = []
+    for key, part in frame.groupby(by, sort=False) if by else [((), frame)]:
+        line: dict[str, Any] = dict(zip(by, key if isinstance(key, tuple) else (key,), strict=True)) | {"runs": len(part)}
+        ended = part[~part["failed"]]
+        for metric in METRICS:
+            if metric in part and len(ended):
+                line |= {metric: ended[metric].mean(), f"{metric}_std": ended[metric].std(ddof=1) if len(ended) > 1 else None}
+        if part["failed"].any():
+            line["diverged"] = int(part["failed"].sum())
+        if tuned:
+            best = tuned[_label({k: v for k, v in zip(by, key if isinstance(key, tuple) else (key,), strict=True)})]
+            line |= {"tuned": _label(best.chosen), "tries": len(best.tried)}
+        found.append(line)
+    return pd.DataFrame(found)
