@@ -56,9 +56,9 @@ def axis(points: int, span: float) -> np.ndarray:
 
 
 def cost(problem: Problem, options: Mapping[str, Any]) -> float:
-    """A third of a gradient a point; about a seventh of the points where a spline lies between them."""
+    """A third of a gradient a point; about a tenth of the points where a spline lies between them."""
     points = options["points"] or POINTS
-    count = points**2 if options["full"] else max(60.0, points**2 / 7)
+    count = points**2 if options["full"] else min(float(points**2), max(grids.LEAST, points**2 / 10))
     return count / 3 + (50 if options["directions"] == "eigen" else 0)
 
 
@@ -113,19 +113,20 @@ def landscape(problem: Problem, progress: Progress | None = None, *,
     The grid has an odd number of ``points`` from -``span`` to ``span`` along each axis, so its centre is the
     checkpoint; ``span`` defaults to 1, for a plane or pca to 1.25 times the farthest coordinate.
 
-    Nested coarse points are evaluated and a bicubic spline goes through them, refined until its error is below
-    ``grid_rtol`` of the loss range (of exploding corners: of the loss there). ``estimator`` says of each row
-    ``exact`` or ``spline``; a spline's ``residual`` is its error: the largest seen at check points, extrapolated
-    to the number of points not seen; its ``stderr`` is interpolated like the loss, as the interpolated loss is
-    a mean over the same examples. Row ``grid_error``: that error as a share of the range; ``evaluated``: the
-    number of points. ``full`` or ``grid_rtol`` = 0 evaluates all.
+    Coarse points are evaluated and a polyharmonic spline goes through them; points are added where it may be most
+    wrong, until its error is estimated to be below ``grid_rtol`` of the loss range (of exploding corners: of the loss
+    there), or all points are evaluated because it does not become so. ``estimator`` says of each row ``exact`` or
+    ``spline``; a spline's ``residual`` is that estimate of the largest error, which is made to be an upper one but is no
+    bound (README, "Landscapes: how wrong is coarse-to-fine"); its ``stderr`` is interpolated like the loss, as the
+    interpolated loss is a mean over the same examples. Row ``interpolation_error``: the estimate as a share of the
+    range; ``evaluated``: the number of points. ``full`` or ``grid_rtol`` = 0 evaluates all.
     ``bf16`` computes the layers in bfloat16 (estimator ``bf16``; the centre, the corners and some random points
     stay exact) and measures the error there: rows ``precision_error`` and, as a share of the range,
     ``precision_error_share``, and every ``residual``.
 
     ``store``: a path (file or directory) or an ArrayStore that keeps directions and finished points; called
-    again with it, the evaluation goes on where it stopped. Cost: about 130 to 250 evaluations of the slice for
-    41 points (``full``: points^2).
+    again with it, the evaluation goes on where it stopped. Cost: from 81 evaluations of the
+    slice for 41 points (``full``: points^2).
 
     Raises FldiagError for an even number of points, weights that span no plane, a store of other weights, or a loss at the
     weights that is not finite.
@@ -208,7 +209,7 @@ class _Surface:
              "residual": float(residual[r, c]) if known[r, c] else None}
             for r, y in enumerate(self.places) for c, x in enumerate(self.places)]
         if filled.error is not None:
-            rows += [{"metric": "grid_error", "estimator": "spline", "value": filled.error, "index": filled.checks},
+            rows += [{"metric": "interpolation_error", "estimator": "spline", "value": filled.error, "index": filled.checks},
                      {"metric": "evaluated", "estimator": "exact", "value": int(filled.evaluated.sum()),
                       "unit": "points"}]
         if self.evaluator.bf16:

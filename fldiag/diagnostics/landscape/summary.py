@@ -38,9 +38,9 @@ def _row(part: pd.DataFrame, run: str) -> Row:
 def _trust(part: pd.DataFrame, lead: str) -> Iterator[Item]:
     """How the surface was found and how far it can be trusted."""
     total = int((part["metric"] == "loss").sum())
-    if (error := number(part, "grid_error")) is not None:
-        yield Say(f"{lead}{number(part, 'evaluated'):,.0f} of {total:,} points evaluated, a spline between them: error "
-                  f"{100 * error:.2g} % of the loss range (from {number(part, 'grid_error', column='index'):.0f} check points)")
+    if (error := number(part, "interpolation_error")) is not None:
+        yield Say(f"{lead}interpolated from {number(part, 'evaluated'):,.0f} of {total:,} points, error ≤ about "
+                  f"{100 * error:.2g} % of the loss range (an estimate)")
     if (error := number(part, "precision_error_share")) is not None:
         yield Say(f"{lead}bf16 error {100 * error:.2g} % of the loss range, at most {number(part, 'precision_error'):.2g} "
                   f"(from {number(part, 'precision_error', column='index'):.0f} check points)")

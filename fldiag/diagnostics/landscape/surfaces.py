@@ -49,7 +49,7 @@ class Surface:
     converged: bool
     ratio: float | None  # lambda_1 / lambda_5
     evaluated: int | None = None  # points that were evaluated; None = all
-    error: float | None = None  # of the spline between them, as a share of the range
+    error: float | None = None  # estimated, of the spline between them, as a share of the range
     rough: float | None = None  # error of bf16, likewise
     marks: Marks = field(default_factory=lambda: Marks())
 
@@ -81,8 +81,8 @@ class Surface:
         """How the values were found, where it was not by evaluating every point exactly."""
         lines = []
         if self.evaluated is not None:
-            lines.append(f"{self.evaluated:,} of {self.loss.size:,} points evaluated,")
-            lines.append(f"spline error {percent(self.error)} of the range")
+            lines.append(f"interpolated from {self.evaluated:,} of {self.loss.size:,} points,")
+            lines.append("error unknown" if self.error is None else f"error ≤ about {percent(self.error)} of the range")
         if self.rough is not None:
             lines.append(f"bf16 error {percent(self.rough)} of the range")
         return lines
@@ -202,7 +202,7 @@ def percent(share: float | None) -> str:
 
 def _made(rows: pd.DataFrame) -> tuple[int | None, float | None, float | None]:
     """Points evaluated, error of the spline, error of bf16, as far as the table has them."""
-    evaluated, spline, bf16 = (value_of(rows, m) for m in ("evaluated", "grid_error", "precision_error_share"))
+    evaluated, spline, bf16 = (value_of(rows, m) for m in ("evaluated", "interpolation_error", "precision_error_share"))
     return None if evaluated is None else int(evaluated), spline, bf16
 
 

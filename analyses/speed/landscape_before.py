@@ -1,0 +1,169 @@
+"""The rule before this one, kept as what landscape_error.py compares with: a tensor-product spline, refined axis by axis."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from scipy.interpolate import RectBivariateSpline
+
+from fldiag.seeding import numpy_rng
+from fldiag.surface.grid import Ask, Filled, Heights, Values, nested
+
+#: Check points a level: this many where the error is expected, and as many at random.
+CHECKS = 16
+#: An axis whose share of the doubt at a point is smaller than this has no part in its error.
+BLAME = 0.1
+#: Grids up to this size are evaluated whole.
+WHOLE = 5
+
+
+def halved(knots: list[int], gaps: set[int]) -> list[int]:
+    """The knots with a new one in the middle of each of these gaps (gap i lies between knots i and i + 1)."""
+    new = {(knots[i] + knots[i + 1]) // 2 for i in gaps}
+    return sorted(set(knots) | new)
+
+
+def _spline(axis: np.ndarray, rows: list[int], columns: list[int], heights: np.ndarray) -> np.ndarray:
+    """Values on the whole grid of the spline through the knots; cubic, or of what degree the knots allow."""
+    degrees = min(3, len(rows) - 1), min(3, len(columns) - 1)
+    found = RectBivariateSpline(axis[rows], axis[columns], heights, kx=degrees[0], ky=degrees[1], s=0)
+    return found(axis, axis)
+
+
+def _sound(points: int, rows: list[int], columns: list[int], finite: np.ndarray) -> np.ndarray:
+    """Points all of whose knots are finite, in their own cell and the cells around it."""
+    bad = ~finite
+    mask = np.ones((points, points), dtype=bool)
+    for i, j in np.argwhere(bad):
+        top, bottom = rows[max(i - 2, 0)], rows[min(i + 2, len(rows) - 1)]
+        left, right = columns[max(j - 2, 0)], columns[min(j + 2, len(columns) - 1)]
+        mask[top:bottom + 1, left:right + 1] = False
+    return mask
+
+
+class Refinement:
+    """The steps from the coarsest knots to a grid whose error is below ``rtol``; every decision follows from
+    the values asked for so far, so a replay over kept values takes the same steps."""
+
+    def __init__(self, axis: np.ndarray, values: Values, ask: Ask, rtol: float, seed: int):
+        self.axis, self.values, self.rtol, self.seed = axis, values, rtol, seed
+        self._evaluate = ask
+        self.asked = np.zeros_like(values.done)
+        self.rows = self.columns = nested(len(axis))
+
+    def ask(self, mask: np.ndarray, stage: str) -> None:
+        new = np.argwhere(mask & ~self.asked)
+        if len(new):
+            self._evaluate(new, int(self.asked.sum()) + len(new), stage)
+            self.asked |= mask
+
+    def whole(self) -> Filled:
+        self.ask(np.ones_like(self.asked), "points")
+        v, none = self.values, np.full(self.asked.shape, np.nan)
+        return Filled(self.asked, v.value.copy(), v.stderr.copy(), none, None, 0)
+
+    def knots(self) -> np.ndarray:
+        mask = np.zeros_like(self.asked)
+        mask[np.ix_(self.rows, self.columns)] = True
+        return mask
+
+    def run(self) -> Filled:
+        if len(self.axis) <= WHOLE:
+            return self.whole()
+        for level in itertools.count():
+            stage = f"{len(self.columns)} x {len(self.rows)} points"
+            self.ask(self.knots(), stage)
+            losses = self.values.value[np.ix_(self.rows, self.columns)]
+            if not np.isfinite(losses).any() or self.asked.all():
+                break
+            heights = Heights.of(losses)
+            up = heights.up(losses)
+            height = _spline(self.axis, self.rows, self.columns, up)
+            sound = _sound(len(self.axis), self.rows, self.columns, np.isfinite(losses))
+            doubts = [np.abs(height - self._coarser(up, axis)) for axis in (0, 1)]
+            self.ask(self._choose(doubts[0] + doubts[1], sound, level), f"{stage}, check points")
+            value = heights.down(height)
+            checked = self.asked & ~self.knots() & sound
+            with np.errstate(invalid="ignore"):
+                error = value - self.values.value
+            share = np.where(checked, heights.share(error, self.values.value), 0.0)
+            share[~np.isfinite(share)] = np.inf
+            worst = float(share.max()) * _beyond(int((~self.asked).sum()), int(checked.sum()))
+            wild = ~sound & ~self.asked
+            blame = [doubt >= BLAME * (doubts[0] + doubts[1]) for doubt in doubts]
+            finer = [self._finer(np.where(blame[axis], share, 0.0), knots, axis)
+                     for axis, knots in enumerate((self.rows, self.columns))]
+            if worst <= self.rtol:
+                finer = [halved(knots, set(range(len(knots) - 1))) for knots in (self.rows, self.columns)]
+                if wild.sum() <= max(len(finer[0]) * len(finer[1]) - losses.size, len(self.axis)):
+                    self.ask(wild, f"{stage}, next to an overflow")
+                    return self._filled(value, heights, worst, int(checked.sum()))
+            if finer == [self.rows, self.columns]:  # only the extrapolation is too large
+                finer = [halved(knots, set(range(len(knots) - 1))) for knots in (self.rows, self.columns)]
+            self.rows, self.columns = finer
+        return self.whole()
+
+    def _coarser(self, heights: np.ndarray, axis: int) -> np.ndarray:
+        """The spline through every second knot of one axis: where it differs from that through all, errors are
+        likely, and from that axis."""
+        kept = [self.rows, self.columns]
+        half = sorted({*range(0, len(kept[axis]), 2), len(kept[axis]) - 1})
+        kept[axis] = [kept[axis][i] for i in half]
+        return _spline(self.axis, kept[0], kept[1], heights.take(half, axis))
+
+    def _choose(self, doubt: np.ndarray, sound: np.ndarray, level: int) -> np.ndarray:
+        """New check points: the most doubtful ones of the cells with the most doubt, and some at random."""
+        free = sound & ~self.asked
+        chosen = np.zeros_like(free)
+        places = []
+        for top, bottom in zip(self.rows, self.rows[1:], strict=False):
+            for left, right in zip(self.columns, self.columns[1:], strict=False):
+                cell = np.where(free, doubt, -1.0)[top:bottom + 1, left:right + 1]
+                down, across = divmod(int(cell.argmax()), cell.shape[1])
+                if cell[down, across] >= 0:
+                    places.append((-float(cell[down, across]), top + down, left + across))
+        for _, row, column in sorted(places)[:CHECKS]:
+            chosen[row, column] = True
+        rest = np.argwhere(free & ~chosen)
+        rng = numpy_rng(self.seed, "landscape check points", level)
+        for row, column in rng.permutation(rest)[:CHECKS]:
+            chosen[row, column] = True
+        return chosen
+
+    def _finer(self, share: np.ndarray, knots: list[int], axis: int) -> list[int]:
+        """The knots with those gaps halved in which a check point is off by a quarter of what is allowed."""
+        worst = share.max(axis=1 - axis)
+        gaps = {i for i in range(len(knots) - 1) if knots[i + 1] - knots[i] > 1
+                and worst[knots[i] + 1:knots[i + 1]].max() > self.rtol / 4}
+        return halved(knots, gaps)
+
+    def _filled(self, value: np.ndarray, heights: Heights, worst: float, checks: int) -> Filled:
+        v, asked = self.values, self.asked
+        spread = v.stderr[np.ix_(self.rows, self.columns)]
+        stderr = np.full(asked.shape, np.nan)
+        if np.isfinite(spread).all():
+            stderr = np.maximum(_spline(self.axis, self.rows, self.columns, spread), 0.0)
+        residual = worst * np.maximum(heights.size, value - heights.low)
+        return Filled(asked, np.where(asked, v.value, value), np.where(asked, v.stderr, stderr),
+                      np.where(asked, np.nan, residual), worst, checks)
+
+
+def _beyond(unseen: int, seen: int) -> float:
+    """The largest of so many unseen errors over the largest of the seen, as expected of exponential tails
+    (the largest of n exponential variables is on average their mean times the n-th harmonic number)."""
+    def harmonic(n: int) -> float:
+        return float((1 / np.arange(1, n + 1)).sum())
+
+    return max(1.0, harmonic(unseen) / harmonic(max(seen, 1)))
+
+
+def fill(axis: np.ndarray, values: Values, ask: Ask, rtol: float, seed: int, first: np.ndarray | None = None) -> Filled:
+    """The grid ``axis`` x ``axis`` (rows are y) with an error below ``rtol`` of the loss range; 0 evaluates all.
+
+    ``ask`` evaluates points and writes them into ``values``; those of the mask ``first`` in any case.
+    """
+    refinement = Refinement(axis, values, ask, rtol, seed)
+    if first is not None:
+        refinement.ask(first, "check points")
+    return refinement.whole() if rtol <= 0 else refinement.run()
