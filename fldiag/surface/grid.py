@@ -20,6 +20,8 @@ from fldiag.surface import scattered
 
 #: Reported error / largest error expected: set on the calibration surfaces of analyses/speed/landscape_error.py.
 MARGIN = 3.4
+#: How often, in percent, the reported error was at least the true one, and on how many of the test surfaces there.
+COVERAGE = (98.8, 160)
 #: No surface is believed to be smooth on fewer points, and a grid that needs more than this share is evaluated whole.
 LEAST, MOST = 81, 0.5
 #: New points a step, as a share of those so far.
