@@ -42,14 +42,14 @@ def frame_of(result):
 
 @pytest.mark.slow
 def test_points_between_are_interpolated_unless_full(trained):
-    result = run("landscape", trained, "--points", 15, *QUICK)
+    result = run("landscape", trained, "--points", 21, "--span", 5, *QUICK)
     frame = frame_of(result)
     losses = frame[frame.metric == "loss"]
     evaluated = int((losses.estimator == "exact").sum())
-    assert len(losses) == 225 > evaluated and f"interpolated from {evaluated} of 225 points" in " ".join(result.stdout.split())
-    loose = frame_of(run("landscape", trained, "--points", 15, "--grid-rtol", 0.3, *QUICK))
+    assert len(losses) == 441 > evaluated and f"interpolated from {evaluated} of 441 points" in " ".join(result.stdout.split())
+    loose = frame_of(run("landscape", trained, "--points", 21, "--span", 5, "--grid-rtol", 0.3, *QUICK))
     assert (loose[loose.metric == "loss"].estimator == "exact").sum() < evaluated
-    whole = frame_of(run("landscape", trained, "--points", 15, "--full", *QUICK))
+    whole = frame_of(run("landscape", trained, "--points", 21, "--span", 5, "--full", *QUICK))
     assert set(whole[whole.metric == "loss"].estimator) == {"exact"}
     both = losses.merge(whole[whole.metric == "loss"], on=["x", "y"])
     assert (both.value_x - both.value_y).abs().max() < 0.02 * (both.value_y.max() - both.value_y.min())

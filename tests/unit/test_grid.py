@@ -1,9 +1,12 @@
 """Coarse-to-fine grids: exact where a spline is, refined where it is not, and honest about the difference."""
 
+from pathlib import Path
+
 import numpy as np
+import pandas as pd
 import pytest
 
-from fldiag.surface.grid import LEAST, MOST, Heights, Values, fill, nested
+from fldiag.surface.grid import COVERAGE, LEAST, MOST, Heights, Values, fill, nested
 
 AXIS = np.linspace(-1, 1, 41)
 
@@ -75,9 +78,9 @@ def test_the_reported_error_is_honest_on_random_kinked_surfaces():
     assert max(ratios) < 2 and np.mean(np.array(ratios) <= 1) >= 0.75
 
 
-def hole(depth):
-    return lambda x, y: (1 + 0.4 * x * x + 0.2 * y * y
-                         - depth * np.exp(-4 * np.log(2) * ((x - 0.37) ** 2 + (y + 0.58) ** 2) / 0.15**2))
+def hole(depth, a, b):
+    return lambda x, y: (1 + 0.8 * x * x + 0.3 * y * y
+                         - depth * np.exp(-4 * np.log(2) * ((x - a) ** 2 + (y - b) ** 2) / 0.15**2))
 
 
 def cliff(height):
@@ -85,9 +88,10 @@ def cliff(height):
                          + height / (1 + np.exp(-2 * np.log(9) * (0.6 * x + 0.8 * y - 0.2) / 0.15)))
 
 
-@pytest.mark.parametrize("surface", [hole(0.5), hole(1.0), cliff(0.5), cliff(1.0),
+@pytest.mark.parametrize("surface", [hole(0.5, 0.37, -0.58), hole(0.9, -0.75, -0.17), cliff(0.5), cliff(1.0),
                                      lambda x, y: x * x + 0.3 * np.sin(np.pi * (x + y) / 0.2)])
 def test_holes_cliffs_and_waves_of_three_cells_are_found_and_their_error_is_at_most_the_reported(surface):
+    """A tensor-product spline refined axis by axis reported 0.07 % for the second hole and was wrong by 57 %."""
     filled, true, _ = play(surface)
     assert worst(filled, true) <= (filled.error or 0.0) <= 0.01
 
@@ -143,8 +147,8 @@ def test_points_asked_for_first_are_evaluated_whatever_follows():
     assert filled.evaluated[first].all() and stages[0] == ("check points", 2)
 
 
-def test_the_same_seed_asks_for_the_same_points_and_another_for_others():
-    a, b, c = (play(lambda x, y: x * x + y * y, seed=s)[0].evaluated for s in (1, 1, 2))
+def test_the_seed_decides_between_points_that_are_equally_doubtful():
+    a, b, c = (play(lambda x, y: 2.5, seed=s)[0].evaluated for s in (1, 1, 2))
     assert (a == b).all() and (a != c).any()
 
 
@@ -157,3 +161,10 @@ def test_shares_of_the_range_become_shares_of_the_loss_beyond_the_fence():
     np.testing.assert_allclose(heights.down(heights.up(losses)), losses, rtol=1e-9, atol=1e-9)
     tame = Heights.of(np.linspace(1, 3, 50))
     assert not tame.wild and tame.size == 2 and (tame.up(losses) == losses).all()
+
+
+def test_the_coverage_that_users_are_told_is_that_of_the_committed_benchmark():
+    frame = pd.read_csv(Path(__file__).parents[2] / "figures" / "speed" / "landscape_error.csv")
+    part = frame[(frame["set"] == "test") & (frame["kind"] != "narrow")]
+    held = part["reported"] >= part["true"].where(part["true"] > 1e-6, 0)  # smaller errors are rounding
+    assert (round(100 * float(held.mean()), 1), len(part)) == COVERAGE

@@ -10,6 +10,7 @@ import pandas as pd
 from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Note, Say, Small
 from fldiag.results.table import Row
+from fldiag.surface.grid import COVERAGE
 
 SUMMARY = {"run": "checkpoint", "slice": "slice", "n": "n", "loss": "loss", "lambda_1": "λ1", "residual": "± (residual)",
            "ratio": "λ1/λ5", "converged": "converged"}
@@ -39,8 +40,9 @@ def _trust(part: pd.DataFrame, lead: str) -> Iterator[Item]:
     """How the surface was found and how far it can be trusted."""
     total = int((part["metric"] == "loss").sum())
     if (error := number(part, "interpolation_error")) is not None:
+        held, surfaces = COVERAGE
         yield Say(f"{lead}interpolated from {number(part, 'evaluated'):,.0f} of {total:,} points, error ≤ about "
-                  f"{100 * error:.2g} % of the loss range (an estimate)")
+                  f"{100 * error:.2g} % of the loss range (an estimate; it held on {held:.3g} % of {surfaces} test surfaces)")
     if (error := number(part, "precision_error_share")) is not None:
         yield Say(f"{lead}bf16 error {100 * error:.2g} % of the loss range, at most {number(part, 'precision_error'):.2g} "
                   f"(from {number(part, 'precision_error', column='index'):.0f} check points)")
