@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -11,22 +11,33 @@ import numpy as np
 import pandas as pd
 
 from fldiag.errors import FldiagError
-from fldiag.figures import reported
+from fldiag.figures import evidence, reported
+from fldiag.figures.evidence import Outcome
 from fldiag.results.select import only
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """``votes``: of every seed whether it shows what is claimed; ``numbers``: what was compared, in words."""
+    """``votes``: for each seed, whether it shows what is claimed; ``numbers``: what was compared, in words.
+
+    ``outcome`` asks more than the votes: whether the difference is beyond the noise. ``why``: what stands against a decision.
+    ``labels``: those whose difference decides, which the ledger checks for models that are not trained yet."""
 
     votes: tuple[bool, ...]
     numbers: str
+    outcome: Outcome = "undecided"
+    why: str = ""
+    labels: tuple[Any, ...] = ()
+    what: str = "seeds"
 
     @property
     def text(self) -> str:
-        yes, all_ = sum(self.votes), len(self.votes)
-        word = "holds" if yes == all_ else "does not hold" if 2 * yes <= all_ else "undecided"
-        return f"{word} ({yes} of {all_} seeds)"
+        counted = f"{sum(self.votes)} of {len(self.votes)} {self.what}"
+        return f"{self.outcome} ({'; '.join(filter(None, (counted, self.why)))})"
+
+    def undecided(self, why: str) -> Verdict:
+        """The same without a decision."""
+        return replace(self, outcome="undecided", why=why)
 
 
 @dataclass(frozen=True)
@@ -50,21 +61,23 @@ def claims() -> tuple[Claim, ...]:
 def per_seed(table: pd.DataFrame, by: str = "label", **where: Any) -> pd.DataFrame:
     """Mean value of the rows chosen: a row for each seed, a column for each ``by``. None as a value: missing entries.
 
+    Its ``attrs`` say what :mod:`fldiag.figures.evidence` needs to know of accuracies.
     Raises FldiagError when nothing is left."""
-    where = {"origin": "measured", **where}
-    absent = [column for column, wanted in where.items() if column not in table.columns and wanted is not None]
+    wanted = {"origin": "measured", **where}
+    absent = [column for column, value in wanted.items() if column not in table.columns and value is not None]
     if absent:
         raise FldiagError(f"the table has no column {absent[0]!r}", "make the figure again")
-    rows = only(table, **where)
+    rows = only(table, **wanted)
     numbers = rows.assign(value=pd.to_numeric(rows["value"]))
     found = numbers.pivot_table(index="seed", columns=by, values="value", aggfunc="mean")
     if found.empty:
         raise FldiagError("the table has no rows for this claim", "make the figure again")
+    found.attrs.update(evidence.known(table, rows, by, where))
     return found
 
 
 def ordered(values: pd.DataFrame, labels: Sequence[Any], *, equal: Sequence[bool] = (), digits: int = 3) -> Verdict:
-    """Votes for labels[0] < labels[1] < ...; ``equal[i]``: also equal (up to 1e-9) at that place.
+    """Whether labels[0] < labels[1] < ...; ``equal[i]``: also equal (up to 1e-9) at that place.
 
     Raises FldiagError when a label is not among the columns."""
     absent = [str(n) for n in labels if n not in values.columns]
@@ -80,12 +93,16 @@ def ordered(values: pd.DataFrame, labels: Sequence[Any], *, equal: Sequence[bool
     text = ", ".join(f"{n} {m:.{digits}g}" + ("" if np.isnan(s) else f" ± {s:.2g}")
                      for n, m, s in zip(labels, means, stds, strict=True))
     text += f"; {lost} seeds without a number" if (lost := len(values) - len(rows)) else ""
-    return Verdict(tuple(bool(v) for v in votes), text)
+    each = [evidence.step(rows[:, i], rows[:, i + 1], labels[i:i + 2], values.attrs, equal=bool(soft[i]))
+            for i in range(len(labels) - 1)]
+    outcome, why = _all([decided for decided, _ in each], [said for _, said in each])
+    return Verdict(tuple(bool(v) for v in votes), text, outcome, why, tuple(labels))
 
 
 def lowest(values: pd.DataFrame, label: Any, among: Sequence[Any], *, highest: bool = False, digits: int = 3) -> Verdict:
-    """Votes for ``label`` being below (``highest``: above) all others of ``among``, over the seeds that have them all.
+    """Whether ``label`` is below (``highest``: above) all others of ``among``, over the seeds that have them all.
 
+    What decides is its difference from each of the others: one that is clearly better refutes it.
     Raises FldiagError when one of them is missing everywhere, or no seed has all."""
     absent = [str(n) for n in among if n not in values.columns]
     if absent:
@@ -98,4 +115,28 @@ def lowest(values: pd.DataFrame, label: Any, among: Sequence[Any], *, highest: b
     votes = sign * whole[label] < (sign * others).min(axis=1)
     best = (sign * others.mean()).idxmin()
     means = f"{label} {whole[label].mean():.{digits}g}, best of the others {best} {others[best].mean():.{digits}g}"
-    return Verdict(tuple(map(bool, votes)), means)
+    each = [evidence.step(sign * whole[label].to_numpy(float), sign * others[other].to_numpy(float), (label, other),
+                          values.attrs, ceiling=other == best) for other in others]
+    outcome, why = _all([decided for decided, _ in each], [said for _, said in each])
+    return Verdict(tuple(map(bool, votes)), means, outcome, why, (label, best))
+
+
+def everywhere(parts: Mapping[str, Verdict], what: str = "settings") -> Verdict:
+    """One statement on several settings: holds where every one holds, does not hold where one clearly does not.
+
+    The votes are those of the settings. Raises FldiagError when there is none."""
+    if not parts:
+        raise FldiagError("no setting has all that is compared", "see why in the figure's json")
+    outcome, why = _all([part.outcome for part in parts.values()], [part.why for part in parts.values()])
+    numbers = "; ".join(f"{name}: {part.numbers} ({part.outcome})" for name, part in parts.items())
+    labels = tuple(dict.fromkeys(label for part in parts.values() for label in part.labels))
+    return Verdict(tuple(all(part.votes) for part in parts.values()), numbers, outcome, why, labels, what)
+
+
+def _all(outcomes: Sequence[Outcome], reasons: Sequence[str]) -> tuple[Outcome, str]:
+    """The outcome of a statement all of whose parts must hold; the reasons of the undecided ones, each once."""
+    if "does not hold" in outcomes:
+        return "does not hold", ""
+    if "undecided" not in outcomes:
+        return "holds", ""
+    return "undecided", "; ".join(dict.fromkeys(filter(None, reasons)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from fldiag.errors import FldiagError
 from fldiag.figures.plan import Plan, Task
 from fldiag.figures.workers import one_thread
+from fldiag.training.federation import Federation
 from fldiag.training.setup import Setup
 
 #: Rough cost of a question in gradients of its slice, for one model (times the clients where it looks at each).
@@ -19,8 +20,10 @@ GRADIENTS = {"spectrum": 60, "landscape": 140, "matching": 30, "drift": 3, "forg
              "personal": 0}
 
 
-#: Seconds of a step from which on the first is timed, without one before it to warm up.
-LONG = 0.5
+#: Questions that look at each client with its own examples, not with all.
+OF_CLIENTS = ("drift",)
+#: Public inputs with which the server's work is timed; it grows with their number.
+PUBLIC = 128
 
 
 @dataclass
@@ -41,7 +44,7 @@ class Forecast:
 def forecast(plan: Plan, download: bool = False, progress: Callable[[int, int, str], None] | None = None) -> Forecast:
     """The forecast of what ``make`` would train; runs that are there count nothing."""
     todo = [t for t in plan.tasks.values() if not t.done(t.where(plan.store))]
-    kinds: dict[tuple[Any, ...], tuple[float, int, int, int]] = {}
+    kinds: dict[tuple[Any, ...], Timed] = {}
     found = Forecast(len(plan.tasks), len(plan.tasks) - len(todo), sum(t.config.rounds for t in todo), 0.0, 0.0, {})
     for i, task in enumerate(todo):
         c = task.config
@@ -55,48 +58,75 @@ def forecast(plan: Plan, download: bool = False, progress: Callable[[int, int, s
         except FldiagError as error:
             found.unknown[f"{c.method.name}, {c.model.name} on {c.data.name}"] = error.what
             continue
-        step, size, train, test = kinds[kind]
-        found.seconds += _seconds(task, plan, step, train, test)
+        timed = kinds[kind]
+        found.seconds += _seconds(task, plan, timed)
         clients = c.clients.per_round if c.checkpoint.clients != "none" else 0
         kept = len(task.rounds) or 1
-        found.bytes += 4 * size * (kept * (1 + (1 + clients if clients else 0)) + 2)
+        found.bytes += 4 * timed.size * (kept * (1 + (1 + clients if clients else 0)) + 2)
     return found
 
 
-def _step(task: Task, download: bool) -> tuple[float, int, int, int]:
-    """Seconds of a local step, parameters, training and test examples."""
+@dataclass(frozen=True)
+class Timed:
+    """``step``: seconds of a local step; ``server``: of the server's work in a round; ``size``: parameters; ``train``,
+    ``test``: examples."""
+
+    step: float
+    server: float
+    size: int
+    train: int
+    test: int
+
+
+def _step(task: Task, download: bool) -> Timed:
+    """What a step takes in the middle of the training, where methods that begin late do all they do, and once it is warm."""
     setup = Setup(task.config, download=download)
-    ids = sorted(setup.schedule.sampled(0)) or [0]
-    ids = ids[:1] if not setup.stack else ids
-    zero = {i: setup.method.client_init(setup.initial()) for i in ids}
-    server = setup.method.server_init(setup.initial())
-    unit = setup.units(0, ids, setup.initial(), {n: b.clone() for n, b in setup.network.buffers.items()},
-                       {n: server[n] for n in setup.method.sent if n in server}, zero if next(iter(zero.values())) else {})[0]
-    unit.batches = [b[:1] for b in unit.batches]
-    steps = max(1, sum(len(b) for b in unit.batches))
-    for _ in range(2):
-        began = time.process_time()  # one thread's work, whatever else the machine is doing
-        setup.train(unit)
-        taken = time.process_time() - began
-        if taken > LONG:
-            break
-    return (taken / steps, setup.network.size, sum(map(len, setup.parts)),
-            len(setup.dataset.test_y))
+    if not setup.stack and setup.public is None:  # one client's step is like another's
+        setup = Setup(task.config.replace(clients__per_round=1), download=download)
+    every = 0 if setup.public is None else len(setup.public)
+    if setup.public is not None:
+        setup.public = setup.public[:PUBLIC]
+    federation = Federation(setup)
+    federation.t = max(0, task.config.rounds // 2 - 1)
+    local: list[float] = []
+    steps = 0
+
+    def execute(units: list[Any]) -> Iterator[Any]:
+        nonlocal steps
+        for unit in units:
+            unit.batches = [b[:1] for b in unit.batches]
+            steps += sum(map(len, unit.batches))
+            began = time.process_time()  # one thread's work, whatever else the machine is doing
+            yield setup.train(unit)
+            local.append(time.process_time() - began)
+
+    federation.round(execute)  # warms up, and leaves the server's state as a round finds it
+    local.clear()
+    steps = 0
+    began = time.process_time()
+    federation.round(execute)
+    server = time.process_time() - began - sum(local)
+    return Timed(sum(local) / max(1, steps), server * max(1.0, every / PUBLIC) if every else 0.0, setup.network.size,
+                 sum(map(len, setup.parts)), len(setup.dataset.test_y))
 
 
-def _seconds(task: Task, plan: Plan, step: float, train: int, test: int) -> float:
+def _seconds(task: Task, plan: Plan, timed: Timed) -> float:
     c = task.config
-    example = step / c.train.batch_size
-    local = train / c.clients.total * c.train.epochs * c.clients.per_round
-    total = c.rounds * (local + test / 3) * example
+    example = timed.step / c.train.batch_size
+    local = timed.train / c.clients.total * c.train.epochs * c.clients.per_round
+    total = c.rounds * ((local + timed.test / 3) * example + timed.server)
     for ask in task.asks.values():
         options = plan.scale.options(ask)
-        n = options.get("samples") or train
+        n = options.get("samples") or timed.train
+        if ask.name in OF_CLIENTS:
+            n = min(n, timed.train / c.clients.total)
         models = c.clients.per_round + 1 if ask.name == "matching" else 1
         models *= len(task.rounds) * c.clients.per_round if ask.needs == "rounds" else 1
         total += GRADIENTS.get(ask.name, 0) * models * n * example
+        if ask.name == "drift" and options.get("gradients", True):  # the global gradient, once a round
+            total += len(task.rounds) * timed.train * example
         if ask.name == "personal":
-            total += max(options["epochs"]) * train * example
+            total += max(options["epochs"]) * timed.train * example
     return total
 
 

@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from scipy import stats
 
+from fldiag import config as configs
 from fldiag import registry
 from fldiag.errors import FldiagError
-from fldiag.figures import claims, reported
+from fldiag.figures import claims, evidence, reported
 from fldiag.figures.caption import unfinished
 from fldiag.figures.gather import KEYS
 from fldiag.figures.reported import Reported
@@ -22,10 +25,10 @@ from fldiag.figures.scales import SCALES
 from fldiag.results import files
 from fldiag.results.table import Row
 
-#: Standard deviations from which on a number does not agree with another whose spread is not known.
-FAR = 3.0
+#: Runs behind a paper's number, where its text says so (FedSOL, FedAlign); taken for the others too.
+PAPER_SEEDS = 3
 COLUMNS = ["kind", "paper", "id", "source", *KEYS, "metric", "reported", "reported_std", "scale", "measured", "measured_std",
-           "seeds", "difference", "agrees", "status", "trained_on", "trained_model", "runs", "machine", "note"]
+           "seeds", "difference", "agrees", "status", "trained_on", "trained_model", "runs", "machine", "code", "torch", "note"]
 #: Metrics that are a difference to the method named by the mark ``over``.
 DIFFERENCES = {"accuracy_change": "accuracy", "accuracy_gain": "accuracy"}
 
@@ -65,7 +68,7 @@ def _numbers(row: Reported, every: list[tuple[Path, dict[str, Any]]]) -> Iterato
 
 
 def _line(row: Reported, base: Row, file: Path, about: dict[str, Any]) -> Row | None:
-    common = {**base, "scale": about["scale"], "machine": about["machine"]}
+    common = {**base, "scale": about["scale"], "machine": about["machine"], **_made_by(about)}
     if not row.metric:
         if any(r.metric for r in reported.rows(row.paper) if r.id == row.id):  # says only that cells are lost
             return None
@@ -86,8 +89,15 @@ def _line(row: Reported, base: Row, file: Path, about: dict[str, Any]) -> Row | 
             "trained_model": hit["trained_model"], "runs": " ".join(runs),
             "status": _status(hit)}
     if value is not None and row.value is not None:
-        line |= {"difference": value - row.value, "agrees": _agrees(row, line, value - row.value, bool(about.get("reduction")))}
+        line |= {"difference": value - row.value, "agrees": _agrees(row, line, value - row.value, about)}
     return line
+
+
+def _made_by(about: dict[str, Any]) -> Row:
+    """The version and commit of fldiag (of the runs where they say it, they did the work) and the PyTorch."""
+    makers = [run for run in about["runs"].values() if run.get("fldiag")] or [about]
+    code = {f"{m.get('fldiag', 'version not recorded')} at {m.get('commit') or 'commit not recorded'}" for m in makers}
+    return {"code": "; ".join(sorted(code)), "torch": "; ".join(sorted({str(m.get("torch", "not recorded")) for m in makers}))}
 
 
 def _find(about: dict[str, Any], row: Reported, method: str, metric: str) -> dict[str, Any] | None:
@@ -102,22 +112,49 @@ def _find(about: dict[str, Any], row: Reported, method: str, metric: str) -> dic
     return next((dict(hit) for hit in about["measured"] if [hit[k] for k in KEYS] + [hit["metric"]] == wanted), None)
 
 
-def _agrees(row: Reported, line: Row, difference: float, reduced: bool) -> str:
-    """Whether the difference is within both spreads (one standard deviation each), where the protocol is the paper's."""
+def _agrees(row: Reported, line: Row, difference: float, about: dict[str, Any]) -> str:
+    """Whether the difference may be noise, where the protocol is the paper's."""
     base = line["trained_on"].split("@")[0].rpartition("-")[0] or line["trained_on"]
+    if "protocol unknown" in row.note:
+        return "protocol unknown"
     if row.data and line["trained_on"] and row.data not in (line["trained_on"], base):
+        return "other data"
+    if _other_public_data(line["runs"].split(), about):
         return "other data"
     if row.model and line["trained_model"] and row.model != line["trained_model"]:
         return "other model"
     if "not reached within" in row.note:
         return "bound"
-    if reduced:
+    if about.get("reduction"):
         return "reduced"
-    spreads = [s for s in (row.std, line["measured_std"]) if s is not None]
-    if len(spreads) < 2:
-        far = bool(spreads) and abs(difference) > FAR * spreads[0]
-        return "no" if far else "one spread" if spreads else "no spread"
-    return "yes" if abs(difference) <= sum(spreads) else "no"
+    return _within(row.std, line["measured_std"], int(line["seeds"]), difference)
+
+
+def _within(theirs: float | None, ours: float | None, seeds: int, difference: float) -> str:
+    """Whether 0 lies in the 95 % t-interval of the difference of the two means: Welch's, or with the one deviation that is
+    known taken for both."""
+    known = [(std, n) for std, n in ((theirs, PAPER_SEEDS), (ours, seeds)) if std is not None and n > 1]
+    if not known:
+        return "no spread"
+    if len(known) == 1:
+        (std, n), = known
+        freedom, error = n - 1.0, std * (1 / PAPER_SEEDS + 1 / max(1, seeds)) ** 0.5
+    else:
+        parts = [(std * std / n, n) for std, n in known]
+        total = sum(v for v, _ in parts)
+        error, freedom = total ** 0.5, total ** 2 / sum(v * v / (n - 1) for v, n in parts) if total else 1.0
+    if abs(difference) > stats.t.ppf((1 + evidence.LEVEL) / 2, freedom) * error:
+        return "no"
+    return "yes" if len(known) == 2 else "one spread"
+
+
+def _other_public_data(runs: list[str], about: dict[str, Any]) -> bool:
+    """Whether another set stood in for the public data of a paper's protocol."""
+    for run in about["runs"].values():
+        data = run.get("config", {}).get("data", {})
+        if run["hash"] in runs and data.get("public") and data["public"] != configs.load(run["config"]["name"]).data.public:
+            return True
+    return False
 
 
 def _status(hit: dict[str, Any]) -> str:
@@ -161,7 +198,7 @@ def _unreported(about: dict[str, Any]) -> Iterator[Row]:
             yield {"kind": "number", "paper": about["paper"], "id": about["id"], "source": about["source"],
                    **{k: hit[k] for k in (*KEYS, "metric", "seeds", "trained_on", "trained_model")}, "scale": about["scale"],
                    "measured": hit["value"], "measured_std": hit["std"], "runs": " ".join(hit["runs"]),
-                   "machine": about["machine"], "status": _status(hit),
+                   "machine": about["machine"], **_made_by(about), "status": _status(hit),
                    "note": "no number in the paper's text"}
 
 
@@ -172,15 +209,60 @@ def _claims(claim: claims.Claim, every: list[tuple[Path, dict[str, Any]]]) -> It
     for file, about in mine:
         try:
             content = files.read_csv_bytes(file.with_suffix(".csv"), about)
-            verdict = claim.check(pd.read_csv(io.BytesIO(content), low_memory=False))
-            found = {"status": verdict.text, "note": verdict.numbers, "seeds": len(verdict.votes),
-                     "agrees": {"holds": "yes", "undecided": "undecided"}.get(verdict.text.split(" (")[0], "no")}
+            table = pd.read_csv(io.BytesIO(content), low_memory=False)
+            verdict = _of_trained_models(claim.check(table), table, about, every)
+            found = {"status": verdict.text + _for_this_partition(about), "note": verdict.numbers,
+                     "seeds": len(about["seeds"]),
+                     "agrees": {"holds": "yes", "does not hold": "no"}.get(verdict.outcome, "undecided")}
         except (FldiagError, OSError) as error:
             found = {"status": "not decided", "note": error.what if isinstance(error, FldiagError) else str(error)}
-        yield {**base, **found, "scale": about["scale"], "machine": about["machine"],
+        yield {**base, **found, "scale": about["scale"], "machine": about["machine"], **_made_by(about),
                "runs": " ".join(sorted({run["hash"] for run in about["runs"].values()}))}
     if not mine:
         yield {**base, "status": "not run"}
+
+
+def _of_trained_models(verdict: claims.Verdict, table: pd.DataFrame, about: dict[str, Any],
+                       every: list[tuple[Path, dict[str, Any]]]) -> claims.Verdict:
+    """Undecided where models that it compares are near chance: what is said of such models says nothing of methods.
+
+    Their accuracy is that in the table, or else the one that any figure has of the same runs."""
+    names = table["trained_on"].dropna().unique() if "trained_on" in table else []
+    limit = max((f for name in names if (f := evidence.floor(str(name))) is not None), default=None)
+    if limit is None:
+        return verdict
+    found = _accuracies(table, verdict.labels) or _elsewhere(about, every)
+    low = [f"{name} {value:.3g} %" for name, value in found.items() if value <= limit]
+    return verdict.undecided(f"not trained far enough: {', '.join(low)}") if low else verdict
+
+
+def _accuracies(table: pd.DataFrame, labels: tuple[Any, ...]) -> dict[str, float]:
+    """Test accuracy in percent of the global models, by label."""
+    rows = table[(table["origin"] == "measured") & (table["metric"] == "accuracy") & table["label"].isin(labels)]
+    if "moment" in rows and (rows["moment"] == "aggregated").any():
+        rows = rows[(rows["moment"] == "aggregated") & (rows["round"] == rows["round"].max())]
+        rows = rows[rows["slice"] == "test"] if "slice" in rows else rows
+    percent = rows["unit"].eq("%").to_numpy() if "unit" in rows else False
+    values = rows.assign(value=pd.to_numeric(rows["value"]) * np.where(percent, 1.0, 100.0))
+    return {str(name): float(value) for name, value in values.groupby("label")["value"].mean().dropna().items()}
+
+
+def _elsewhere(about: dict[str, Any], every: list[tuple[Path, dict[str, Any]]]) -> dict[str, float]:
+    """Mean accuracy that figures have of these runs, by method."""
+    method = {run["hash"]: run["config"]["method"]["name"] for run in about["runs"].values() if "config" in run}
+    found: dict[str, list[float]] = {}
+    for _, other in every:
+        for hit in other["measured"]:
+            if hit["metric"] == "accuracy" and hit["value"] is not None:
+                for name in {method[run] for run in hit["runs"] if run in method}:
+                    found.setdefault(name, []).append(hit["value"])
+    return {name: sum(values) / len(values) for name, values in found.items()}
+
+
+def _for_this_partition(about: dict[str, Any]) -> str:
+    """What is said of runs that all divide the data in the same way holds of that division."""
+    seeds = {run["config"]["partition"].get("seed") for run in about["runs"].values() if "config" in run}
+    return ", for this partition" if len(seeds) == 1 else ""
 
 
 def write(out: Path) -> list[Path]:

@@ -49,18 +49,25 @@ def _intro(found: pd.DataFrame, made: list[tuple[Path, dict[str, Any]]]) -> list
     numbers = found[(found["kind"] == "number") & found["reported"].notna()]
     cell = ["paper", "id", "setting", "method", "model", "data", "metric"]
     whole, there = numbers.drop_duplicates(cell), numbers[numbers["measured"].notna()].drop_duplicates([*cell, "agrees"])
-    elsewhere = there["agrees"].isin(["other data", "other model", "reduced"])
+    elsewhere = there["agrees"].isin(["other data", "other model", "reduced", "protocol unknown"])
     like = there[~elsewhere].drop_duplicates(cell)
     others = there[elsewhere].drop_duplicates(cell)
     scales = [f"{sum(a['scale'] == s for _, a in made)} at scale {s}" for s in SCALES if any(a["scale"] == s for _, a in made)]
     return ["Made by `fldiag figures --ledger`; the same in `ledger.csv`. Measured: mean ± one standard deviation over seeds. "
-            "Agrees: the difference is within the sum of the spreads; one spread, no spread: not known of both, and not further "
-            "than three of the one; other data, other model: another stood in for the paper's; reduced: fewer rounds, clients or "
-            "examples than the paper's, as the caption says; bound: the paper's number is one.",
+            "Agrees: 0 lies in the 95 % t-interval of the difference (Welch's; a paper's number is taken as of three runs); "
+            "one spread: only one deviation is known, taken for both, and the difference is within its interval; no spread: none "
+            "is known; other data (public data too), other model: another stood in for the paper's; protocol unknown: the "
+            "paper's text lacks what the number depends on; reduced: fewer rounds, clients or examples than the paper's, as the "
+            "caption says; bound: the paper's number is one.",
+            "", "A statement holds or does not hold where the difference is beyond the noise: a paired t-test over the seeds "
+            "(95 %) from three seeds on; with fewer, for accuracies alone, twice the root of the test set's variance and "
+            "those of two repetitions (the paper's deviation, or 1.5 points). Undecided also: models whose accuracy is within 3 "
+            "points of chance, or of what two classes alone give.",
             "", f"Figures and tables made: {', '.join(scales) or 'none'}. "
             f"Of {len(whole)} reported numbers, {len(like)} were measured under the paper's protocol "
-            f"(as far as the text states it), {len(others)} under a reduced one or with other data or models: these say nothing "
-            "on whether the paper's number is right, and with one seed, of methods only what is far above the change from round "
+            f"(as far as the text states it), {len(others)} under a reduced or "
+            "unknown one or with other data or models: these say nothing on "
+            "whether the paper's number is right, and with one seed, of methods only what is far above the change from round "
             "to round.", ""]
 
 

@@ -29,7 +29,7 @@ from fldiag.training.federation import Federation
 from fldiag.training.setup import Setup
 
 Point = Sequence[float] | np.ndarray
-CURVATURES = (0.2, 0.5, 1.0, 2.0, 5.0)
+CURVATURES = (0.2, 0.5, 1.0, 3.0)  # not reciprocal of each other: FedProx's mean would land on the line by symmetry
 A_RANGE = (1e-6, 1e6)  # beyond it gradient descent takes millions of steps
 CLOSEST = 1e-6  # w_g and w_l* nearer than this leave FedSOL's direction to rounding
 CONVERGED = 1e-7  # at rest: ||gradient|| below this, in units of min(a, 1) D
@@ -168,7 +168,7 @@ def run(rho: float = 1.5, beta: float = 1.0, a: Iterable[float] = CURVATURES, w_
       ``converged``), ``closed_form``, for each client and method;
     - ``distance``: ||end point - closed form||; ``angle``: between end point - w_g and d, in degrees;
     - ``aggregate`` and ``aggregate_closed_form``, ``_distance``, ``_angle``: the same for the clients' mean
-      (FedProx's leaves the line too, unless the a are symmetric as here: a/(a + 1) = 1/2 in the mean);
+      (FedProx's leaves the line too, unless curvatures come in pairs a, 1/a: then a/(a + 1) is 1/2 in the mean);
     - ``hover_radius``: largest ||w - w_g|| in the last quarter of the steps, for FedSOL when rho >= D, in
       place of closed form, distance and angle: no equilibrium, ``converged`` is False, the client hovers.
 

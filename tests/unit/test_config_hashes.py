@@ -22,8 +22,9 @@ from fldiag.config import load, presets
 from fldiag.sections import Checkpoint
 
 #: Presets that have changed since, as they were.
-FORMER = {"digits": Path(__file__).parents[1] / "fixtures" / "digits.toml"}
-HASHES = json.loads((Path(__file__).parents[1] / "fixtures" / "config_hashes.json").read_text())
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+FORMER = {name: FIXTURES / f"{name}.toml" for name in ("digits", "fedsol-mnist-lda0.1", "fedsol-mnist-shard2")}
+HASHES = json.loads((FIXTURES / "config_hashes.json").read_text())
 
 
 def config(entry):

@@ -30,6 +30,7 @@ def root(tmp_path):
 #: set, variant -> first mean, first std, augmentation (the papers' values and their released code).
 PAPERS = [
     ("mnist", "fedsol", 0.1307, 0.3081, ("crop4", "hflip", "cutout16")),
+    ("mnist", "fedsol_paper", 0.1307, 0.3081, ("crop4", "hflip")),
     ("cifar10", "fedsol", 0.49139968, 0.24703233, ("crop4", "hflip", "cutout16")),
     ("cifar10", "fedtoga", 0.491, 0.247, ("normalise", "hflip", "crop4@0.5")),
     ("cifar10", "fedproj", 0.4914, 0.2023, ()),

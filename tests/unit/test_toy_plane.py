@@ -260,7 +260,10 @@ def test_aggregate():
 
 def test_symmetric_curvatures_bring_fedprox_back_in_the_mean(default):
     # 1/(1 + 1/a) + 1/(1 + a) = 1, so with beta = 1 pairs a, 1/a hide each other's bias.
-    assert pick(default, "aggregate_angle", "fedprox")["value"].item() < 1e-4
+    hidden = plane.run(a=(0.2, 1.0, 5.0))
+    assert pick(hidden, "aggregate_angle", "fedprox")["value"].item() < 1e-4
+    assert pick(default, "aggregate_angle", "fedprox")["value"].item() > 1, "the default shows what aggregation does"
+    assert pick(default, "aggregate_angle", "fedsol")["value"].item() < 1e-3
 
 
 @pytest.mark.parametrize("rho", [D, 5.0])
