@@ -21,38 +21,45 @@ Arrays = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class ImageSet:
-    """What a named set must look like, its class in torchvision, and its source in words."""
+    """What a named set must look like, how many examples it has to train and to test on, its class in torchvision, and its
+    source in words."""
 
     name: str
     torchvision: str
     shape: tuple[int, int, int]
     classes: int
+    examples: tuple[int, int]
     summary: str
     source: str
     url: str
 
 
 SETS = (
-    ImageSet("mnist", "MNIST", (1, 28, 28), 10,
+    ImageSet("mnist", "MNIST", (1, 28, 28), 10, (60_000, 10_000),
              "MNIST digits, 28x28 gray (shown as 3 channels), 10 classes, 60,000 train / 10,000 test.",
              "Y. LeCun, C. Cortes and C. Burges.", "yann.lecun.com/exdb/mnist"),
-    ImageSet("cifar10", "CIFAR10", (3, 32, 32), 10,
+    ImageSet("cifar10", "CIFAR10", (3, 32, 32), 10, (50_000, 10_000),
              "CIFAR-10 photographs, 32x32 colour, 10 classes, 50,000 train / 10,000 test.",
              "A. Krizhevsky, 2009.", "www.cs.toronto.edu/~kriz/cifar.html"),
-    ImageSet("cifar100", "CIFAR100", (3, 32, 32), 100,
+    ImageSet("cifar100", "CIFAR100", (3, 32, 32), 100, (50_000, 10_000),
              "CIFAR-100 photographs, 32x32 colour, 100 classes, 50,000 train / 10,000 test.",
              "A. Krizhevsky, 2009.", "www.cs.toronto.edu/~kriz/cifar.html"),
-    ImageSet("svhn", "SVHN", (3, 32, 32), 10,
+    ImageSet("svhn", "SVHN", (3, 32, 32), 10, (73_257, 26_032),
              "Street view house numbers, 32x32 colour, 10 classes, 73,257 train / 26,032 test.",
              "Y. Netzer et al., 2011.", "ufldl.stanford.edu/housenumbers"),
 )
 
 
-def register(name: str, build: Any, summary: str, text: str) -> None:
-    """Registers ``build(root, download, variant)`` under ``name`` with a description that lists the variants."""
+def register(name: str, build: Any, summary: str, text: str, shape: tuple[int, ...], classes: int,
+             examples: tuple[int, int] | dict[str, tuple[int, int]]) -> None:
+    """Registers ``build(root, download, variant)`` under ``name`` with a description that lists the variants.
+
+    ``shape``: of a stored picture (as far as no variant says otherwise); ``examples``: to train and to test on, where they
+    differ of each variant. A forecast takes these where the data are not there.
+    """
     build.__doc__ = f"{summary}\n\n{text} {sentence(name)}"
     build.__name__ = name
-    registry.dataset(name)(build)
+    registry.dataset(name, shape=shape, classes=classes, examples=examples)(build)
 
 
 def _builder(spec: ImageSet) -> Any:
@@ -63,7 +70,7 @@ def _builder(spec: ImageSet) -> Any:
 
 
 for _spec in SETS:
-    register(_spec.name, _builder(_spec), _spec.summary, _spec.source)
+    register(_spec.name, _builder(_spec), _spec.summary, _spec.source, _spec.shape, _spec.classes, _spec.examples)
 
 
 def folder(root: str | os.PathLike[str] | None) -> Path | None:

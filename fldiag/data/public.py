@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -22,14 +23,16 @@ _HOLDOUT = re.compile(r"holdout:(\d+)")
 
 
 def load_public(spec: str, private: Dataset, root: str | os.PathLike[str] | None = None, download: bool = False,
-                size: int | None = None, seed: int = 0, normalise: Normalise | None = None) -> tuple[Tensor, np.ndarray]:
+                size: int | None = None, seed: int = 0, normalise: Normalise | None = None,
+                find: Callable[..., Dataset] = load) -> tuple[Tensor, np.ndarray]:
     """Public inputs float32 [M, *private.shape], and the training examples that stay private: indices int64 [n].
 
     ``spec`` is the name of a data set (as ``load`` takes it): its training and test inputs, in that order,
     normalised by its own transform, as in the FedProj experiments, or by ``normalise`` (see ``load``) where its name
     is not a registered one; or ``holdout:N``: N training examples of
     ``private`` become public, drawn by ``seed`` so that each class gives its share within one example.
-    ``size`` keeps so many of the inputs, drawn by ``seed``, or all when there are fewer.
+    ``size`` keeps so many of the inputs, drawn by ``seed``, or all when there are fewer. ``find``: what a name is looked up
+    with.
 
     Raises FldiagError for inputs of another shape than the private ones, the private set itself, and numbers
     out of range.
@@ -42,7 +45,7 @@ def load_public(spec: str, private: Dataset, root: str | os.PathLike[str] | None
         taken, kept = (mask.nonzero()[:, 0] for mask in (out, ~out))
         some = taken[_chosen(len(taken), size, seed)]
         return private.normalise(private.train_x[some.to(private.train_x.device)]), kept.numpy()
-    other = load(spec, root, download, normalise=None if spec in registry.dataset else normalise)
+    other = find(spec, root, download, normalise=None if spec in registry.dataset else normalise)
     if other.shape != private.shape:
         raise FldiagError(f"public data {spec!r} has inputs of shape {other.shape}, and the private data "
                           f"{private.name!r} {private.shape}",

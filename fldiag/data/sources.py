@@ -17,7 +17,7 @@ from fldiag import registry, sections
 from fldiag.data.arrays import inputs, labels, moments, read_npz
 from fldiag.data.dataset import Dataset
 from fldiag.data.images import folder
-from fldiag.data.preprocessing import no_variants
+from fldiag.data.preprocessing import choose, no_variants
 from fldiag.errors import FldiagError, nearest, unknown
 from fldiag.sections import Normalise
 
@@ -61,6 +61,26 @@ def load(name: str, root: str | os.PathLike[str] | None = None, download: bool =
 def of(section: sections.Data, download: bool = False) -> Dataset:
     """The data set that the section ``data`` of a config describes. Raises FldiagError as ``load``."""
     return load(section.name, section.root, download, section.variant, normalise=section.normalise)
+
+
+def blank(name: str, variant: str | None = None) -> Dataset | None:
+    """Black pictures in the number and shape of a registered set, their classes evenly spread: for a forecast where the set
+    is not there. None for a name that does not say its shape. They take no memory.
+
+    Raises FldiagError for an unknown variant.
+    """
+    name, variant = _name_and_variant(name, variant)
+    meta = registry.dataset.get(name).meta if ":" not in name and name in registry.dataset else {}
+    if "examples" not in meta:
+        return None
+    chosen, look = choose(name, variant)
+    channels, *sides = meta["shape"]
+    shape = (channels, *([look.stored] * 2 if look.stored else sides))
+    examples = meta["examples"][chosen] if isinstance(meta["examples"], dict) else meta["examples"]
+    train, test = (torch.zeros(1, *shape, dtype=torch.uint8).expand(n, *shape) for n in examples)
+    train_y, test_y = (torch.arange(n) % meta["classes"] for n in examples)
+    return Dataset(name, train, train_y, test, test_y, classes=meta["classes"], mean=look.mean, std=look.std,
+                   augment=look.augment, repeat=look.repeat, side=look.side)
 
 
 def remarks(dataset: Dataset) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fldiag import data, models, registry
+from fldiag import data, models, registry, sections
 from fldiag.config import Config
 from fldiag.data.public import deal, load_public
 from fldiag.device import device_of
@@ -54,9 +54,14 @@ class Setup:
 
     def __init__(self, config: Config, *, device: str = "auto", download: bool = False, dataset: data.Dataset | None = None,
                  parts: list[np.ndarray] | None = None, module: nn.Module | None = None, schedule: Schedule | None = None,
-                 public: Tensor | None = None):
-        self.config = config
-        self.dataset = dataset if dataset is not None else data.of(config.data, download)
+                 public: Tensor | None = None, rehearsal: bool = False):
+        """``rehearsal``: nothing will be learnt, only counted and timed, so blank pictures may stand for data that are not
+        there; ``remarks`` says so."""
+        self.config, self.rehearsal = config, rehearsal
+        self._told: list[str] = []
+        named = config.data
+        self.dataset = dataset if dataset is not None else self._found(named.name, named.root, download, named.variant,
+                                                                       normalise=named.normalise)
         self.precision = config.train.precision
         self.dtype = torch.float64 if self.precision == "fp64" else torch.float32
         self.device = torch.device(device_of(device, self.dtype))
@@ -80,12 +85,24 @@ class Setup:
         self.stack = self._stack()
         self._check_batches()
 
+    def _found(self, name: str, root: str | None, download: bool, variant: str | None = None,
+               normalise: sections.Normalise | None = None) -> data.Dataset:
+        try:
+            return data.load(name, root, download, variant, normalise=normalise)
+        except FldiagError as error:
+            made = data.blank(name, variant) if self.rehearsal else None
+            if made is None:
+                raise
+            self._told.append(f"{error.what}: this is the forecast for {len(made.train_y):,} blank pictures of its shape, "
+                              f"their {made.classes} classes evenly spread")
+            return made
+
     def _public(self, x: Tensor | None, download: bool) -> Tensor | None:
         """Unlabelled inputs [M, ...] for distillation, if the config names any."""
         config = self.config.data
         if x is None and config.public is not None:
             x, _ = load_public(config.public, self.dataset, config.root, download, config.public_size, self.config.partition.seed,
-                               config.normalise)
+                               config.normalise, self._found)
         return None if x is None else x.to(self.device, self.dtype)
 
     def _check_public(self) -> None:
@@ -156,7 +173,7 @@ class Setup:
     @property
     def remarks(self) -> list[str]:
         """What a user should know before training."""
-        return data.remarks(self.dataset)
+        return [*self._told, *data.remarks(self.dataset)]
 
     def initial(self) -> Tensor:
         """w_g of round 0, [P]."""

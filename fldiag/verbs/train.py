@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ from fldiag.results.summary import Small
 from fldiag.training import held, rounds
 from fldiag.training.diagnostics import personalise as personal
 from fldiag.training.outcome import failure
-from fldiag.training.setup import Setup
+from fldiag.training.setup import Setup, Unit
 
 #: Exit code of a training that diverged.
 DIVERGED = 3
+#: A forecast times a local step that takes longer, in seconds, once.
+SLOW = 2.0
 
 
 def train(console: Console, source: str, overrides: list[str], out: Path | None, resume: bool, overwrite: bool, dry_run: bool,
@@ -90,20 +93,14 @@ def report(console: Console, run: Any) -> None:
 def forecast(console: Console, config: Config, path: Path, download: bool, device: str) -> None:
     """Time by training two steps of one cohort, disk by the size of what is stored; writes nothing."""
     with user_code():
-        setup = Setup(config, device=device, download=download)
+        setup = Setup(config, device=device, download=download, rehearsal=True)
     ids = sorted(setup.schedule.sampled(0))
     zero = {i: setup.method.client_init(setup.initial()) for i in ids}
     server = setup.method.server_init(setup.initial())
     units = setup.units(0, ids, setup.initial(), {n: b.clone() for n, b in setup.network.buffers.items()},
-                        {n: server[n] for n in setup.method.sent}, zero if next(iter(zero.values())) else {})
+                        {n: server[n] for n in setup.method.sent if n in server}, zero if next(iter(zero.values())) else {})
     steps = sum(max((len(b) for b in u.batches), default=0) for u in units)
-    trial = units[0]
-    trial.batches = [b[:3] for b in trial.batches]
-    setup.train(trial)
-    began = time.perf_counter()
-    setup.train(trial)
-    per_step = (time.perf_counter() - began) / max(1, max(len(b) for b in trial.batches))
-    seconds = per_step * steps * config.rounds
+    seconds = _per_step(setup, units[0]) * steps * config.rounds
     size, state = setup.model_bytes, len(server) + config.clients.total * len(zero[ids[0]]) + 1
     disk = size * (held.stored_rounds(config) + state) + held.bytes_of_clients(config, size)
     free = shutil.disk_usage(next(p for p in [path.absolute(), *path.absolute().parents] if p.exists())).free
@@ -116,6 +113,19 @@ def forecast(console: Console, config: Config, path: Path, download: bool, devic
                 f"({free / 1e9:,.0f} GB free)")
     for text in [*setup.remarks, held.described(config, size)]:
         console.say(text)
+    console.result["remarks"] = setup.remarks
     if disk > free:
         console.note("that does not fit on the disk: raise checkpoint.every or set checkpoint.clients = 'none'")
     console.done(path)
+
+
+def _per_step(setup: Setup, unit: Unit) -> float:
+    """Seconds of a local step: timed when it is warm, unless one alone takes so long that the warming does not count."""
+    for steps in (1, 3):
+        trial = replace(unit, batches=[b[:steps] for b in unit.batches])
+        began = time.perf_counter()
+        setup.train(trial)
+        found = (time.perf_counter() - began) / max(1, max(map(len, trial.batches)))
+        if found > SLOW:
+            break
+    return found

@@ -55,9 +55,23 @@ def test_unknown_preset_and_missing_file():
 
 
 def test_missing_data_says_where_it_looked_and_how_to_get_it(tmp_path):
-    assert "FLDIAG_DATA" in complaint("train", "digits", "--set", "data.name=mnist", "--dry-run", code=2)
-    text = complaint("train", "digits", "--set", "data.name=cifar10", "--set", f"data.root={tmp_path}", "--dry-run", code=1)
+    assert "FLDIAG_DATA" in complaint("train", "digits", "--set", "data.name=mnist", code=2)
+    text = complaint("train", "digits", "--set", "data.name=cifar10", "--set", f"data.root={tmp_path}", code=1)
     assert "cifar10.npz" in text and "--download" in text
+
+
+def test_a_forecast_needs_no_data():
+    """A registered set's shape is known: blank pictures stand for it, and that is said."""
+    small = ["--set", "model.name=mlp", "--set", "train.batch_size=10", "--dry-run"]
+    result = runner.invoke(app, ["train", "fedsol-mnist-lda0.1", *small])
+    assert result.exit_code == 0, result.output
+    assert "forecast:" in result.stdout and "60,000 blank pictures" in result.stdout and "needs a data folder" in result.stdout
+    distilled = [*small, "--set", "data.public=cifar100", "--set", "data.public_size=100"]
+    result = runner.invoke(app, ["train", "fedproj-cifar10-lda0.3", *distilled, "--json"])
+    assert result.exit_code == 0, result.output
+    assert [text.split("'")[1] for text in json.loads(result.stdout)["remarks"]] == ["cifar10", "cifar100"]
+    assert "unknown data set" in complaint("train", "digits", "--set", "data.name=own", "--dry-run", code=2)
+    assert "known: fedsol" in complaint("train", "fedsol-mnist-lda0.1", "--set", "data.variant=x", "--dry-run", code=2)
 
 
 def test_damaged_checkpoints(tmp_path):
@@ -147,7 +161,7 @@ def test_even_grid_is_refused():
 
 def test_diverged_training_is_an_outcome():
     result = runner.invoke(app, ["train", "digits", "--set", "train.lr=1e6", "--set", "rounds=3", "--out", "r"])
-    assert result.exit_code == 0 and "diverged" in result.output
+    assert result.exit_code == 3 and "diverged" in result.output
 
 
 @pytest.mark.slow

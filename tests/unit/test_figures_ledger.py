@@ -257,7 +257,7 @@ def test_a_line_names_the_code_of_the_runs_and_not_of_who_drew_them(tmp_path):
 
 
 def test_every_committed_figure_is_whole_and_of_this_inventory():
-    made = [file for _, about in ledger.made(FIGURES)]
+    made = [file for file, _ in ledger.made(FIGURES)]
     assert made and {f"{f.parent.name}/{f.stem}" for f in made} <= set(reported.studies())
     for file in made:
         assert all(file.with_suffix(end).stat().st_size > 200 for end in (".png", ".pdf", ".csv", ".json"))
