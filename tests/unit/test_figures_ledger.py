@@ -266,7 +266,7 @@ def test_every_committed_figure_is_whole_and_of_this_inventory():
 
 def test_committed_figures_are_of_the_studies_as_they_are():
     """Captions begin with the study's, and tables for reading are laid out from the csv as they would be today."""
-    for _, about in ledger.made(FIGURES):
+    for file, about in ledger.made(FIGURES):
         study = reported.studies()[f"{about['paper']}/{about['id']}"]
         again = f"fldiag figures {study.name} --scale {about['scale']} --as-is"
         assert about["caption"].startswith(study.caption), again
