@@ -25,12 +25,18 @@ class FldiagError(Exception):
         super().__init__(f"{what}; {remedy}" if remedy else what)
 
 
+#: More names than these are not listed where one of them is close.
+FEW = 12
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
-    """``did you mean 'x'?`` plus the known names: the tail of every unknown-name message."""
+    """``did you mean 'x'?`` and the known names, as far as they help: the tail of every unknown-name message."""
     names = sorted(known)
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}known: {', '.join(names)}"
+    folded = {n.casefold(): n for n in names}
+    close = difflib.get_close_matches(str(name).casefold(), folded, n=1, cutoff=0.5)
+    hint = f"did you mean {folded[close[0]]!r}?" if close else ""
+    listed = f"known: {', '.join(names)}" if not close or len(names) <= FEW else f"({len(names)} are known)"
+    return f"{hint} {listed}".strip()
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> FldiagError:

@@ -25,6 +25,12 @@ class Layout:
 
     @staticmethod
     def of(module: nn.Module) -> Layout:
+        """Raises FldiagError for a module without weights, and for one that only wraps the module that is meant."""
+        parallel = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
+        compiled = isinstance(getattr(module, "_orig_mod", None), nn.Module)  # by torch.compile
+        if parallel or compiled:
+            raise FldiagError(f"the model is a {type(module).__name__}, which wraps the module itself",
+                              f"give the module within: model.{'module' if parallel else '_orig_mod'}", usage=True)
         named = list(module.named_parameters())
         if not named:
             raise FldiagError("the model has no parameters", "give a model with at least one trainable tensor")

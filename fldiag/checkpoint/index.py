@@ -33,8 +33,8 @@ def read_index(path: Path) -> tuple[Path, dict[str, Any], list[Row]]:
     """
     file = path / "run.json" if os.path.isdir(path) else path
     if not os.path.exists(file):
-        raise FldiagError(f"{shown(path)} is not a run folder: it has no run.json",
-                          "give the folder that fldiag train printed", usage=True)
+        what = "is not a run folder: it has no run.json" if os.path.isdir(path) else "is not there"
+        raise FldiagError(f"{shown(path)} {what}", "give the folder that fldiag train printed", usage=True)
     if not os.path.isfile(file):
         raise FldiagError(f"{file} is not valid: it is no file", EDITED)
     try:

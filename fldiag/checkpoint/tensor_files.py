@@ -111,6 +111,9 @@ def _verify(path: Path, size: int) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
+            if members and all(member.filename.endswith(".npy") for member in members):
+                raise FldiagError(f"{path} holds numpy arrays and no weights: it may be data",
+                                  f"give a checkpoint, and this file as its data: --data npz:{path}", usage=True)
             _claim(path, sum(member.file_size for member in members), size)
             bad = archive.testzip() if any(member.CRC for member in members) else None
     except (FldiagError, OSError):

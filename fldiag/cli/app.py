@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
+from click import NoSuchOption
 from typer.core import TyperCommand, TyperGroup
 
 from fldiag import known
@@ -29,6 +30,32 @@ class Verbs(TyperGroup):
         if super().get_command(ctx, name) is None and name in known.plugins("diagnostics"):
             return name, command(name), args[1:]
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except NoSuchOption as error:
+            if error.ctx is None or not any(option.name == "set_" for option in error.ctx.command.params):
+                raise
+            raise _explained(error) from None
+
+
+def _explained(error: NoSuchOption) -> NoSuchOption:
+    """Of a verb that takes a config: an unknown option that is one of its keys names the way to set it."""
+    from fldiag import sections
+    from fldiag.config import Config
+
+    key = error.option_name.lstrip("-").replace("-", "_")
+    found: list[str] = []
+    for name, field in Config.model_fields.items():
+        section = field.annotation
+        inner = section.model_fields if isinstance(section, type) and issubclass(section, sections.Section) else {}
+        found += [f"{name}.name"] if name == key and "name" in inner else [name] if name == key else []
+        found += [f"{name}.{k}" for k in inner if key in (k, f"{name}_{k}")]
+    if not found:
+        return error
+    text = f"No such option: {error.option_name}. It is a key of the config: --set {found[0]}=..."
+    return NoSuchOption(error.option_name, message=text, ctx=error.ctx)
 
 
 app = typer.Typer(cls=Verbs, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,

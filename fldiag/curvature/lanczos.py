@@ -57,7 +57,8 @@ def lanczos(operator: Callable[[Tensor], Tensor], size: int, k: int, *, which: W
     """The k eigenpairs at one end of the spectrum of a symmetric operator ``v [P] -> [P]``, P = ``size``.
 
     ``which``: largest or smallest (algebraic), or largest magnitude. ``tol``: relative error of every
-    eigenvalue. ``noise``: relative rounding error of a product (1e-6 for float32, 1e-12 for float64);
+    eigenvalue; of one of the smallest that lies within ``tol`` ||H|| of zero, that is allowed.
+    ``noise``: relative rounding error of a product (1e-6 for float32, 1e-12 for float64);
     remainders and eigenvalues below noise * ||H|| count as zero. An invariant subspace makes it start again
     from a new random vector, so repeated eigenvalues are found. Convergence relies on the gaps to other Ritz
     values, and a Ritz vector may mix two close eigenvectors: so after it a second sequence, from a random vector
@@ -136,7 +137,10 @@ class Search:
     # -- what counts as found
 
     def _slack(self, values: np.ndarray) -> np.ndarray:
-        return np.maximum(self.tol * np.abs(values), self.noise * self.first.scale)
+        sizes, norm = np.abs(values), self.first.scale
+        if self.which == "smallest":  # no relative error is ever reached of what lies so near zero
+            sizes = np.where(sizes <= self.tol * norm, norm, sizes)
+        return np.maximum(self.tol * sizes, self.noise * norm)
 
     def _settled(self, r: Ritz) -> np.ndarray:
         return (r.residuals[:self.k] if self.strict else r.bounds) <= self._slack(r.values[:self.k])

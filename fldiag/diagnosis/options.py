@@ -48,6 +48,8 @@ SHARED = (
     Shared("stack", "str", "auto", "Evaluate clients' models side by side: auto, on or off.", ("run",), typed=False),
     Shared("name", "str", None, "What the table calls the subject.", typed=False),
 )
+#: Bytes of memory below which a unit was forgotten.
+LEAST = 2**10
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
 
@@ -63,8 +65,9 @@ def size(memory: str | int) -> int:
         found = int(float(match.group(1)) * _UNITS[match.group(2)]) if match else 0
     except ValueError:
         found = 0
-    if found < 1:
-        raise FldiagError(f"memory = {memory!r} is not a size", "give bytes, or such as 500M or 2G", usage=True)
+    if found < (LEAST if isinstance(memory, str) else 1):
+        what = f"is {found:,} bytes, in which nothing can be computed" if found else "is not a size"
+        raise FldiagError(f"memory = {memory!r} {what}", "give such as 500M or 2G, or at least 1k", usage=True)
     return found
 
 

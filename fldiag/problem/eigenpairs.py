@@ -10,6 +10,7 @@ import torch
 from fldiag.curvature.lanczos import EigenPairs, Which, lanczos
 from fldiag.curvature.operator import Block, Matrix, Operator
 from fldiag.errors import FldiagError
+from fldiag.models.size import memory
 from fldiag.problem.exact_curvature import within_a_layer
 from fldiag.problem.operators import block_index, block_names
 from fldiag.problem.problem import Problem
@@ -44,6 +45,16 @@ def eigenpairs(problem: Problem, k: int = 5, *, which: Which = "largest", tol: f
     limit = basis_limit(problem, k, product.size)
     return lanczos(product, product.size, k, which=which, tol=tol, max_products=max_products, miss=miss,
                    noise=NOISE[problem.dtype], limit=limit, strict=strict, seed=seed, device=problem.device, progress=progress)
+
+
+def check_count(k: int, size: int) -> None:
+    """Refuse more eigenpairs than there are weights, or than this machine's memory holds vectors of."""
+    if k > size:
+        raise FldiagError(f"k = {k:,}, and the model has {size:,} weights", "ask for fewer eigenvalues", usage=True)
+    needed, there = 8 * size * (k + 8), memory()
+    if needed > there:
+        raise FldiagError(f"k = {k:,} eigenvectors of {size:,} weights take {needed / 1e9:,.0f} GB, and this machine has "
+                          f"{there / 1e9:,.0f} GB of memory", "ask for fewer eigenvalues", usage=True)
 
 
 def basis_limit(problem: Problem, k: int, size: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -39,7 +38,8 @@ def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | No
     given = checkpoint.data
     dataset = None if _is_examples(given) else _dataset(checkpoint, root, download, normalise)
     module = _module(checkpoint, dataset)
-    params, buffers = _weights(checkpoint, module, client)
+    state, told = _named(checkpoint, module)
+    params, buffers = _weights(checkpoint, module, state, client)
     loss: Callable[..., Tensor]
     if dataset is None:
         if slice != "train" or samples is not None:
@@ -61,7 +61,7 @@ def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | No
                    "seed": checkpoint.manifest["seed"]}
     label = name or (checkpoint.label if client is None else f"{checkpoint.label} client {client}")
     made = Problem(module, loss, examples, params, buffers, name=label, dtype=dtype, device=device, memory=memory, labels=labels)
-    made.remarks = [] if dataset is None else data.remarks(dataset)
+    made.remarks = [*told, *([] if dataset is None else data.remarks(dataset))]
     return made
 
 
@@ -119,11 +119,16 @@ def _shapes(c: Checkpoint) -> tuple[tuple[int, ...], int]:
     return tuple(x.shape[1:]), int(y.shape[1]) if y.is_floating_point() else int(y.max()) + 1
 
 
-def _weights(c: Checkpoint, module: nn.Module, client: int | None) -> tuple[Any, Any]:
-    names, state = {n for n, _ in module.named_buffers()}, c.state
-    if not c.manifest and (prefix := foreign.prefix_of(state, module)):
-        warnings.warn(f"{c.path.name}: the names fit the model without {prefix!r} before them", stacklevel=3)
-        state = foreign.strip(state, prefix)
+def _named(c: Checkpoint, module: nn.Module) -> tuple[foreign.State, list[str]]:
+    """The state_dict with the model's own names, and a remark where it had others."""
+    prefix = "" if c.manifest else foreign.prefix_of(c.state, module)
+    if not prefix:
+        return c.state, []
+    return foreign.strip(c.state, prefix), [f"{c.path.name}: the names fit the model without {prefix!r} before them"]
+
+
+def _weights(c: Checkpoint, module: nn.Module, state: foreign.State, client: int | None) -> tuple[Any, Any]:
+    names = {n for n, _ in module.named_buffers()}
     params = {n: t for n, t in state.items() if n not in names}
     buffers = {n: t for n, t in state.items() if n in names}
     if client is None:

@@ -51,6 +51,7 @@ def candidates(runs: Mapping[Path, Mapping[int, str]], places: Sequence[Path], f
 
     ``notes`` grows by what looks as if it should have been of use and is not.
     """
+    others: list[str] = []
     for file, given in _provenance_files(runs, places, fallback):
         csv = _table_of(file)
         try:
@@ -79,8 +80,12 @@ def candidates(runs: Mapping[Path, Mapping[int, str]], places: Sequence[Path], f
         if any(made.owned(rounds) for rounds in runs.values()):
             yield made
         elif wanted:
-            notes.append(f"{csv.name} is not shown: it was made from other checkpoints than those of "
-                         f"{'this run' if len(runs) == 1 else 'these runs'}.")
+            others.append(csv.name)
+    if others:
+        whose = "this run" if len(runs) == 1 else "these runs"
+        what = f"{others[0]} is not shown: it was" if len(others) == 1 else \
+            f"{len(others)} tables are not shown ({', '.join(others[:3])}{', ...' if len(others) > 3 else ''}): they were"
+        notes.append(f"{what} made from other checkpoints than those of {whose}.")
 
 
 def _provenance_files(runs: Iterable[Path], places: Sequence[Path], fallback: Path) -> Iterator[tuple[Path, bool]]:

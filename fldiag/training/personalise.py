@@ -28,6 +28,8 @@ from fldiag.training.setup import Setup
 METRIC = "personal_accuracy"
 #: Epochs of fine-tuning when neither the caller nor the method says so.
 EPOCHS = (0, 1, 5)
+#: Fine-tuning for longer is a slip of the pen.
+MOST_EPOCHS = 10_000
 #: What tests a client: test examples in the proportions of its training labels, or all of the classes it has.
 TESTS = {"test": slices.personal_test, "own": slices.own_classes}
 
@@ -128,7 +130,8 @@ def measure(setup: Setup, plan: Personal, w: Tensor, buffers: dict[str, Tensor],
     rows.sort(key=lambda row: (row["index"], row["client"]))
     rows += [row for e in sorted(plan.epochs) for row in _summary([r for r in rows if r["index"] == e], e, test)]
     common = {"round": rounds, "moment": "trained", "estimator": "exact",
-              "prediction": "model" if plan.neighbours is None else "model and neighbours"}
+              **({"prediction": "model"} if plan.neighbours is None else {
+                  "prediction": "model and neighbours", "voters": plan.neighbours.described})}
     return [{**common, **row} for row in rows]
 
 
@@ -205,6 +208,8 @@ def _epochs(epochs: Sequence[int]) -> tuple[int, ...]:
     found = tuple(epochs)
     if not found or not all(isinstance(e, int | np.integer) and not isinstance(e, bool) and e >= 0 for e in found):
         raise FldiagError(f"epochs = {list(found)}", "give whole numbers of at least 0, such as 0, 1 and 5", usage=True)
+    if max(found) > MOST_EPOCHS:
+        raise FldiagError(f"epochs = {max(found):,}", f"give at most {MOST_EPOCHS:,}", usage=True)
     return tuple(sorted({int(e) for e in found}))
 
 

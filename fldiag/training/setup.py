@@ -115,7 +115,13 @@ class Setup:
                               "give at least two: data.public=holdout:200, or a larger data.public_size", usage=True)
 
     def _check_batches(self) -> None:
-        """Batch-norm on a map of one position cannot train on one example: tried with the smallest minibatch there is."""
+        """Batch-norm on a map of one position cannot train on one example: tried with the smallest minibatch there is.
+        Without its last minibatch some client must have one."""
+        largest = max(map(len, self.parts))
+        if self.config.train.drop_last and largest < self.config.train.batch_size:
+            raise FldiagError(f"train.drop_last leaves out every minibatch: train.batch_size = {self.config.train.batch_size}, "
+                              f"and the largest client has {largest} examples",
+                              "lower train.batch_size, or set train.drop_last = false", usage=True)
         train, cuts = self.config.train, max((part.cuts for part in self.method), default=1)
         last = [n % train.batch_size or min(n, train.batch_size) for n in map(len, self.parts)]
         if train.drop_last or (not self.network.buffers and not self.network.batch_dependent) or min(last) // cuts > 1:

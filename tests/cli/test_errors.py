@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -52,6 +53,34 @@ def test_unknown_preset_and_missing_file():
     assert "gone.toml" in complaint("train", "gone.toml", code=2)
     Path("bad.toml").write_text("rounds = = 3")
     assert "not valid TOML" in complaint("train", "bad.toml", code=2)
+
+
+def test_names_are_found_in_any_case_and_few_are_listed():
+    text = complaint("train", "digits", "--set", "method.name=FEDAVG", code=2)
+    assert "did you mean 'fedavg'?" in text and "scaffold" not in text
+    assert "fedalign" not in complaint("train", "digit", code=2)
+
+
+@pytest.mark.parametrize(("option", "key"), [("--rounds", "rounds"), ("--lr", "train.lr"), ("--method", "method.name")])
+def test_a_key_of_the_config_typed_as_an_option_says_how_to_set_it(option, key):
+    result = runner.invoke(app, ["train", "digits", option, "5"])
+    assert result.exit_code == 2 and f"--set {key}=..." in result.stderr and "--out" not in result.stderr
+
+
+def test_a_path_of_the_wrong_kind_says_what_it_is():
+    assert "checkpoints/nothing is not there" in complaint("drift", "checkpoints/nothing", code=2)
+    Path("empty").mkdir()
+    assert "has no run.json" in complaint("drift", "empty", code=2)
+    np.savez("data.npz", train_images=np.zeros((2, 8, 8)))
+    assert "--data npz:data.npz" in complaint("spectrum", "data.npz", code=2)
+
+
+def test_what_can_never_be_computed_is_refused():
+    assert "46,594 weights" in complaint("spectrum", EXAMPLE, "--k", 100_000, code=2)
+    assert "5 bytes" in complaint("spectrum", EXAMPLE, "--memory", 5, code=2)
+    assert "points" in complaint("landscape", EXAMPLE, "--points", 0, code=2)
+    batches = ("--set", "train.drop_last=true", "--set", "train.batch_size=1000")
+    assert "largest client" in complaint("train", "digits", *batches, code=2)
 
 
 def test_missing_data_says_where_it_looked_and_how_to_get_it(tmp_path):

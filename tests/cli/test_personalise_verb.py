@@ -57,6 +57,11 @@ def test_a_run_of_any_method_table_picture_and_provenance(trained):
     assert run("personalise", trained, "--epochs", "0,2").stdout == result.stdout  # the cache's answer is the same
 
 
+def test_what_voted_is_said(trained, tmp_path):
+    said = run("personalise", trained, "--epochs", 0, "--knn", "--clients", "0,3", "--out", tmp_path / "o").stdout
+    assert "voted: the 5 nearest of at most 500 training examples" in said and "weight 0.5" in said
+
+
 @pytest.mark.slow
 def test_options_change_the_answer_and_its_name(trained, tmp_path):
     seen = {}
@@ -75,7 +80,8 @@ def test_wrong_questions(trained):
     assert "0..19" in complaint("personalise", trained, "--clients", "20", code=2)
     assert "initial" in complaint("personalise", trained, "--lr", "last", code=2)
     assert "own" in complaint("personalise", trained, "--test", "train", code=2)
-    assert "not a run folder" in complaint("personalise", "nowhere", code=2)
+    assert "is not there" in complaint("personalise", "nowhere", code=2)
+    assert "at most 10,000" in complaint("personalise", trained, "--epochs", "100000000000", code=2)
 
 
 def test_a_run_that_is_not_finished_is_refused(trained, tmp_path):

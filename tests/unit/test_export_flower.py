@@ -2,7 +2,10 @@
 between server and clients is left out."""
 
 import copy
+import importlib
+import sys
 from collections import OrderedDict
+from pathlib import Path
 
 import helpers
 import numpy as np
@@ -314,3 +317,17 @@ def test_the_older_interface(tmp_path, whole):
     acc = run.metrics[run.metrics["metric"] == "acc"]
     assert dict(zip(acc["round"], acc["value"], strict=True)) == {1: 0.1, 2: 0.2} and pd.notna(acc["value"]).all()
     assert np.isclose(run.metrics.query("metric == 'loss' and scope == 'client' and client == 1")["value"], 1.0).all()
+
+
+def test_the_example_is_a_file_that_runs_and_whose_run_is_diagnosed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    example = importlib.import_module("flower_digits")
+    monkeypatch.setattr(sys.modules[__name__], "NODES", {100 + k: k for k in range(example.CLIENTS)})
+    example.serve(InProcess(example.client_app))
+    run = fldiag.load(example.OUT)
+    assert run.status == "finished" and run.done == example.ROUNDS and run.index["config"]["model"]["name"] == "flower_digits:net"
+    with pytest.raises(FldiagError, match="--model flower_digits:net"):
+        fldiag.diagnose(run, "forgetting")
+    table = fldiag.diagnose(run, "forgetting", model="flower_digits:net")
+    assert set(table["client"].dropna()) == set(range(example.CLIENTS))

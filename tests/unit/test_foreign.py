@@ -88,8 +88,8 @@ def test_misfits_name_the_tensor(edit, expected):
 def test_a_plain_checkpoint_with_a_prefix_is_diagnosed_and_that_is_said(tmp_path):
     model, data = nn.Linear(4, 3), (torch.randn(8, 4), torch.arange(8) % 3)
     torch.save({"module." + k: v for k, v in model.state_dict().items()}, tmp_path / "dp.pt")
-    with pytest.warns(UserWarning, match=r"without 'module\.'"):
-        problem = target.problem(fldiag.load(tmp_path / "dp.pt", model=nn.Linear(4, 3), data=data))
+    problem = target.problem(fldiag.load(tmp_path / "dp.pt", model=nn.Linear(4, 3), data=data))
+    assert problem.remarks == ["dp.pt: the names fit the model without 'module.' before them"]
     assert torch.equal(problem.w, torch.cat([model.weight.flatten(), model.bias]).detach())
 
 

@@ -52,6 +52,17 @@ def test_all_eigenvalues_of_a_planted_spectrum_with_k_at_least_the_size(spectrum
     assert measured(a, found) == pytest.approx(np.zeros(len(spectrum)), abs=1e-8)
 
 
+def test_the_smallest_converge_where_they_lie_near_zero_and_no_relative_error_is_ever_reached():
+    rng = np.random.default_rng(0)
+    spectrum = np.concatenate([1e-7 * rng.standard_normal(280), np.linspace(0.5, 1, 20)])
+    a = planted(spectrum)
+    found = top(a, 2, "smallest", noise=1e-9, max_products=150)
+    assert found.converged.all() and np.abs(found.values - np.sort(spectrum)[:2]).max() <= 1e-3
+    away = planted(np.concatenate([spectrum, [-0.5, -0.49]]))
+    found = top(away, 2, "smallest", noise=1e-9, max_products=150)
+    assert found.converged.all() and found.values == pytest.approx([-0.5, -0.49], rel=1e-3)
+
+
 def test_zero_operator_has_zero_eigenvalues():
     found = lanczos(torch.zeros_like, 50, 3)
     assert found.values.tolist() == [0, 0, 0] and found.converged.all() and found.products < 10

@@ -257,3 +257,10 @@ def test_the_digest_follows_everything_that_decides_the_numbers():
               Problem(mlp(), CE, (x, y), dtype=torch.float64),
               Problem(mlp(), nn.CrossEntropyLoss(), (x, y)), Problem(mlp(nn.Identity()), CE, (x, y))]
     assert len({same, *(p.digest() for p in others)}) == 7
+
+
+def test_a_module_that_only_wraps_another_is_named_with_what_to_give_instead():
+    x, y = torch.randn(8, 4), torch.arange(8) % 3
+    for wrapped, inside in ((nn.DataParallel(nn.Linear(4, 3)), "model.module"), (torch.compile(nn.Linear(4, 3)), "model._orig_mod")):
+        with pytest.raises(FldiagError, match=inside):
+            Problem(wrapped, nn.functional.cross_entropy, (x, y))

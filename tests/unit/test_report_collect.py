@@ -46,6 +46,15 @@ def test_a_table_of_other_weights_is_not_shown_and_that_is_said(tmp_path, kind):
     assert len(found.notes) == 1 and f"{kind}-1.csv" in found.notes[0] and "other checkpoints" in found.notes[0]
 
 
+def test_several_tables_of_other_weights_are_one_line(tmp_path):
+    old = reports.run(tmp_path / "a", salt="before")
+    reports.of_run(old, "forgetting", reports.forgetting())
+    reports.of_checkpoints(old, "landscape", lambda _: reports.surface())
+    reports.run(tmp_path / "a", salt="after")
+    (note,) = collect([tmp_path / "a"]).notes
+    assert note.startswith("2 tables are not shown (") and note.endswith("other checkpoints than those of this run.")
+
+
 def test_one_wrong_checkpoint_among_the_right_ones_is_enough_to_refuse(tmp_path):
     made = reports.run(tmp_path / "a")
     csv = reports.of_run(made, "drift", reports.drift())

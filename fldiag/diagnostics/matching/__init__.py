@@ -23,7 +23,7 @@ from fldiag.diagnostics.matching.summary import summary
 from fldiag.errors import FldiagError
 from fldiag.problem import stack as stacks
 from fldiag.problem.diagonal import Diagonal, Estimate, diagonal_of, norm
-from fldiag.problem.eigenpairs import NOISE, eigenvalue_rows, loss_row, strict_pairs
+from fldiag.problem.eigenpairs import NOISE, check_count, eigenvalue_rows, loss_row, strict_pairs
 from fldiag.problem.problem import Problem
 from fldiag.problem.stack import Stack
 from fldiag.registry import Progress, diagnostic
@@ -62,7 +62,12 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
     return rounds * (one * 2 + (0 if options["on"] == "client" else clients * (10 if options["on"] == "both" else one)))
 
 
-@diagnostic("matching", on="run", needs="clients", draw=picture.draw_last, summary=summary, cost=cost,
+def check(history: History, options: Mapping[str, Any]) -> None:
+    """Refuse more eigenvectors than there are."""
+    check_count(options["k"], history.layout.size)
+
+
+@diagnostic("matching", on="run", needs="clients", draw=picture.draw_last, summary=summary, cost=cost, check=check,
             section=section, order=50,
             example="checkpoints/digits-fedavg-s0-1a2b3c4d --samples 500")
 def matching(history: History, progress: Progress | None = None, *,

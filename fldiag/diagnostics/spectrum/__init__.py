@@ -22,6 +22,7 @@ from fldiag.errors import FldiagError
 from fldiag.plotting import layers
 from fldiag.problem.eigenpairs import (
     NOISE,
+    check_count,
     default_products,
     eigenpairs,
     eigenvalue_rows,
@@ -49,9 +50,10 @@ def cost(problem: Problem, options: Mapping[str, Any]) -> float:
 
 
 def check(problem: Problem, options: Mapping[str, Any]) -> None:
-    """Refuse an unknown engine, and flags that do not go together."""
+    """Refuse an unknown engine, more eigenvalues than there are, and flags that do not go together."""
     if options["engine"] not in ENGINES:
         raise FldiagError(f"engine {options['engine']!r} is not one of {', '.join(ENGINES)}", "choose one of them", usage=True)
+    check_count(options["k"], problem.layout.size)
     if options["engine"] == "pyhessian":
         flags = {"--which": options["which"] not in ("largest", "magnitude"), "--matrix": options["matrix"] != "hessian",
                  "--params": options["params"] is not None, "--per-layer": options["per_layer"],

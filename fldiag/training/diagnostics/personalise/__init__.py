@@ -13,7 +13,7 @@ from fldiag.errors import FldiagError
 from fldiag.method import Neighbours
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.select import number, only
-from fldiag.results.summary import Item, Small
+from fldiag.results.summary import Item, Say, Small
 from fldiag.training import personalise as library
 from fldiag.training.diagnostics.personalise import picture
 from fldiag.training.diagnostics.personalise.section import section
@@ -23,7 +23,7 @@ SUMMARY = {"epochs": "fine-tuning epochs", "clients": "clients", "mean": "person
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
-    """One row for each run and number of epochs; none where the table holds no personal accuracy."""
+    """One row for each run and number of epochs, none where the table holds no personal accuracy; and what voted."""
     several = frame["run"].nunique() > 1
     rows = []
     for (run, e), part in only(frame, metric=(library.METRIC, f"{library.METRIC}_std")).groupby(["run", "index"], sort=False):
@@ -34,6 +34,8 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
                          "std": number(part, f"{library.METRIC}_std", scope="global"), "lowest": float(each.min()),
                          "highest": float(each.max())})
     yield Small(rows, {**({"run": "run"} if several else {}), **SUMMARY})
+    for text in frame["voters"].dropna().unique() if "voters" in frame else ():
+        yield Say(f"voted: {text}")
 
 
 def _listed(value: Any) -> Any:
@@ -51,7 +53,8 @@ def personalise(runs: Sequence[Run], progress: Progress | None = None, *,
                                                              "method has no plan of its own).")] = None,
                 lr: Annotated[Literal["decayed", "initial"] | None, Field(
                     description="decayed (lr after the last round) or initial.")] = None,
-                knn: Annotated[bool, Field(description="Let the 5 nearest training examples vote with the model.")] = False,
+                knn: Annotated[bool, Field(description="Let the 5 nearest of the client's own training examples vote "
+                                                        "with the model.")] = False,
                 clients: Annotated[Numbers, Field(description="Only these clients, such as 0,3,7.")] = None,
                 test: Annotated[str, Field(description="Tested on test (the client's class mixture) or own (all its "
                                                        "classes).")] = "test",
