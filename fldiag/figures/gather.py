@@ -166,7 +166,9 @@ def measured(found: pd.DataFrame, study: Study, plan: Plan, there: Collection[st
 
 def _error(part: pd.DataFrame) -> dict[str, float]:
     """Of counts over what is drawn at random: the standard error."""
-    known = part.loc[part["ask"] == "flops", "stderr"].dropna() if {"stderr", "ask"} <= set(part) else ()
+    if not {"stderr", "ask"} <= set(part):
+        return {}
+    known = part.loc[part["ask"] == "flops", "stderr"].dropna()
     return {"stderr": float(known.iloc[0])} if len(known) else {}
 
 

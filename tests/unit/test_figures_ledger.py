@@ -294,7 +294,7 @@ def test_every_picture_of_the_readme_is_there_and_made_by_the_command_beside_it(
 # ---- claims
 
 #: Statements on numbers that no committed figure has.
-NOT_MEASURED: set[str] = set()
+NOT_MEASURED = {"fedsol-heterogeneity"}
 
 TABLE = pd.DataFrame({"origin": "measured", "metric": "m", "label": ["a", "b"] * 3, "seed": [0, 0, 1, 1, 2, 2],
                       "layer": None, "value": [1.0, 2.0, 1.5, 3.0, 5.0, 4.0]})
@@ -428,8 +428,8 @@ def test_every_claim_compares_what_its_study_has():
         try:
             verdict = claim.check(pd.read_csv(FIGURES / paper / f"{id}.csv", low_memory=False))
             assert verdict.votes and verdict.numbers and verdict.labels, claim.id
-        except FldiagError as error:
-            assert claim.id in NOT_MEASURED, f"{claim.id}: {error.what}"
+        except (FldiagError, FileNotFoundError) as error:
+            assert claim.id in NOT_MEASURED, f"{claim.id}: {error}"
 
 
 def test_every_claim_is_about_a_study_that_there_is():

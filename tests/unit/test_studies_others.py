@@ -12,7 +12,6 @@ from helpers import images, multiply_adds
 from matplotlib.figure import Figure
 
 from fldiag import config as configs
-from fldiag import data
 from fldiag.errors import FldiagError
 from fldiag.figures import claims, costs, gather, plan, reported
 from fldiag.figures.paper_tables import VALUES, first_rounds
