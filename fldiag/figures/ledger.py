@@ -29,6 +29,8 @@ from fldiag.results.table import Row
 PAPER_SEEDS = 3
 COLUMNS = ["kind", "paper", "id", "source", *KEYS, "metric", "reported", "reported_std", "scale", "measured", "measured_std",
            "seeds", "difference", "agrees", "status", "trained_on", "trained_model", "runs", "machine", "code", "torch", "note"]
+#: Metrics that are counted: no seed changes them.
+COUNTED = ("MFLOPs", "GFLOPs", "params_M", "flops_relative")
 #: Metrics that are a difference to the method named by the mark ``over``.
 DIFFERENCES = {"accuracy_change": "accuracy", "accuracy_gain": "accuracy"}
 
@@ -85,6 +87,7 @@ def _line(row: Reported, base: Row, file: Path, about: dict[str, Any]) -> Row | 
         spreads = [s for s in (std, base_hit["std"]) if s is not None]
         value, std = value - base_hit["value"], sum(s * s for s in spreads) ** 0.5 if spreads else None
         runs = sorted({*runs, *base_hit["runs"]})
+    std = hit.get("stderr", std)
     line = {**common, "measured": value, "measured_std": std, "seeds": hit["seeds"], "trained_on": hit["trained_on"],
             "trained_model": hit["trained_model"], "runs": " ".join(runs),
             "status": _status(hit)}
@@ -123,11 +126,19 @@ def _agrees(row: Reported, line: Row, difference: float, about: dict[str, Any]) 
         return "other data"
     if row.model and line["trained_model"] and row.model != line["trained_model"]:
         return "other model"
+    if row.metric in COUNTED:
+        return _printed(row, line["measured_std"], difference)
     if "not reached within" in row.note:
         return "bound"
     if about.get("reduction"):
         return "reduced"
     return _within(row.std, line["measured_std"], int(line["seeds"]), difference)
+
+
+def _printed(row: Reported, error: float | None, difference: float) -> str:
+    """Of counts: whether they are the same to the last digit printed, or within two standard errors of what is drawn."""
+    _, _, digits = f"{row.value:.10g}".partition(".")
+    return "yes" if abs(difference) <= 0.5 * 10.0 ** -len(digits) + 2 * (error or 0.0) + 1e-12 else "no"
 
 
 def _within(theirs: float | None, ours: float | None, seeds: int, difference: float) -> str:

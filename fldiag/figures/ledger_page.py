@@ -58,7 +58,8 @@ def _intro(found: pd.DataFrame, made: list[tuple[Path, dict[str, Any]]]) -> list
             "one spread: only one deviation is known, taken for both, and the difference is within its interval; no spread: none "
             "is known; other data (public data too), other model: another stood in for the paper's; protocol unknown: the "
             "paper's text lacks what the number depends on; reduced: fewer rounds, clients or examples than the paper's, as the "
-            "caption says; bound: the paper's number is one.",
+            "caption says; bound: the paper's number is one. Counts agree to the last digit printed, or within two standard "
+            "errors (their ±) where something is drawn at random.",
             "", "A statement holds or does not hold where the difference is beyond the noise: a paired t-test over the seeds "
             "(95 %) from three seeds on; with fewer, for accuracies alone, twice the root of the test set's variance and "
             "those of two repetitions (the paper's deviation, or 1.5 points). Undecided also: models whose accuracy is within 3 "

@@ -115,27 +115,11 @@ def _personal(s: Subject, epochs: tuple[int, ...], **options: Any) -> pd.DataFra
 
 
 def _cost(s: Subject) -> pd.DataFrame:
-    """Counted on a further epoch of the second round, so that what is done once a round does not show, with inputs as they
-    are: the received model's outputs are then taken once a round, and not counted."""
-    mine = s.trained.config
-    counts = [_epoch(s, made) for made in (mine, mine.replace(method__name="fedavg"))]
-    return table([{"metric": "flops_relative", "value": counts[0] / counts[1], "unit": "x", "scope": "global"}],
-                 **_about(s.trained))
+    from fldiag.figures.costs import relative
 
-
-def _epoch(s: Subject, config: Config) -> int:
-    """Multiply-adds of an epoch of a client."""
-    from fldiag.figures.costs import operations
-    from fldiag.training.federation import Federation
-    from fldiag.training.setup import Setup
-
-    totals = []
-    for epochs in (1, 2):
-        given = config.replace(data__root=s.config.data.root if s.config else None, data__augment=False, train__stack="off",
-                               train__epochs=epochs, clients__per_round=1, metrics={})
-        counts = operations(Federation(Setup(given, device=s.device, download=s.download)))
-        totals.append(sum(counts.values()) // 2)
-    return totals[1] - totals[0]
+    assert s.config is not None
+    return table([{"metric": "flops_relative", "value": relative(s.config), "unit": "x", "scope": "global"}],
+                 method=s.config.method.name, seed=s.config.seed)
 
 
 def _about(run: Run) -> dict[str, Any]:
@@ -153,7 +137,7 @@ def _flops(s: Subject) -> pd.DataFrame:
     from fldiag.figures.costs import flops
 
     assert s.config is not None
-    return flops(s.config, s.download)
+    return flops(s.config)
 
 
 def _plane(s: Subject, **options: Any) -> pd.DataFrame:

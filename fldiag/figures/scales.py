@@ -9,7 +9,7 @@ from typing import Any
 
 from fldiag.config import Config
 from fldiag.errors import FldiagError, unknown
-from fldiag.figures.study import Ask, Trial
+from fldiag.figures.study import COUNTED, Ask, Trial
 
 
 class LeftOut(FldiagError):
@@ -57,8 +57,8 @@ class Scale:
 
         Raises LeftOut for data and models that the scale has not."""
         made = trial.protocol().replace(seed=seed)
-        if self.name == "paper":
-            return made
+        if self.name == "paper" or (trial.ask and not trial.train and all(ask.name in COUNTED for ask in trial.ask)):
+            return made  # what is counted needs no data
         return self._reduce(made, trial.paper, store) if trial.train else self._elsewhere(made, trial.paper)
 
     def _stand_in(self, made: Config, paper: str, data: Mapping[str, str]) -> str:

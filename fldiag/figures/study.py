@@ -115,6 +115,8 @@ class Trial:
         return self.label or self.method or self.protocol().method.name
 
 
+#: Questions to a config that need no data.
+COUNTED = ("flops", "cost")
 #: What the ledger takes of a table of accuracies.
 ACCURACY: Mapping[str, Mapping[str, Any]] = MappingProxyType({"accuracy": {"metric": "accuracy"}})
 
@@ -180,8 +182,9 @@ def personal(*epochs: int, **options: Any) -> Ask:
 
 
 def cost() -> Ask:
-    """``flops_relative``: multiply-adds of a local step over those of FedAvg on the same model, counted; one seed."""
-    return Ask("cost", seeds=1)
+    """``flops_relative``: multiply-adds of a local step over those of FedAvg on the same model, counted. For trials with
+    ``train=False``: of the paper's model, images and classes at every scale."""
+    return Ask("cost", needs="nothing", seeds=1)
 
 
 def diagnostic(name: str, *, seeds: int | None = None, steps: str | None = None, **options: Any) -> Ask:
@@ -204,7 +207,7 @@ def partition() -> Ask:
 
 def flops(seeds: int | None = 1) -> Ask:
     """``MFLOPs`` (``GFLOPs``): multiply-adds of a local step's forward passes, an image; ``params_M``: parameters kept. For
-    trials with ``train=False``: of the paper's model at every scale."""
+    trials with ``train=False``: of the paper's model, images and classes at every scale."""
     return Ask("flops", needs="nothing", seeds=seeds)
 
 

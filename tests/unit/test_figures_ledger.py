@@ -102,6 +102,14 @@ def test_agreement_is_a_t_interval(tmp_path, value, std, says):
     assert line(tmp_path, "table2")["agrees"] == says
 
 
+@pytest.mark.parametrize(("value", "stderr", "says"), [(87.34, None, "yes"), (87.36, None, "no"), (88.0, 0.4, "yes"), (88.3, 0.4, "no")])
+def test_a_count_agrees_to_the_printed_digit_or_within_the_error_of_what_is_drawn(tmp_path, value, stderr, says):
+    split = "partition=lda;alpha=0.5;clients=16;ratio=1;epochs=20;rounds=25"
+    mine = hit(value, None, "fedavg", split, "MFLOPs", "cifar100", "cifar100", seeds=1) | {"model": "resnet56", "trained_model": "resnet56", "stderr": stderr}
+    put(tmp_path, "table5_counts", [mine], paper="fedalign")
+    assert line(tmp_path, "table5_counts", "fedavg", split, "MFLOPs", "cifar100", paper="fedalign")["agrees"] == says
+
+
 def test_another_public_set_is_other_data(tmp_path):
     """A number that distils on a stand-in of the paper's public data is not under its protocol, whatever was trained on."""
     split, paper = "partition=lda;alpha=0.3", configs.load("fedproj-cifar10-lda0.3").data.public
@@ -229,7 +237,7 @@ def test_the_committed_ledger_is_made_of_the_committed_figures(tmp_path):
 WITHOUT_A_COMMIT = {
     "fedalign/fig1", "fedalign/table1", "fedalign/table2", "fedalign/table3", "fedalign/table4", "fedalign/table5",
     "fedalign/table6", "fedalign/table7", "fedproj/fig1", "fedproj/fig3", "fedproj/table1", "fedproj/table3", "fedsol/fig10",
-    "fedsol/fig12", "fedsol/fig2", "fedsol/fig3", "fedsol/fig4", "fedsol/fig5", "fedsol/fig6", "fedsol/fig7", "fedsol/fig8",
+    "fedsol/fig2", "fedsol/fig3", "fedsol/fig4", "fedsol/fig5", "fedsol/fig6", "fedsol/fig7", "fedsol/fig8",
     "fedsol/table1", "fedsol/table10", "fedsol/table2", "fedsol/table3", "fedsol/table4", "fedsol/table5", "fedsol/table9",
     "fedtoga/ablation", "fedtoga/fig1", "fedtoga/fig2", "fedtoga/fig4", "fedtoga/fig5", "fedtoga/table1", "fedtoga/table2",
     "fedtoga/table2_reference", "fedtoga/table3", "fedtoga/table7", "fedtoga/table8", "fedtoga/table9",
@@ -286,7 +294,7 @@ def test_every_picture_of_the_readme_is_there_and_made_by_the_command_beside_it(
 # ---- claims
 
 #: Statements on numbers that no committed figure has.
-NOT_MEASURED: set[str] = set()
+NOT_MEASURED = {"fedsol-heterogeneity", *(f"fedalign-saves-{percent}" for percent in (33, 47, 65, 70))}
 
 TABLE = pd.DataFrame({"origin": "measured", "metric": "m", "label": ["a", "b"] * 3, "seed": [0, 0, 1, 1, 2, 2],
                       "layer": None, "value": [1.0, 2.0, 1.5, 3.0, 5.0, 4.0]})
@@ -420,8 +428,8 @@ def test_every_claim_compares_what_its_study_has():
         try:
             verdict = claim.check(pd.read_csv(FIGURES / paper / f"{id}.csv", low_memory=False))
             assert verdict.votes and verdict.numbers and verdict.labels, claim.id
-        except FldiagError as error:
-            assert claim.id in NOT_MEASURED, f"{claim.id}: {error.what}"
+        except (FldiagError, FileNotFoundError) as error:
+            assert claim.id in NOT_MEASURED, f"{claim.id}: {error}"
 
 
 def test_every_claim_is_about_a_study_that_there_is():

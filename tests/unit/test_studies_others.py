@@ -12,7 +12,6 @@ from helpers import images, multiply_adds
 from matplotlib.figure import Figure
 
 from fldiag import config as configs
-from fldiag import data
 from fldiag.errors import FldiagError
 from fldiag.figures import claims, costs, gather, plan, reported
 from fldiag.figures.paper_tables import VALUES, first_rounds
@@ -199,8 +198,8 @@ def test_iris_numbers_are_those_of_the_last_round_under_their_learning_rate(valu
 def test_counted_forward_passes(method, over, relative, monkeypatch):
     from fldiag import models
 
-    made, _ = images((8,), shape=(3, 8, 8))
-    monkeypatch.setattr(data, "load", lambda *_: made)
+    made, _ = images((costs.BATCH * costs.STEPS,), shape=(3, 8, 8))
+    monkeypatch.setattr(costs, "blank", lambda *_, **__: made)
     config = configs.build(Trial("fedalign-cifar10-lda0.5", method, {"model.name": "small_resnet", **over}).protocol().model_dump())
     found = costs.flops(config).set_index("metric")["value"]
     module = models.build("small_resnet", (3, 8, 8), 4, {}, seed=0)
@@ -208,3 +207,13 @@ def test_counted_forward_passes(method, over, relative, monkeypatch):
     if method in costs.STORED:
         size = sum(p.numel() for p in module.parameters()) / 1e6
         assert found["params_M"] == pytest.approx({"fedavg": 1, "moon": 3, "mixup": 1}[method] * size)
+
+
+def test_counts_are_of_the_papers_images_and_classes_at_every_scale(monkeypatch):
+    """Without any data: the last layer has the paper's classes."""
+    monkeypatch.delenv("FLDIAG_DATA", raising=False)
+    (trial,) = [t for t in OTHERS["fedalign/table5_counts"].trials if t.name == "fedavg"]
+    for name in SCALES:
+        assert scale(name).config(trial).data.name == "cifar100"
+    found = costs.flops(trial.protocol()).set_index("metric")["value"]
+    assert found["params_M"] == pytest.approx(0.61, abs=0.01) and found["MFLOPs"] == pytest.approx(87.3, rel=0.02)

@@ -1,0 +1,14 @@
+"""FedSOL Table 5: what perturbing a part of the net costs, counted."""
+
+from dataclasses import replace
+
+from fldiag.figures.paper_tables import table_of, trials
+from fldiag.figures.study import cost
+
+STUDY = table_of(
+    "fedsol", "table5_counts", title="Cost of partial perturbation, counted",
+    caption="Multiply-adds of a local step over those of FedAvg, counted on the paper's model, images and classes at every "
+            "scale, without the received model's outputs (the paper's delta). Both passes of the head share the body's "
+            "features here; the paper counts another forward pass.",
+    trials=tuple(replace(t, ask=(cost(),), train=False) for t in trials("fedsol", "table5_counts")),
+    ask=(), pick={"flops_relative": {"metric": "flops_relative"}})
