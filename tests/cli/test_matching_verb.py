@@ -94,7 +94,7 @@ def test_several_rounds_and_fewer_things(trained):
 
 
 def test_a_run_without_client_weights_says_how_to_get_them(tmp_path):
-    run("train", "digits", *SMALL, "--set", "rounds=1", "--out", tmp_path / "bare")
+    run("train", "digits", *SMALL, "--set", "rounds=1", "--set", "checkpoint.clients=none", "--out", tmp_path / "bare")
     text = run("matching", tmp_path / "bare", code=1).stderr
     assert "holds no client weights" in text and "checkpoint.clients=sampled" in text
     assert len(text.strip().splitlines()) == 2 and not (tmp_path / "bare" / "diagnostics").exists()

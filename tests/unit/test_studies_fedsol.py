@@ -181,6 +181,10 @@ def test_figure_3_takes_the_cosine_of_the_steps_over_all_parameters(tables):
     assert max(line.get_ydata().max() for line in right.get_lines()) < 1, "nothing of single clients or the head"
 
 
+#: Claims of three seeds whose made-up numbers differ as the paper says.
+DIFFERENT = {"fedsol-divergence", "fedsol-divergence-local", "fedsol-forgetting", "fedsol-orthogonal", "fedsol-proximal"}
+
+
 @pytest.mark.parametrize("claim", [c for c in claims.claims() if c.study in DRAWN], ids=lambda c: c.id)
 def test_claims_are_decided_and_the_other_way_round_by_what_is_measured(claim, tables):
     frame = tables[1][claim.study]
@@ -188,11 +192,12 @@ def test_claims_are_decided_and_the_other_way_round_by_what_is_measured(claim, t
         verdict = claim.check(frame)
     except FldiagError as error:
         pytest.fail(error.what)
-    assert len(verdict.votes) == STUDIES[claim.study].seeds
-    if claim.study not in ("fedsol/fig5", "fedsol/fig8"):  # where all made-up numbers are equal
-        assert all(verdict.votes)
-        turned = claim.check(frame.assign(value=1 / frame["value"]))
-        assert not any(turned.votes)
+    turned = claim.check(frame.assign(value=1 / frame["value"]))
+    if claim.id in DIFFERENT:
+        assert verdict.outcome == "holds" and verdict.votes == (True,) * STUDIES[claim.study].seeds
+        assert turned.outcome == "does not hold" and not any(turned.votes)
+    else:  # the made-up numbers are equal, of one seed, or near chance: none of that carries a verdict
+        assert verdict.outcome == turned.outcome == "undecided" and len(verdict.votes) == len(turned.votes) > 0
 
 
 @pytest.mark.parametrize(("options", "expected"), [({"name": "fedavg"}, 1.0), ({"name": "fedsam"}, 2.0),
