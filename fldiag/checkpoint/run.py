@@ -50,7 +50,26 @@ LONG = 2**20
 
 
 class Run(StoredRun):
-    """A run folder, to be read and written."""
+    """A run folder: what training wrote, read when it is asked for and verified against run.json.
+
+    ``Run.open(folder)`` or ``fldiag.load(folder)`` make one. ``metrics`` is a tidy table of numbers a round, ``steps(r)`` one of
+    the local steps where they were recorded, ``checkpoint(r)`` the weights after round r; ``model`` and ``data`` are those that
+    its checkpoints get instead of what the run names.
+
+    Args:
+        path: the folder.
+        index: the content of its run.json.
+        rows: metrics that the stored table does not have yet.
+
+    Raises:
+        FldiagError: from what reads: a file is missing, or is not the one that the run wrote.
+
+    >>> import tempfile, fldiag
+    >>> start = Config.load("digits", rounds=2, model__name="mlp", clients__per_round=2, train__epochs=1)
+    >>> run = fldiag.train(start, out=tempfile.mkdtemp() + "/run")
+    >>> run.rounds, run.checkpoint().round, sorted(run.metrics["round"].unique().tolist())
+    ([1, 2], 2, [1, 2])
+    """
 
     def __init__(self, path: Path, index: dict[str, Any], rows: Sequence[Row] = ()):
         super().__init__(path, index, rows)
@@ -78,14 +97,17 @@ class Run(StoredRun):
         return Run(*read_index(Path(path)))
 
     def put(self, name: str, writer: Any) -> None:
+        """Write a file of the run and list it; ``writer`` gets the open file."""
         folder = (self.path / name).parent
         self._unsettled |= {folder} if folder.is_dir() else {folder, self.path}
         self.index["files"][name] = files.write_atomic(self.path / name, writer, settle=False)
 
     def put_tensors(self, name: str, content: dict[str, Any]) -> None:
+        """Write a file of tensors and list it."""
         self.put(name, lambda f: torch.save(content, f))
 
     def put_checkpoint(self, round: int, manifest: dict[str, Any], state: dict[str, Tensor], **tensors: Any) -> None:
+        """Write the checkpoint of a round and list it."""
         self.put_tensors(f"rounds/{round:04d}.pt", schema.content(manifest, state, **tensors))
 
     def forget(self, rounds: Iterable[int]) -> None:
@@ -164,6 +186,7 @@ class Run(StoredRun):
         self.put(self.index["metrics"], lambda f: f.write(buffer.getvalue()))
 
     def put_steps(self, round: int, frame: pd.DataFrame) -> None:
+        """Write the table of a round's local steps and list it."""
         buffer = io.BytesIO()
         frame.to_parquet(buffer, index=False)
         self.put(f"steps/{round:04d}.parquet", lambda f: f.write(buffer.getvalue()))

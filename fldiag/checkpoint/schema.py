@@ -31,7 +31,23 @@ LARGEST = 2**62
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One round of a run, or a foreign state_dict (then ``manifest`` is empty and model and data must be given)."""
+    """One round of a run, or a foreign state_dict (then ``manifest`` is empty, and model and data must be given).
+
+    ``fldiag.load(file)`` or ``Run.checkpoint(round)`` make one.
+
+    Args:
+        path: where it was read.
+        state: the global weights and buffers, by name.
+        manifest: what the file says of itself: round, seed, config, shape, classes, clients, provenance.
+        received: the weights that the round's clients started from, [P].
+        clients: the trained weights of ``client_ids``, [K, P].
+        buffers: the buffers of these clients, by name, each [K, ...].
+        model: a module, a registered name or ``pkg.mod:factory``, instead of what the manifest names.
+        data: (x, y), a slice, a data set's name, ``npz:PATH`` or ``pkg.mod:loader``, instead of what the manifest names.
+
+    Raises:
+        FldiagError: from what reads a file: it is damaged, foreign or unsafe.
+    """
 
     path: Path
     state: dict[str, Tensor]
@@ -48,6 +64,7 @@ class Checkpoint:
 
     @property
     def round(self) -> int | None:
+        """The round after which it was written; None where that is not known."""
         return self.manifest.get("round")
 
     @property
@@ -57,6 +74,7 @@ class Checkpoint:
 
     @property
     def client_ids(self) -> list[int]:
+        """The clients whose trained weights it holds, in the order of the rows of ``clients``."""
         return list(self.manifest.get("clients", []))
 
     @property
@@ -68,6 +86,7 @@ class Checkpoint:
 
     @cached_property
     def sha256(self) -> str:
+        """Of the file, in hexadecimal digits."""
         return files.sha256(self.path)
 
 

@@ -37,6 +37,7 @@ class StoredRun:
 
     @property
     def status(self) -> str:
+        """running, interrupted, finished or diverged."""
         return str(self.index["status"])
 
     @property
@@ -46,6 +47,7 @@ class StoredRun:
 
     @property
     def config(self) -> Config:
+        """What was trained. Raises FldiagError for rounds of another program, which have no config of fldiag."""
         if isinstance(self.index.get("origin"), dict):
             raise FldiagError(f"run {self.path} was trained by another program, so it has no config of fldiag",
                               "it can be diagnosed (fldiag forgetting, matching, drift, landscape, spectrum), not trained",
@@ -96,6 +98,7 @@ class StoredRun:
 
     @property
     def has_metrics(self) -> bool:
+        """Whether there are metrics to read."""
         return bool(self.rows) or isinstance(self.index.get("metrics"), str)
 
     @property

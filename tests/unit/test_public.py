@@ -67,7 +67,7 @@ def of_the_class(cls):
     return found
 
 
-@pytest.mark.parametrize("name", ["Config", "FldiagError", "History", "Method", "Part", "Problem"])
+@pytest.mark.parametrize("name", ["Checkpoint", "Config", "FldiagError", "History", "Method", "Part", "Problem", "Run"])
 def test_docstrings_of_classes_and_their_methods(name):
     cls = getattr(fldiag, name)
     text = inspect.getdoc(cls)
@@ -76,7 +76,7 @@ def test_docstrings_of_classes_and_their_methods(name):
     assert [n for n, member in of_the_class(cls).items() if not member.__doc__] == []
 
 
-@pytest.mark.parametrize("module", ["config", "errors", "method", "problem.problem"])
+@pytest.mark.parametrize("module", ["checkpoint.run", "config", "errors", "method", "problem.problem"])
 def test_examples_of_classes_run(module):
     failed, tried = doctest.testmod(importlib.import_module(f"fldiag.{module}"))
     assert tried and not failed
