@@ -21,13 +21,14 @@ NUMERIC = {
     *(f"unit/test_{name}.py" for name in (
         # curvature and surfaces
         "account", "comparison", "curvature_properties", "density", "diagonal", "drift", "evaluator", "grid", "hvp", "lanczos",
-        "landscape", "matching", "piecewise", "probe", "problem", "profile", "rop", "rounding", "spectrum", "stacked", "trust",
+        "landscape", "layers", "losses", "matching", "piecewise_linear", "probe", "problem", "profile", "r_operator", "residual",
+        "residual_width", "rounding", "spectrum", "stacked", "trust",
         # training
         "methods_averages", "methods_combined", "methods_contrast", "methods_control", "methods_distill_server",
         "methods_distillation", "methods_fedproj", "methods_fedsol", "methods_gradient_projection", "methods_memory",
         "methods_momentum", "methods_penalties", "methods_personal", "methods_reference", "methods_regularisation",
         "methods_server", "methods_sharpness", "methods_strategy", "methods_subnetworks", "network", "optim", "protocol",
-        "rounds", "slimmable", "step", "stochastic_models", "toy_plane", "vit"))}
+        "local_decay", "personalise", "rounds", "slimmable", "step", "steps", "yesterday", "stochastic_models", "toy_plane", "vit"))}
 #: By PyTorch's names, from the least to the greatest: what holds PyTorch, oneDNN, MKL and OpenBLAS (NumPy, SciPy) to each.
 PROCESSORS = {
     "DEFAULT": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",

@@ -48,9 +48,8 @@ def eigenpairs(problem: Problem, k: int = 5, *, which: Which = "largest", tol: f
 
 
 def check_count(k: int, size: int) -> None:
-    """Refuse more eigenpairs than there are weights, or than this machine's memory holds vectors of."""
-    if k > size:
-        raise FldiagError(f"k = {k:,}, and the model has {size:,} weights", "ask for fewer eigenvalues", usage=True)
+    """Refuse more eigenpairs than this machine's memory holds vectors of. Of more than there are weights, all are meant."""
+    k = min(k, size)
     needed, there = 8 * size * (k + 8), memory()
     if needed > there:
         raise FldiagError(f"k = {k:,} eigenvectors of {size:,} weights take {needed / 1e9:,.0f} GB, and this machine has "

@@ -132,7 +132,8 @@ def test_an_unlisted_round_is_named(copy):
 
 
 def test_a_run_without_client_weights_says_how_to_get_them(tmp_path):
-    run("train", "digits", "--set", "rounds=1", "--set", "model.name=mlp", "--set", "train.epochs=1", "--out", tmp_path / "bare")
+    run("train", "digits", "--set", "rounds=1", "--set", "model.name=mlp", "--set", "train.epochs=1", "--set",
+        "checkpoint.clients=none", "--out", tmp_path / "bare")
     for verb in ("forgetting", "drift"):
         text = run(verb, tmp_path / "bare", code=1).stderr
         assert "holds no client weights" in text and "checkpoint.clients=sampled" in text and "Traceback" not in text

@@ -63,7 +63,8 @@ def test_compute_makes_the_cheap_tables_first(trained, tmp_path):
 
 
 def test_several_runs_go_to_one_file_here(trained, tmp_path):
-    run("train", "digits", "--set", "rounds=1", "--set", "model.name=mlp", "--set", "method.name=fedsol", "--out", tmp_path / "b")
+    run("train", "digits", "--set", "rounds=1", "--set", "model.name=mlp", "--set", "method.name=fedsol", "--set",
+        "checkpoint.clients=none", "--out", tmp_path / "b")
     result = run("report", trained, tmp_path / "b", "--title", "Both")
     path = Path(result.stdout.strip().splitlines()[-1])
     assert path == Path("fldiag-out") / "report-my-run-b.html" and "<title>Both</title>" in path.read_text("utf-8")
@@ -79,6 +80,7 @@ def test_wrong_use_is_one_message_with_a_remedy(tmp_path):
 
 
 def test_compute_says_what_it_cannot_make(tmp_path):
-    run("train", "digits", "--set", "rounds=1", "--set", "model.name=mlp", "--out", tmp_path / "b")
+    run("train", "digits", "--set", "rounds=1", "--set", "model.name=mlp", "--set", "checkpoint.clients=none",
+        "--out", tmp_path / "b")
     result = run("report", tmp_path / "b", "--compute")
     assert "no forgetting" in result.stderr and Path(result.stdout.strip().splitlines()[-1]).is_file()

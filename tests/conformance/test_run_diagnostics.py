@@ -139,5 +139,5 @@ def test_a_run_s_diagnostic_wants_a_run_and_a_problem_s_a_problem():
         fldiag.diagnose(problem, "forgetting")
     with pytest.raises(FldiagError, match="'spectrum' is not one of a History"):
         fldiag.diagnose(federation(), "spectrum")
-    with pytest.raises(FldiagError, match="'samples' has no effect on a History"):
+    with pytest.raises(FldiagError, match="samples = 3 has no effect on a History"):
         fldiag.diagnose(federation(), "drift", samples=3)

@@ -127,7 +127,7 @@ def test_differences_name_the_keys_that_differ_only(tmp_path):
     found = collect([reports.run(tmp_path / n, m, **o).path for n, m, o in (
         ("a", "fedavg", {}), ("b", "fedsol", {"train__clip": 1.0}), ("c", "fedsol", {"method__rho": 2.0}))])
     rows = {r[0]: r[1:] for r in summary.differences(found.members).rows}
-    assert rows == {"method.name": ["fedavg", "fedsol", "fedsol"], "method.rho": ["–", "1.5", "2"], "train.clip": ["–", "1", "–"]}
+    assert rows == {"method.name": ["fedavg", "fedsol", "fedsol"], "method.rho": ["–", "1.5", "2"], "train.clip": ["10", "1", "10"]}
     assert summary.differences(found.members[:1]) is None
 
 

@@ -19,7 +19,7 @@ ROWS = {
     "fedtoga": {"table1": 49, "table2": 25, "table2_reference": 40, "table3": 28, "table4": 1, "table5": 1, "table6": 14,
                 "table7": 18, "table8": 72, "table9": 7, "ablation": 14, **{f"fig{i}": 1 for i in range(1, 6)}},
     "fedproj": {"table1": 54, "table2": 24, "table3": 24, "fig1": 3, "fig2": 1, "fig3": 1},
-    "fedalign": {"table1": 30, "table2": 25, "table3": 18, "table4": 30, "table5": 40, "table6": 9, "table7": 48, "fig1": 1,
+    "fedalign": {"table1": 30, "table2": 25, "table3": 18, "table4": 30, "table5": 40, "table6": 9, "table7": 64, "fig1": 1,
                  "fig2": 1},
 }
 #: Keys of a setting that describe the federation, and those that only tell rows apart; all others are options of the method.
@@ -30,7 +30,9 @@ MARKS = {"over", "printed", "column", "survivor", "group"}
 @cache
 def rows(paper):
     with open(ROOT / paper / "reported.csv", newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+        found = list(csv.DictReader(file))
+    # What is counted stands in a study of its own; in the paper it is a column of the same table.
+    return [{**row, "id": row["id"].removesuffix("_counts")} for row in found]
 
 
 def settings(row):
@@ -224,7 +226,7 @@ SUMS = {
                 "table6": (3.158 + 4.1995, 0), "table9": (197.79, 0)},
     "fedproj": {"table1": (2525.75, 24.80), "table2": (1103.38, 92.74), "table3": (1139.88, 13.00), "fig1": (64 + 64 + 93.33, 0)},
     "fedalign": {"table1": (81896.65, 0), "table2": (871.70 + 46.5 + 1.7, 4.90), "table3": (964.1, 5.3), "table4": (1324.2, 9.3),
-                 "table5": (4684.0, 2.7), "table6": (443.70, 3.30), "table7": (2544.1, 11.2)},
+                 "table5": (4684.0, 2.7), "table6": (443.70, 3.30), "table7": (3551.38, 11.2)},
 }
 
 
