@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import PLAIN, classification, close, config, federation, final, play, quadratics, setup, trace
+from helpers import PLAIN, classification, config, federation, final, play, quadratics, setup, trace
 
 from fldiag.config import build
 from fldiag.errors import FldiagError
