@@ -8,6 +8,7 @@ import numpy as np
 from scipy.interpolate import RectBivariateSpline
 
 from fldiag.seeding import numpy_rng
+from fldiag.surface import grid
 from fldiag.surface.grid import Ask, Filled, Heights, Values, nested
 
 #: Check points a level: this many where the error is expected, and as many at random.
@@ -42,26 +43,14 @@ def _sound(points: int, rows: list[int], columns: list[int], finite: np.ndarray)
     return mask
 
 
-class Refinement:
+class Refinement(grid.Refinement):
     """The steps from the coarsest knots to a grid whose error is below ``rtol``; every decision follows from
     the values asked for so far, so a replay over kept values takes the same steps."""
 
     def __init__(self, axis: np.ndarray, values: Values, ask: Ask, rtol: float, seed: int):
-        self.axis, self.values, self.rtol, self.seed = axis, values, rtol, seed
-        self._evaluate = ask
-        self.asked = np.zeros_like(values.done)
+        super().__init__(axis, values, ask, rtol, seed)
+        self.axis, self.seed = axis, seed
         self.rows = self.columns = nested(len(axis))
-
-    def ask(self, mask: np.ndarray, stage: str) -> None:
-        new = np.argwhere(mask & ~self.asked)
-        if len(new):
-            self._evaluate(new, int(self.asked.sum()) + len(new), stage)
-            self.asked |= mask
-
-    def whole(self) -> Filled:
-        self.ask(np.ones_like(self.asked), "points")
-        v, none = self.values, np.full(self.asked.shape, np.nan)
-        return Filled(self.asked, v.value.copy(), v.stderr.copy(), none, None, 0)
 
     def knots(self) -> np.ndarray:
         mask = np.zeros_like(self.asked)
@@ -98,7 +87,7 @@ class Refinement:
                 finer = [halved(knots, set(range(len(knots) - 1))) for knots in (self.rows, self.columns)]
                 if wild.sum() <= max(len(finer[0]) * len(finer[1]) - losses.size, len(self.axis)):
                     self.ask(wild, f"{stage}, next to an overflow")
-                    return self._filled(value, heights, worst, int(checked.sum()))
+                    return self._former(value, heights, worst, int(checked.sum()))
             if finer == [self.rows, self.columns]:  # only the extrapolation is too large
                 finer = [halved(knots, set(range(len(knots) - 1))) for knots in (self.rows, self.columns)]
             self.rows, self.columns = finer
@@ -138,7 +127,7 @@ class Refinement:
                 and worst[knots[i] + 1:knots[i + 1]].max() > self.rtol / 4}
         return halved(knots, gaps)
 
-    def _filled(self, value: np.ndarray, heights: Heights, worst: float, checks: int) -> Filled:
+    def _former(self, value: np.ndarray, heights: Heights, worst: float, checks: int) -> Filled:
         v, asked = self.values, self.asked
         spread = v.stderr[np.ix_(self.rows, self.columns)]
         stderr = np.full(asked.shape, np.nan)

@@ -321,7 +321,7 @@ def test_the_older_interface(tmp_path, whole):
 
 def test_the_example_is_a_file_that_runs_and_whose_run_is_diagnosed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "docs")
     example = importlib.import_module("flower_digits")
     monkeypatch.setattr(sys.modules[__name__], "NODES", {100 + k: k for k in range(example.CLIENTS)})
     example.serve(InProcess(example.client_app))
