@@ -11,11 +11,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import sys
 import typing
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
@@ -171,6 +172,12 @@ class Diagnostic(Entry):
         return parameter.kind is parameter.KEYWORD_ONLY
 
 
+@cache
+def _points(group: str, folders: tuple[str, ...]) -> list[EntryPoint]:
+    """Entry points of the packages in ``folders``. Finding them reads every installed package, and each config's hash asks."""
+    return sorted(entry_points(group=group), key=lambda point: point.name)
+
+
 class Registry:
     """The entries of one kind: those of fldiag's own packages, and those of other packages, by their entry points.
 
@@ -213,7 +220,7 @@ class Registry:
 
     def plugins(self) -> list[EntryPoint]:
         """What other packages bring, by their entry points' names; nothing is imported."""
-        return sorted(entry_points(group=f"fldiag.{self.kind.replace(' ', '')}s"), key=lambda point: point.name)
+        return list(_points(f"fldiag.{self.kind.replace(' ', '')}s", tuple(sys.path)))
 
     def _load(self, point: EntryPoint) -> FldiagError | None:
         """Import what another package brings, once. Returns what is wrong with it; nothing of it is then registered."""

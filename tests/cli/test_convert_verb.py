@@ -204,15 +204,15 @@ def test_safetensors_files_and_nothing_is_executed(files):
 
 
 def test_user_code_is_only_run_when_typed(files):
-    Path("own_net.py").write_text("from fldiag.models import build\ndef f():\n    open('ran', 'a').write('x')\n"
+    Path("convert_net.py").write_text("from fldiag.models import build\ndef f():\n    open('ran', 'a').write('x')\n"
                                   "    return build('mlp', (1, 8, 8), 10)\n")
-    call("convert", files, "theirs", *PATTERN, "--model", "own_net:f", "--no-evaluate")
+    call("convert", files, "theirs", *PATTERN, "--model", "convert_net:f", "--no-evaluate")
     ran = Path("ran").read_text()
     shown = call("forgetting", "theirs", "--data", "digits", "--out", "o", code=1).stderr
-    assert "never run because a file says so" in shown and "--model own_net:f" in shown
-    assert "does not say which data" in call("forgetting", "theirs", "--model", "own_net:f", code=2).stderr
+    assert "never run because a file says so" in shown and "--model convert_net:f" in shown
+    assert "does not say which data" in call("forgetting", "theirs", "--model", "convert_net:f", code=2).stderr
     assert Path("ran").read_text() == ran
-    call("forgetting", "theirs", "--model", "own_net:f", "--data", "digits", "--out", "o")
+    call("forgetting", "theirs", "--model", "convert_net:f", "--data", "digits", "--out", "o")
     assert Path("ran").read_text() != ran
 
 

@@ -23,13 +23,13 @@ def trained(tmp_path_factory):
 @pytest.mark.parametrize("arguments", [("{run}", "clients"), ("{run}", "pca"), ("{run}/rounds/0002.pt", "clients"),
                                        ("{run}/rounds/0001.pt", "{run}/rounds/0002.pt", "{run}/rounds/0003.pt", "plane")], ids=str)
 def test_directions_that_join_checkpoints_of_a_users_own_model(arguments, tmp_path, monkeypatch):
-    (tmp_path / "own_net.py").write_text("from torch import nn\n\n\ndef net():\n"
+    (tmp_path / "landscape_net.py").write_text("from torch import nn\n\n\ndef net():\n"
                                          "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n")
     monkeypatch.chdir(tmp_path)
-    run("train", "digits", "--set", "rounds=3", "--set", "model.name=own_net:net", "--set", "checkpoint.clients=sampled", "--set",
+    run("train", "digits", "--set", "rounds=3", "--set", "model.name=landscape_net:net", "--set", "checkpoint.clients=sampled", "--set",
         "train.epochs=1", "--out", "r", "--device", "cpu")
     *targets, directions = (text.format(run="r") for text in arguments)
-    frame_of(run("landscape", *targets, "--directions", directions, "--model", "own_net:net", "--points", "5", "--samples", "50",
+    frame_of(run("landscape", *targets, "--directions", directions, "--model", "landscape_net:net", "--points", "5", "--samples", "50",
                  "--device", "cpu"))
     assert "never run" in run("landscape", *targets, "--directions", directions, "--device", "cpu", code=1).stderr
 
