@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from commands import run
 
 HERE = Path(__file__).parents[1]
 ENTRY_POINTS = "[fldiag.diagnostics]\nroughness = made_up\nwobble = made_up\ntallest = made_up\n"
@@ -24,8 +25,8 @@ def place(tmp_path_factory):
     shutil.copy(HERE / "plugin" / "made_up.py", site)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: made-up\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(ENTRY_POINTS)
-    typed(folder, "train", "digits", "--set", "rounds=2", "--set", "model.name=mlp", "--set", "model.hidden=[8]", "--set",
-          "checkpoint.clients=sampled", "--set", "train.epochs=1", "--set", "clients.per_round=3", "--out", "run")
+    run("train", "digits", "--set", "rounds=2", "--set", "model.name=mlp", "--set", "model.hidden=[8]", "--set",
+          "checkpoint.clients=sampled", "--set", "train.epochs=1", "--set", "clients.per_round=3", "--out", folder / "run")
     return folder
 
 
@@ -35,10 +36,38 @@ def environment(folder):
 
 
 def typed(folder, *arguments, code=0):
+    """As typed in a shell: a process of its own."""
     found = subprocess.run([sys.executable, "-m", "fldiag.cli", *map(str, arguments)], cwd=folder, env=environment(folder),
                            capture_output=True, text=True)
     assert found.returncode == code, (found.stdout, found.stderr)
     return found.stdout + found.stderr if code else found.stdout
+
+
+ANSWERS = """
+import json, sys
+from typer.testing import CliRunner
+from fldiag.cli import app
+for line in sys.stdin:
+    found = CliRunner().invoke(app, json.loads(line))
+    print(json.dumps([found.exit_code, found.stdout, found.stderr]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def told(place):
+    """Commands that one process with the package runs one after another: PyTorch is imported once."""
+    process = subprocess.Popen([sys.executable, "-c", ANSWERS], cwd=place, env=environment(place), text=True,
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def tell(*arguments, code=0):
+        print(json.dumps([str(a) for a in arguments]), file=process.stdin, flush=True)
+        found, out, err = json.loads(process.stdout.readline())
+        assert found == code, (out, err)
+        return out + err if code else out
+
+    yield tell
+    process.stdin.close()
+    assert process.wait(30) == 0
 
 
 def test_it_is_named_without_being_imported(place):
@@ -54,22 +83,22 @@ def test_it_is_named_without_being_imported(place):
     assert failed.returncode == 1 and "Traceback" not in failed.stderr
 
 
-def test_the_verb_and_its_help(place):
+def test_the_verb_and_its_help(place, told):
     text = typed(place, "roughness", "--help")
     assert all(part in text for part in ("--power", "Which norm of the gradient", "--samples", "--json", "--out", "fldiag roughness"))
-    assert "--scale" in typed(place, "wobble", "-h") and "made-up" in typed(place, "list", "diagnostics")
-    assert "Which norm" in typed(place, "explain", "roughness")
+    assert "--scale" in told("wobble", "-h") and "made-up" in told("list", "diagnostics")
+    assert "Which norm" in told("explain", "roughness")
 
 
-def test_files_pictures_cache_and_summary(place):
+def test_files_pictures_cache_and_summary(place, told):
     for _ in range(2):
-        text = typed(place, "roughness", "run", "--power", "3", "--called", "calls", "--device", "cpu")
+        text = told("roughness", "run", "--power", "3", "--called", "calls", "--device", "cpu")
     png = place / text.strip().splitlines()[-1]
     assert png.read_bytes()[:4] == b"\x89PNG" and png.with_suffix(".pdf").is_file() and "power 3" in text
     frame, about = pd.read_csv(png.with_suffix(".csv")), json.loads(png.with_suffix(".json").read_text())
     assert frame["metric"].tolist() == ["roughness"] and about["diagnostic"] == "roughness" and about["options"]["power"] == 3
     assert (place / "calls").read_text() == "x", "asked again, it is read from the cache"
-    found = json.loads(typed(place, "roughness", "run", "--power", "3", "--called", "calls", "--json", "--device", "cpu"))
+    found = json.loads(told("roughness", "run", "--power", "3", "--called", "calls", "--json", "--device", "cpu"))
     assert found["rows"][0]["value"] == pytest.approx(frame["value"].iloc[0], rel=1e-6) and found["paths"][-1].endswith(".png")
 
 
@@ -83,21 +112,21 @@ def test_another_version_of_it_does_not_get_the_numbers_of_the_former(place):
     assert answers[1] == pytest.approx(2 * answers[0])
 
 
-def test_of_a_run_and_by_name(place):
-    wobble = pd.read_csv(place / typed(place, "wobble", "run", "--device", "cpu").strip().splitlines()[-1].replace(".png", ".csv"))
+def test_of_a_run_and_by_name(place, told):
+    wobble = pd.read_csv(place / told("wobble", "run", "--device", "cpu").strip().splitlines()[-1].replace(".png", ".csv"))
     assert wobble["round"].tolist() == [1, 2]
-    by_name = typed(place, "diagnose", "wobble", "run", "--set", "scale=2.0", "--device", "cpu").strip().splitlines()[-1]
+    by_name = told("diagnose", "wobble", "run", "--set", "scale=2.0", "--device", "cpu").strip().splitlines()[-1]
     twice = pd.read_csv(place / by_name.replace(".png", ".csv"))
     assert (twice["value"] / wobble["value"]).tolist() == pytest.approx([2, 2])
     for verb in (["tallest"], ["diagnose", "tallest"]):  # of several runs, which are put on no device
-        (row,) = json.loads(typed(place, *verb, "run", "--json"))["rows"]
+        (row,) = json.loads(told(*verb, "run", "--json"))["rows"]
         assert row["metric"] == "tallest" and row["value"] > 0
-    assert "scale = -1" in typed(place, "wobble", "run", "--scale", "-1", code=2)
+    assert "scale = -1" in told("wobble", "run", "--scale", "-1", code=2)
 
 
-def test_it_stands_in_the_report(place):
-    typed(place, "wobble", "run", "--device", "cpu")
-    typed(place, "report", "run", "--out", "page")
+def test_it_stands_in_the_report(place, told):
+    told("wobble", "run", "--device", "cpu")
+    told("report", "run", "--out", "page")
     (page,) = (place / "page").glob("*.html")
     assert "wobble" in page.read_text("utf-8")
 
