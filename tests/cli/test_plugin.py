@@ -83,11 +83,11 @@ def test_it_is_named_without_being_imported(place):
     assert failed.returncode == 1 and "Traceback" not in failed.stderr
 
 
-def test_the_verb_and_its_help(place, told):
+def test_the_verb_and_its_help(place):
     text = typed(place, "roughness", "--help")
     assert all(part in text for part in ("--power", "Which norm of the gradient", "--samples", "--json", "--out", "fldiag roughness"))
-    assert "--scale" in told("wobble", "-h") and "made-up" in told("list", "diagnostics")
-    assert "Which norm" in told("explain", "roughness")
+    assert "--scale" in typed(place, "wobble", "-h") and "made-up" in typed(place, "list", "diagnostics")
+    assert "Which norm" in typed(place, "explain", "roughness")
 
 
 def test_files_pictures_cache_and_summary(place, told):
