@@ -17,7 +17,7 @@ def test_every_method_is_in_the_table():
     assert set(TABLE.index) == set(registry.method.names()) and set(TABLE["seeds"]) == {SEEDS}
 
 
-@pytest.mark.slow
+@pytest.mark.convergence
 @pytest.mark.parametrize("name", registry.method.names())
 def test_learns_with_the_default_preset(name, tmp_path):
     row = TABLE.loc[name]
