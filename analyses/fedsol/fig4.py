@@ -1,5 +1,7 @@
 """FedSOL Figure 4: FedAvg and FedSOL over learning factors."""
 
+from matplotlib.lines import Line2D
+
 from fldiag.figures import pictures
 from fldiag.figures.study import Study, Trial, final
 from fldiag.plotting import style
@@ -12,8 +14,19 @@ SWEEPS = (*(("ratio", r, {"clients.per_round": round(100 * r)}) for r in (0.02, 
 RHOS = (0.1, 0.5, 1.0, 1.5, 2.0)
 
 
+def trained(row):
+    """The value on the axis, as it was trained: a scale changes shares of clients and epochs."""
+    (factor,) = set(pictures.parse(row["setting"])) & set(TEXT)
+    used = pictures.parse(row.get("trained_with"))
+    if factor == "ratio" and used:
+        return float(used["clients.per_round"]) / float(used["clients.total"])
+    key = {"epochs": "train.epochs", "lr": "train.lr"}.get(factor)
+    return float(used.get(key, pictures.parse(row["setting"])[factor]))
+
+
 def draw(table):
-    table = table.assign(factor=[next(iter(set(pictures.parse(s)) & set(TEXT)), "") for s in table["setting"]])
+    table = table.assign(factor=[next(iter(set(pictures.parse(s)) & set(TEXT)), "") for s in table["setting"]],
+                         at=[trained(row) for _, row in table.iterrows()])
     looks = style.looks(["FedAvg", "FedSOL"])
     with style.paper():
         fig = style.figure(style.TWO_COLUMNS, 2.2, layout="constrained")
@@ -22,23 +35,28 @@ def draw(table):
                 part = table[(table["factor"] == factor) & (table["label"] == label)]
                 if factor == "rho" and label == "FedAvg":  # without a radius
                     ax.axhline(part["value"].mean(), color=look.color, linestyle=look.dash, linewidth=1, label=label)
-                else:
-                    at = [float(pictures.parse(s)[factor]) for s in part["setting"]]
-                    pictures.means(ax, part.assign(at=at), "at", look, label)
+                    continue
+                pictures.means(ax, part, "at", look, label)
+                lost = part[part["value"].isna()]
+                ax.plot(lost["at"], [0.04] * len(lost), "x", color=look.color, markersize=5, transform=ax.get_xaxis_transform())
             ax.set(xlabel=text, xscale="linear" if factor == "rho" else "log")
             ax.minorticks_off()
-            ticks = sorted(float(pictures.parse(s)[factor]) for s in set(table.loc[table["factor"] == factor, "setting"]))
-            ax.set_xticks([t for t in ticks if t], [f"{t:g}" for t in ticks if t], fontsize=6)
+            ticks = sorted({at for at in table.loc[table["factor"] == factor, "at"] if at})
+            ax.set_xticks(ticks, [f"{t:g}" for t in ticks], fontsize=6)
             ax.grid(True)
         fig.axes[0].set_ylabel("test accuracy [%]")
-        style.legend(fig, *fig.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        handles, labels = fig.axes[0].get_legend_handles_labels()
+        if table["value"].isna().any():
+            handles.append(Line2D([], [], color="0.3", marker="x", linestyle="", markersize=5))
+            labels.append("diverged")
+        style.legend(fig, handles, labels, loc="outside lower center", ncols=3)
     return fig
 
 
 STUDY = Study(
     title="Learning factors", source="FedSOL Figure 4",
     caption="Final test accuracy over the share of clients sampled, local epochs, learning rate and rho (elsewhere 1.5). The "
-            "axes have the values of the paper's protocol, also where less was trained.",
+            "axes have the values that were trained. A cross: the weights diverged.",
     trials=(*(Trial(PRESET, method, over, label, setting=f"{factor}={value}") for factor, value, over in SWEEPS
               for method, label in (("fedavg", "FedAvg"), ("fedsol", "FedSOL"))),
             Trial(PRESET, "fedavg", label="FedAvg", setting="rho=0"),

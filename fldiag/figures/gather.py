@@ -12,6 +12,7 @@ from fldiag.config import Config
 from fldiag.errors import FldiagError
 from fldiag.figures import questions, reported
 from fldiag.figures.plan import Answers, Plan, answers, ask_key
+from fldiag.figures.scales import flat
 from fldiag.figures.study import Ask, Study, Trial
 from fldiag.results.select import only
 from fldiag.results.table import table
@@ -84,8 +85,19 @@ def _of(study: Study, plan: Plan, paths: Mapping[str, Path], number: int, trial:
         if found is not None:
             about: dict[str, Any] = {**trial.key(), "origin": "measured", "label": trial.name, "run": trial.name, "seed": seed,
                                      "ask": ask.name, "trained_on": config.data.name, "trained_model": config.model.name}
+            if varied := _varied(trial, config):
+                about["trained_with"] = varied
             pieces.append(questions.finite(found).rename(columns={"data": "on"}).assign(**about))
     return pieces
+
+
+def _varied(trial: Trial, config: Config) -> str:
+    """What the scale made of the numbers that this trial varies, as in ``setting``: train.epochs=2."""
+    keys = [key for key, value in trial.over.items() if isinstance(value, int | float) and not isinstance(value, bool)]
+    if "clients.per_round" in keys:
+        keys.append("clients.total")
+    trained = flat(config)
+    return ";".join(f"{key}={trained[key]:g}" for key in keys if trained.get(key) is not None)
 
 
 def _counted(plan: Plan, study: Study, number: int, config: Config, ask: Ask, download: bool) -> pd.DataFrame | None:

@@ -30,8 +30,9 @@ A figure names its trials, what is asked of each finished run, and draws::
   ``diagnostic("landscape", seeds=1)``. Questions without a run (toys): ``alone``.
 - ``table`` that ``draw`` gets: everything that was asked, one below the other, in the columns of a result table, and
   ``run`` and ``label`` (the trial's label), ``ask`` (the name), ``seed``, ``setting``, ``method``, ``model``, ``data`` (as
-  in reported.csv), ``trained_on``, ``trained_model`` (what the scale made of data and model), ``origin`` (measured, or
-  reported: rows with the paper's numbers, column ``std``). It is read back from the csv: columns without an entry are not
+  in reported.csv), ``trained_on``, ``trained_model`` (what the scale made of data and model),
+  ``trained_with`` (and of the numbers that the trial varies), ``origin`` (measured, or reported: rows with the paper's
+  numbers, column ``std``). It is read back from the csv: columns without an entry are not
   there, and texts that are missing are NaN. ``draw`` computes nothing but means, and returns a matplotlib Figure in the
   style of ``fldiag.plotting.style``; ``fldiag.plotting`` and ``fldiag.figures.pictures`` have most of what is needed.
 - ``pick``: which rows are the numbers of the ledger: name of the metric in reported.csv -> values of columns. They are
