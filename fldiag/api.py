@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,16 @@ from fldiag.registry import Progress
 __all__ = ["catalogue", "diagnose", "draw", "load", "sweep", "train"]
 
 
-def train(config: Config, *, out: str | Path | None = None, resume: bool = False, executor: str = "serial", device: str = "auto",
-          download: bool = False, setup: Any = None, on_event: Callable[[dict[str, Any]], None] | None = None) -> Run:
+def train(config: Config, *, out: str | Path | None = None, resume: bool = False, executor: str | Executor = "serial",
+          device: str = "auto", download: bool = False, setup: Any = None,
+          on_event: Callable[[dict[str, Any]], None] | None = None) -> Run:
     """Train a config and return its run.
 
     Args:
         config: what to train; ``Config.load("digits")`` is a start.
         out: the run's folder; by default ``checkpoints/NAME-METHOD-sSEED-HASH``.
         resume: go on with a run that was stopped; on the same machine its weights are bit for bit those of one that was not.
-        executor: ``serial`` or ``processes[:N]``.
+        executor: ``serial``, ``processes[:N]``, ``dask[:ADDRESS]``, or any executor of ``concurrent.futures``.
         device: auto (CUDA where it is usable, else the CPU), cpu, cuda, cuda:N or mps.
         download: fetch a missing public data set.
         setup: replaces what the config would build (own data, partition, module or schedule).
@@ -60,7 +62,7 @@ def train(config: Config, *, out: str | Path | None = None, resume: bool = False
 
 
 def sweep(config: Config | str | Path, over: Mapping[str, Sequence[Any]], *, out: str | Path | None = None,
-          executor: str = "serial", device: str = "auto", download: bool = False,
+          executor: str | Executor = "serial", device: str = "auto", download: bool = False,
           on_event: Callable[[dict[str, Any]], None] | None = None) -> list[Run]:
     """Train every combination of some keys' values. What a former call finished is read, and what it began goes on.
 
@@ -68,7 +70,7 @@ def sweep(config: Config | str | Path, over: Mapping[str, Sequence[Any]], *, out
         config: a config, or a preset's name or TOML file, of which every run gets what that says of its method.
         over: key -> values, such as ``{"method.name": ["fedavg", "fedsol"], "seed": [0, 1, 2]}``.
         out: folder of the runs; by default ``checkpoints``.
-        executor: ``serial`` or ``processes[:N]``: where the clients of a round train.
+        executor: as of ``train``: where the runs are trained.
         device: see ``train``.
         download: fetch a missing public data set.
         on_event: gets the events of every run, see ``train``.

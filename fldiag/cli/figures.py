@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from fldiag.cli.app import app
-from fldiag.cli.options import Debug, Device, Download, Json, Out
+from fldiag.cli.options import Debug, Device, Download, Json, Out, Shard
 from fldiag.console import Console, errors
 from fldiag.device import device_of
+from fldiag.errors import FldiagError
 
 
 @app.command()
@@ -20,7 +21,10 @@ def figures(ids: Annotated[list[str] | None, typer.Argument(help="Such as fedsol
                                                     "protocol).")] = "smoke",
             out: Out = None,
             runs: Annotated[Path | None, typer.Option(help="Folder of the runs. Default: checkpoints/figures.")] = None,
-            jobs: Annotated[int | None, typer.Option(help="Runs at a time, one thread each. Default: all cores.")] = None,
+            jobs: Annotated[int | None, typer.Option(help="Short for --executor processes:N.")] = None,
+            executor: Annotated[str | None, typer.Option(help="Where the runs are trained: serial, processes[:N] or "
+                                                              "dask[:ADDRESS]. Default: processes, as many as cores.")] = None,
+            shard: Shard = None,
             dry_run: Annotated[bool, typer.Option("--dry-run", help="Forecast runs, hours and disk; train nothing.")] = False,
             as_is: Annotated[bool, typer.Option("--as-is", help="Train nothing: draw what the runs that are there "
                                                                 "give.")] = False,
@@ -36,5 +40,13 @@ def figures(ids: Annotated[list[str] | None, typer.Argument(help="Such as fedsol
     with errors(debug):
         from fldiag.verbs import figures as verb
 
-        verb.figures(Console(json), ids or [], scale, out, runs, jobs, dry_run, as_is, only or [], ledger, download,
-                     device_of(device), debug)
+        verb.figures(Console(json), ids or [], scale, out, runs, _executor(executor, jobs), shard, dry_run, as_is, only or [],
+                     ledger, download, device_of(device), debug)
+
+
+def _executor(executor: str | None, jobs: int | None) -> str:
+    if executor and jobs is not None:
+        raise FldiagError("--jobs and --executor say the same", "give one of them", usage=True)
+    if jobs is not None and jobs < 1:
+        raise FldiagError(f"jobs = {jobs}", "give --jobs 1 or more", usage=True)
+    return executor or {None: "processes", 1: "serial"}.get(jobs, f"processes:{jobs}")

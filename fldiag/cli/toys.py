@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fldiag.cli.app import toy
-from fldiag.cli.options import Debug, Json, Out, Seed
+from fldiag.cli.options import Debug, Executor, Json, Out, Seed
 from fldiag.console import Console, errors
 
 
@@ -40,7 +40,7 @@ def iris(split: Annotated[str | None, typer.Option(help="Classes of a client: on
          methods: Annotated[str, typer.Option(help="Methods to compare, by comma.")] = "fedavg,feddf,fedproj",
          variants: Annotated[bool, typer.Option("--variants", help="A table of protocols, the paper's learning rate among "
                                                                    "them.")] = False,
-         executor: Annotated[str, typer.Option(help="serial or processes[:N].")] = "serial",
+         executor: Executor = "serial",
          seed: Seed = None, out: Out = None, json: Json = False, debug: Debug = False) -> None:
     """Decision regions on Iris: what three clients forget under FedAvg, FedDF and FedProj, beside the paper's numbers.
 

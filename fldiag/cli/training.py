@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fldiag.cli.app import app
-from fldiag.cli.options import Debug, Device, Download, Json, Out, Seed
+from fldiag.cli.options import Debug, Device, Download, Executor, Json, Out, Seed, Shard
 from fldiag.console import Console, errors
 from fldiag.device import device_of
 from fldiag.errors import FldiagError
@@ -34,7 +34,7 @@ def train(config: Annotated[str, typer.Argument(help="A preset (fldiag list pres
                                                                       "train anew.")] = False,
           sweep: Annotated[list[str] | None, typer.Option("--sweep", help="key=a,b,c, as fldiag sweep has it.")] = None,
           dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the config; forecast time and disk.")] = False,
-          executor: Annotated[str, typer.Option(help="serial or processes[:N].")] = "serial",
+          executor: Executor = "serial", shard: Shard = None,
           download: Download = False, json: Json = False, device: Device = "auto", seed: Seed = None,
           debug: Debug = False) -> None:
     """Train, one checkpoint a round; can be stopped and resumed at any moment.
@@ -50,8 +50,10 @@ def train(config: Annotated[str, typer.Argument(help="A preset (fldiag list pres
                 raise FldiagError("--overwrite is for one run", "give a sweep another --out", usage=True)
             from fldiag.verbs import sweep as sweeps
 
-            return sweeps.sweep(Console(json), config, sweep, overrides, [], None, out, dry_run, executor, download,
+            return sweeps.sweep(Console(json), config, sweep, overrides, [], None, out, dry_run, executor, shard, download,
                                 device_of(device))
+        if shard:
+            raise FldiagError("--shard is a part of several runs", "give --sweep key=a,b,c too", usage=True)
         verb.train(Console(json), config, overrides, out, resume, overwrite, dry_run, executor, download, device_of(device))
 
 
@@ -65,7 +67,7 @@ def sweep(config: Annotated[str, typer.Argument(help="A preset (fldiag list pres
                                                                  "all).")] = None,
           out: Out = None,
           dry_run: Annotated[bool, typer.Option("--dry-run", help="Say which runs there will be.")] = False,
-          executor: Annotated[str, typer.Option(help="serial or processes[:N].")] = "serial",
+          executor: Executor = "serial", shard: Shard = None,
           download: Download = False, json: Json = False, device: Device = "auto", debug: Debug = False) -> None:
     """Train every combination of some values; one table and one report of all. Goes on with what is there.
 
@@ -74,7 +76,7 @@ def sweep(config: Annotated[str, typer.Argument(help="A preset (fldiag list pres
     with errors(debug):
         from fldiag.verbs import sweep as verb
 
-        verb.sweep(Console(json), config, over, set_ or [], tune or [], budget, out, dry_run, executor, download,
+        verb.sweep(Console(json), config, over, set_ or [], tune or [], budget, out, dry_run, executor, shard, download,
                    device_of(device))
 
 

@@ -39,13 +39,13 @@ class Made:
     absent: bool = False
 
 
-def make(studies: Sequence[Study], scale: Scale, *, out: Path = OUT, store: Path = STORE, jobs: int = 1, device: str = "cpu",
-         download: bool = False, progress: Progress | None = None,
+def make(studies: Sequence[Study], scale: Scale, *, out: Path = OUT, store: Path = STORE, executor: Any = "serial",
+         device: str = "cpu", download: bool = False, progress: Progress | None = None,
          on_done: Callable[[str, int, int], None] | None = None, strict: bool = False,
-         only: Callable[[Config], bool] = lambda config: True) -> list[Made]:
+         only: Callable[[Config], bool] = lambda config: True, draw: bool = True) -> list[Made]:
     """Make the figures and tables. ``progress``: rounds done of all runs; ``on_done``: a sentence about every run that was
     trained or failed, how many are done, and of how many. ``strict``: the first failure is raised. ``only``: which runs are
-    trained and asked; what there is of the others is drawn.
+    trained and asked; what there is of the others is drawn. ``draw``: False where others train the rest.
 
     A run or figure that fails is reported and does not stop the others; each figure is written when its last run is done.
     Raises KeyboardInterrupt when stopped (the same call goes on from there), and FldiagError when a folder cannot be written
@@ -56,10 +56,12 @@ def make(studies: Sequence[Study], scale: Scale, *, out: Path = OUT, store: Path
     written: dict[str, Made] = {}
 
     def ready(name: str, paths: Mapping[str, Path], errors: Mapping[str, str]) -> None:
+        if not draw:
+            return
         written[name] = _write(next(s for s in studies if s.name == name), the_plan, out, paths, errors, download, strict)
 
-    _run(the_plan, {s.name for s in studies}, jobs, device, download, failures, progress, on_done, ready, strict, only)
-    return [written[s.name] for s in studies]
+    _run(the_plan, {s.name for s in studies}, executor, device, download, failures, progress, on_done, ready, strict, only)
+    return [written[s.name] for s in studies if s.name in written]
 
 
 def _writable(*folders: Path) -> None:
@@ -108,7 +110,7 @@ def reduce(whole: Any, scale: Scale, file: Any) -> None:
                         test_images=pixels(whole.test_x, test), test_labels=whole.test_y[test].numpy())
 
 
-def _run(the_plan: Plan, names: set[str], jobs: int, device: str, download: bool, failures: Mapping[str, str],
+def _run(the_plan: Plan, names: set[str], executor: Any, device: str, download: bool, failures: Mapping[str, str],
          progress: Progress | None, on_done: Callable[[str, int, int], None] | None,
          ready: Callable[[str, Mapping[str, Path], Mapping[str, str]], None], strict: bool,
          only: Callable[[Config], bool]) -> None:
@@ -147,7 +149,7 @@ def _run(the_plan: Plan, names: set[str], jobs: int, device: str, download: bool
                 ready(name, paths, errors)
 
     bench = workers.Bench(the_plan.scale, the_plan.store, device, download, strict)
-    workers.perform_all(missing, bench, jobs, tell, finished)
+    workers.perform_all(missing, bench, executor, tell, finished)
 
 
 def _sorted(the_plan: Plan, failures: Mapping[str, str],

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +15,8 @@ import torch
 from fldiag.checkpoint import prune
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
+from fldiag.execution.choice import chosen
+from fldiag.execution.start import started
 from fldiag.figures import questions
 from fldiag.figures.plan import Task, answers
 from fldiag.figures.scales import Scale
@@ -137,71 +133,44 @@ def one_thread() -> Iterator[None]:
 
 # ---- several at a time
 
-_shared: dict[str, Any] = {}
+
+def _elsewhere(bench: Bench, task: Task) -> Outcome:
+    return perform(task, bench, lambda *event: None)
 
 
-def _start(stop: Any, queue: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process says when to stop, through ``stop``, or by dying
-    torch.set_num_threads(1)
-    _shared.update(stop=stop, queue=queue)
-    threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
+def _name(task: Task) -> str:
+    return task.text
 
 
-def _leave_with(parent: int) -> None:
-    """A worker whose main process was killed would wait for tasks for ever."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
+class Clocks:
+    """Progress of runs that train elsewhere, as they write it beside their checkpoints."""
+
+    def __init__(self, tasks: list[Task], bench: Bench, tell: Tell):
+        self.tell = tell
+        self.tasks = [(task, task.where(bench.store) / questions.CLOCK) for task in tasks]
+        self.seen: dict[Path, float] = {}
+
+    def look(self) -> None:
+        for task, file in self.tasks:
+            with suppress(OSError, ValueError, KeyError):  # not there yet, or gone again
+                changed = file.stat().st_mtime
+                if changed != self.seen.get(file):
+                    self.seen[file], done = changed, len(json.loads(file.read_text())["seconds"])
+                    self.tell(task.core, done, task.config.rounds, f"{task.text}: round {done}")
 
 
-def _remote(task: Task, bench: Bench) -> Outcome:
-    def tell(*event: Any) -> None:
-        if _shared["stop"].is_set():
-            raise KeyboardInterrupt
-        _shared["queue"].put(event)
+def perform_all(tasks: list[Task], bench: Bench, executor: Any, tell: Tell, finished: Callable[[Outcome], None]) -> None:
+    """All tasks, where ``executor`` says. ``finished`` is told of each. On Ctrl-C the rounds that were stored are kept.
 
-    return perform(task, bench, tell)
-
-
-def _listen(queue: Any, latest: dict[str, Any], over: threading.Event) -> None:
-    """Keep each task's last event: workers wait while the queue is full, as it would be while the main thread is drawing."""
-    while not over.is_set():
-        if queue.empty():
-            time.sleep(0.02)
-        else:
-            event = queue.get()
-            latest[event[0]] = event
-
-
-def perform_all(tasks: list[Task], bench: Bench, jobs: int, tell: Tell, finished: Callable[[Outcome], None]) -> None:
-    """All tasks, ``jobs`` at a time. ``finished`` is told of each. On Ctrl-C the rounds that were stored are kept.
-
-    Raises KeyboardInterrupt, and FldiagError when a worker process dies."""
-    if jobs == 1 or len(tasks) <= 1:
+    Raises KeyboardInterrupt, and FldiagError when a worker dies again and again."""
+    if chosen(executor).kind == "serial" or len(tasks) <= 1:
         for task in tasks:
             outcome = perform(task, bench, tell)
             finished(outcome)
             if outcome.stopped:
                 raise KeyboardInterrupt
         return
-    context = multiprocessing.get_context("spawn")
-    stop, queue = context.Event(), context.SimpleQueue()
-    pool = ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context, initializer=_start, initargs=(stop, queue))
-    waiting: set[Future[Outcome]] = {pool.submit(_remote, task, bench) for task in tasks}
-    latest: dict[str, Any] = {}
-    over = threading.Event()
-    threading.Thread(target=_listen, args=(queue, latest, over), daemon=True).start()
-    try:
-        while waiting:
-            done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
-            while latest:
-                tell(*latest.popitem()[1])
-            for future in done:
-                finished(future.result())
-    except BrokenProcessPool:
-        raise FldiagError("a worker process died (out of memory?)", "use fewer --jobs; what was finished is kept, the same "
-                          "command goes on from there") from None
-    finally:
-        stop.set()
-        pool.shutdown(cancel_futures=True)
-        over.set()
+    clocks = Clocks(tasks, bench, tell)
+    with started(executor, _elsewhere, bench, threads=1, name=_name, most=len(tasks)) as pool:
+        for _, outcome in pool.completed(tasks, clocks.look):
+            finished(outcome)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,13 @@ from fldiag import registry
 from fldiag.config import Config, build
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError, unknown
+from fldiag.execution.start import started
 from fldiag.registry import Progress
 from fldiag.results.cache import Cache, Tell
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import COLUMNS, Row, table
 from fldiag.seeding import numpy_rng, seed_for
 from fldiag.toys.iris_measures import CLASSES, accuracies, differences, lines, points, predict
-from fldiag.training import executor as executors
 from fldiag.training.federation import Federation
 from fldiag.training.setup import Setup
 
@@ -189,43 +190,41 @@ class Job:
         return made.astype({column: "string" for column in ("reference", "line") if column in made})
 
 
-class Trainer:
-    """Trains jobs, here or in a worker process."""
+def trained(_: None, job: Job) -> list[Row]:
+    """The rows of one training, without run, method and seed. Raises FldiagError when it diverges."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # steps this small only wait for each other on several, most of all on a busy machine
+    try:
+        return _one_thread(job)
+    finally:
+        torch.set_num_threads(threads)
 
-    def train(self, job: Job) -> list[Row]:
-        """The rows of one training, without run, method and seed. Raises FldiagError when it diverges."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # steps this small only wait for each other on several, most of all on a busy machine
-        try:
-            return self._train(job)
-        finally:
-            torch.set_num_threads(threads)
 
-    def _train(self, job: Job) -> list[Row]:
-        made = world(job.protocol, job.seed)
-        settings = config(job.protocol, job.method, job.seed, max(map(len, made.parts)))
-        setup = Setup(settings, dataset=made.dataset, parts=made.parts, public=made.public)
-        federation = Federation(setup)
-        execute = executors.Serial(setup.train).map
-        rows: list[Row] = []
-        for t in range(1, job.protocol.rounds + 1):
-            received = federation.sent()
-            _, trained = federation.round(execute)
-            models = torch.stack([received, *trained.rows, federation.w])
-            if not bool(torch.isfinite(models).all()):
-                raise FldiagError(f"{job.method} diverged in round {t} with lr = {job.protocol.lr:g} (seed {job.seed})",
-                                  "lower --lr", usage=True)
-            predicted = predict(setup.network, models, made.dataset.test_x)
-            rows += [{"round": t, **row} for row in accuracies(predicted, made.dataset.test_y)]
-        regions = predict(setup.network, models, made.grid)
-        rows += [{"round": t, **row} for row in differences(regions)]
-        if job.shown:
-            rows += points(made.dataset, made.parts) + [{"round": t, **row} for row in lines(regions, *made.axes)]
-        return rows
+def _one_thread(job: Job) -> list[Row]:
+    made = world(job.protocol, job.seed)
+    settings = config(job.protocol, job.method, job.seed, max(map(len, made.parts)))
+    setup = Setup(settings, dataset=made.dataset, parts=made.parts, public=made.public)
+    federation = Federation(setup)
+    execute = partial(map, setup.train)
+    rows: list[Row] = []
+    for t in range(1, job.protocol.rounds + 1):
+        received = federation.sent()
+        _, trained = federation.round(execute)
+        models = torch.stack([received, *trained.rows, federation.w])
+        if not bool(torch.isfinite(models).all()):
+            raise FldiagError(f"{job.method} diverged in round {t} with lr = {job.protocol.lr:g} (seed {job.seed})",
+                              "lower --lr", usage=True)
+        predicted = predict(setup.network, models, made.dataset.test_x)
+        rows += [{"round": t, **row} for row in accuracies(predicted, made.dataset.test_y)]
+    regions = predict(setup.network, models, made.grid)
+    rows += [{"round": t, **row} for row in differences(regions)]
+    if job.shown:
+        rows += points(made.dataset, made.parts) + [{"round": t, **row} for row in lines(regions, *made.axes)]
+    return rows
 
 
 def run(protocols: Sequence[Protocol] = (Protocol(),), methods: Sequence[str] = METHODS, seeds: Iterable[int] = range(5), *,
-        shown: int | None = None, keep: Path | None = None, executor: str = "serial", on_damage: Tell | None = None,
+        shown: int | None = None, keep: Path | None = None, executor: str | Executor = "serial", on_damage: Tell | None = None,
         progress: Progress | None = None) -> pd.DataFrame:
     """The toy as a table: every protocol (``run``), seed and method. Slice: all 150 flowers, or the 30 of the test.
 
@@ -261,19 +260,16 @@ def _check(protocols: Sequence[Protocol], methods: Sequence[str], seeds: Sequenc
         config(protocols[0], method, seeds[0], 1)  # refuses an unknown method
 
 
-def _trainings(jobs: Sequence[Job], kept: Cache | None, executor: str, progress: Progress | None,
+def _trainings(jobs: Sequence[Job], kept: Cache | None, executor: str | Executor, progress: Progress | None,
                on_damage: Tell | None) -> Iterator[pd.DataFrame]:
     """The table of every job, in order: those that are kept, and the others as soon as they are trained."""
     found = [None if kept is None else kept.get(job.name, job.key, on_damage) for job in jobs]
     missing = [job for job, frame in zip(jobs, found, strict=True) if frame is None]
-    kind, workers = executors.parse(executor)
-    pool: executors.Executor = (executors.Serial(Trainer().train) if kind == "serial" or not missing
-                                else executors.Processes(Trainer, {}, "train", min(workers, len(missing))))
-    try:
-        fresh = iter(pool.map(missing))
+    with started(executor, trained, None, threads=1, name=_name, most=len(missing)) as pool:
+        fresh = pool.map(missing)
         for done, (job, frame) in enumerate(zip(jobs, found, strict=True)):
             if progress:
-                progress(done, len(jobs), f"{job.protocol.name}, {job.method}, seed {job.seed}")
+                progress(done, len(jobs), _name(job))
             if frame is None:
                 frame = job.as_table(next(fresh))
                 if kept is not None:
@@ -281,8 +277,10 @@ def _trainings(jobs: Sequence[Job], kept: Cache | None, executor: str, progress:
             yield frame
         if progress:
             progress(len(jobs), len(jobs), "done")
-    finally:
-        pool.close()
+
+
+def _name(job: Job) -> str:
+    return f"{job.protocol.name}, {job.method}, seed {job.seed}"
 
 
 def _stacked(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:

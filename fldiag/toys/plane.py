@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,6 @@ from fldiag.errors import FldiagError
 from fldiag.method import Method, Part
 from fldiag.results.table import table
 from fldiag.step import Local, Step
-from fldiag.training.executor import Serial
 from fldiag.training.federation import Federation
 from fldiag.training.setup import Setup
 
@@ -150,7 +150,7 @@ def simulate(method: dict[str, Any], a: Sequence[float], w_g: Point, w_l: Point,
     recorder = Recorder()
     setup.method = Method(*setup.method, recorder)
     federation = Federation(setup)
-    federation.round(Serial(setup.train).map)
+    federation.round(partial(map, setup.train))
     paths = goal + torch.stack([recorder.paths[k] for k in range(len(curvatures))]).numpy()
     if not np.isfinite(paths).all():
         raise FldiagError(f"{method['name']} diverged with lr = {lr:g}", "lower lr", usage=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from fldiag.checkpoint.owner import Owner
 from fldiag.checkpoint.run import Run
 from fldiag.config import Config
 from fldiag.errors import FldiagError
-from fldiag.training import executor as executors
-from fldiag.training import held
+from fldiag.execution.choice import chosen
+from fldiag.execution.pool import Pool
+from fldiag.execution.start import started
+from fldiag.training import held, worker
 from fldiag.training.evaluate import evaluate
 from fldiag.training.federation import Federation
 from fldiag.training.personalise import METRIC, measure, planned
@@ -36,12 +39,13 @@ def run_path(config: Config) -> Path:
     return before if (before / "run.json").is_file() and not path.exists() else path
 
 
-def train(config: Config, *, out: str | Path | None = None, executor: str = "serial", on_event: Event | None = None,
+def train(config: Config, *, out: str | Path | None = None, executor: str | Executor = "serial", on_event: Event | None = None,
           resume: bool = False, device: str = "auto", download: bool = False, setup: Setup | None = None) -> Run:
     """Train ``config`` and return its run.
 
-    ``out``: run folder (default ``checkpoints/NAME-METHOD-sSEED-HASH``). ``executor``: ``serial`` or
-    ``processes[:N]``. ``on_event`` gets a dict after every round. ``resume`` continues a run that was
+    ``out``: run folder (default ``checkpoints/NAME-METHOD-sSEED-HASH``). ``executor``: ``serial``,
+    ``processes[:N]``, ``dask[:ADDRESS]`` or a ``concurrent.futures.Executor``. ``on_event`` gets a dict after every round.
+    ``resume`` continues a run that was
     stopped, or that is finished and is to have more rounds; on the same machine the result is bitwise that of a run that was not
     stopped, or had all the rounds from the start. ``setup`` replaces what the config would
     build (own data, partition, module or schedule).
@@ -49,7 +53,7 @@ def train(config: Config, *, out: str | Path | None = None, executor: str = "ser
     A run whose weights become NaN or infinite ends with status ``diverged``: that is an outcome, and the
     rounds before it are kept. Raises FldiagError for wrong configs, folders in use and disks that are full.
     """
-    kind, workers = executors.parse(executor)
+    choice = chosen(executor)
     path = Path(out) if out is not None else run_path(config)
     if os.path.exists(path / "run.json"):
         if not resume:
@@ -73,20 +77,16 @@ def train(config: Config, *, out: str | Path | None = None, executor: str = "ser
         run = _opened(path, config, setup, federation, resume)
         emit({"event": "start", "round": run.done, "rounds": config.rounds, "path": str(path),
               "notes": [*setup.remarks, held.described(config, setup.model_bytes)]})
-        if kind == "serial" or given:
-            pool: executors.Executor = executors.Serial(setup.train)
-        else:
-            pool = executors.Processes(Setup, {"config": config, "device": device}, "train", workers)
+        trainer = worker.Trainer(setup, config, device, given)
         try:
-            _loop(config, run, federation, mine, pool, emit)
+            with started(choice, worker.train, trainer, name=worker.name) as pool:
+                _loop(config, run, federation, mine, pool, emit)
         except KeyboardInterrupt:
             run = Run.open(path)  # what is in memory may name files that were still being written
             if run.status == "running":
                 run.index["status"] = "interrupted"
                 run.commit()
             raise
-        finally:
-            pool.close()
     emit({"event": "end", "status": run.status, "round": run.done, "path": str(path)})
     return run
 
@@ -117,7 +117,7 @@ def _opened(path: Path, config: Config, setup: Setup, federation: Federation, re
     return run
 
 
-def _loop(config: Config, run: Run, federation: Federation, mine: Owner, pool: executors.Executor, emit: Event) -> None:
+def _loop(config: Config, run: Run, federation: Federation, mine: Owner, pool: Pool, emit: Event) -> None:
     common = {"run": run.path.name, "method": config.method.name, "seed": config.seed}
     run.index["status"], plan = "running", planned(federation.setup)
     segment = Segment(run)

@@ -15,6 +15,9 @@ from fldiag.checkpoint.run import Run
 from fldiag.config import Config
 from fldiag.data.arrays import spread
 from fldiag.errors import FldiagError
+from fldiag.execution.choice import chosen
+from fldiag.execution.shard import Shard
+from fldiag.execution.start import started
 from fldiag.seeding import numpy_rng
 from fldiag.training import rounds
 from fldiag.training.outcome import failure
@@ -58,7 +61,8 @@ def _config(source: Config | str | Path, keys: Mapping[str, Any]) -> Config:
 
 
 def sweep(source: Config | str | Path, over: Values, *, fixed: Mapping[str, Any] | None = None, out: Path | None = None,
-          executor: str = "serial", device: str = "auto", download: bool = False, on_event: Event | None = None) -> list[Run]:
+          executor: Any = "serial", shard: Shard | None = None, device: str = "auto", download: bool = False,
+          on_event: Event | None = None) -> list[Run]:
     """Train every combination; what a former call finished is read, and what it began goes on.
 
     Args:
@@ -66,7 +70,8 @@ def sweep(source: Config | str | Path, over: Values, *, fixed: Mapping[str, Any]
         over: key -> its values, such as {"method.name": ["fedavg", "fedsol"], "seed": [0, 1, 2]}.
         fixed: keys that are the same in all runs.
         out: folder of the runs; by default ``checkpoints``.
-        executor: where the clients of a round train.
+        executor: where the runs are trained, see ``train``. Elsewhere than in this process a run tells its end only.
+        shard: only these of the runs; they are what is returned.
         device: see ``train``.
         download: fetch a missing public data set.
         on_event: gets the events of every run, see ``train``.
@@ -77,8 +82,29 @@ def sweep(source: Config | str | Path, over: Values, *, fixed: Mapping[str, Any]
     Raises:
         FldiagError: a config that is refused; before anything is trained.
     """
-    return [rounds.train(config, out=_folder(config, out), resume=True, executor=executor, device=device, download=download,
-                         on_event=on_event) for config in configs(source, over, fixed)]
+    wanted = configs(source, over, fixed)
+    wanted = shard.part(wanted) if shard is not None else wanted
+    if chosen(executor).kind == "serial" or len(wanted) <= 1:
+        return [rounds.train(config, out=_folder(config, out), resume=True, device=device, download=download, on_event=on_event)
+                for config in wanted]
+    if download:  # once, rather than by every worker
+        data.of(wanted[0].data, True)
+    folders = [(_folder(config, out) or rounds.run_path(config)).absolute() for config in wanted]
+    with started(executor, _trained, device, name=_name, most=len(wanted)) as pool:
+        for i, status in pool.completed(list(zip(wanted, folders, strict=True))):
+            if on_event is not None:
+                on_event({"event": "end", "status": status, "round": wanted[i].rounds, "path": str(folders[i])})
+    return [Run.open(folder) for folder in folders]
+
+
+def _trained(device: str, unit: tuple[Config, Path]) -> str:
+    """A run trained where this is called. Returns its status."""
+    config, folder = unit
+    return str(rounds.train(config, out=folder, resume=True, device=device).status)
+
+
+def _name(unit: tuple[Config, Path]) -> str:
+    return unit[1].name
 
 
 def _folder(config: Config, out: Path | None) -> Path | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -13,6 +12,8 @@ from fldiag.config import Config
 from fldiag.console import Console
 from fldiag.diagnosis.measure import LONG as ANNOUNCE
 from fldiag.errors import FldiagError
+from fldiag.execution.choice import chosen, cores
+from fldiag.execution.shard import Shard
 from fldiag.figures import forecast as forecasts
 from fldiag.figures import ledger, make, plan, reported
 from fldiag.figures import scales as sizes
@@ -21,21 +22,26 @@ from fldiag.figures import scales as sizes
 FEW, LONG = 10, 300
 
 
-def figures(console: Console, ids: list[str], scale: str, out: Path | None, store: Path | None, jobs: int | None, dry_run: bool,
-            as_is: bool, only: list[str], only_ledger: bool, download: bool, device: str, strict: bool = False) -> None:
+def figures(console: Console, ids: list[str], scale: str, out: Path | None, store: Path | None, executor: str, shard: str | None,
+            dry_run: bool, as_is: bool, only: list[str], only_ledger: bool, download: bool, device: str,
+            strict: bool = False) -> None:
     out, store = out or make.OUT, store or make.STORE
     if only_ledger:
         return _ledger(console, out)
     size, studies = sizes.scale(scale), reported.chosen(ids)
-    jobs = (os.cpu_count() or 1) if jobs is None else jobs
-    if jobs < 1:
-        raise FldiagError(f"jobs = {jobs}", "give --jobs 1 or more", usage=True)
+    choice, part = chosen(executor), Shard.parse(shard)
+    jobs = 1 if choice.kind == "serial" else choice.workers or cores(1)
     if dry_run and as_is:
         raise FldiagError("--as-is trains nothing: there is nothing to forecast", "leave --as-is or --dry-run away", usage=True)
-    the_plan = plan.made(size, studies, reported.studies().values(), store) if only or dry_run else plan.Plan(size, store)
-    chosen = plan.only(only, (task.config for task in the_plan.tasks.values()))
+    the_plan = plan.made(size, studies, reported.studies().values(), store) if only or dry_run or part else plan.Plan(size, store)
+    wanted = plan.only(only, (task.config for task in the_plan.tasks.values()))
+    if part is not None:
+        mine = set(part.part(sorted(core for core, task in the_plan.tasks.items() if wanted(task.config))))
+
+        def wanted(config: Config) -> bool:
+            return config.hash in mine
     if dry_run:
-        return forecast(console, the_plan, chosen, jobs, download)
+        return forecast(console, the_plan, wanted, jobs, download)
     began, told = time.perf_counter(), False
 
     def on_done(text: str, done: int, total: int) -> None:
@@ -50,10 +56,14 @@ def figures(console: Console, ids: list[str], scale: str, out: Path | None, stor
 
     try:
         with console.progress("figures") as bar:
-            made = make.make(studies, size, out=out, store=store, jobs=jobs, device=device, download=download, progress=bar,
-                             on_done=on_done, strict=strict, only=lambda config: not as_is and chosen(config))
+            made = make.make(studies, size, out=out, store=store, executor=choice, device=device, download=download, progress=bar,
+                             on_done=on_done, strict=strict, draw=part is None,
+                             only=lambda config: not as_is and wanted(config))
     except KeyboardInterrupt:
         raise FldiagError(f"stopped; what was trained is kept in {store}", "the same command goes on from there") from None
+    if part is not None:
+        console.say(f"part {part}: {len(mine)} runs; when all parts are done, the same command without --shard draws")
+        return console.done(store)
     files = ledger.write(out)
     console.table([{"figure": m.study.name, "title": m.study.title, "file": str(m.files[-1]) if m.files else "–",
                     "problem": m.error or None} for m in made],

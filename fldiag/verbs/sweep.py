@@ -16,6 +16,7 @@ from fldiag.console import Console
 from fldiag.diagnosis.measure import LONG as ANNOUNCE
 from fldiag.diagnosis.subjects import user_code
 from fldiag.errors import FldiagError
+from fldiag.execution.shard import Shard
 from fldiag.results import files
 from fldiag.results.provenance import digest, provenance
 from fldiag.training import sweep as sweeps
@@ -66,7 +67,11 @@ def plan(source: str, over: list[str], overrides: list[str], tune: list[str], bu
 
 
 def sweep(console: Console, source: str, over: list[str], overrides: list[str], tune: list[str], budget: int | None,
-          out: Path | None, dry_run: bool, executor: str, download: bool, device: str) -> None:
+          out: Path | None, dry_run: bool, executor: str, shard: str | None, download: bool, device: str) -> None:
+    part = Shard.parse(shard)
+    if part is not None and tune:
+        raise FldiagError("--shard trains a part of the runs, and --tune chooses for all of them",
+                          "tune first, and give the values found with --set", usage=True)
     asked = plan(source, over, overrides, tune, budget)
     wanted = sweeps.configs(source, asked.over, asked.fixed)
     before = f", and before them {asked.tries} candidates for each of {len(asked.settings)} settings" if asked.grid else ""
@@ -76,9 +81,13 @@ def sweep(console: Console, source: str, over: list[str], overrides: list[str], 
         return console.done()
     try:
         with user_code():
-            runs, tuned = trained(console, asked, out, executor, download, device)
+            runs, tuned = trained(console, asked, out, executor, part, download, device)
     except KeyboardInterrupt:
         raise FldiagError("stopped; everything up to the last checkpoint is kept", "the same command goes on") from None
+    if part is not None:
+        console.say(f"part {part}: {len(runs)} of {len(wanted)} runs; when all parts are done, the same command without --shard "
+                    "makes the table")
+        return console.done(*(run.path for run in runs))
     frame = table(runs, asked.over, tuned)
     console.table(frame.to_dict("records"), {c: c.replace("_", " ") for c in frame})
     names, folder = [run.path.name for run in runs], out or sweeps.rounds.RUNS
@@ -92,11 +101,12 @@ def sweep(console: Console, source: str, over: list[str], overrides: list[str], 
     report.report(console, [run.path for run in runs], folder / f"{stem}-report", title=None, places=[], compute=False, where={})
 
 
-def trained(console: Console, asked: Plan, out: Path | None, executor: str, download: bool,
+def trained(console: Console, asked: Plan, out: Path | None, executor: str, shard: Shard | None, download: bool,
             device: str) -> tuple[list[Run], dict[str, sweeps.Tuned]]:
     """The runs in the order of the combinations, and what was tuned for each setting."""
     with console.progress("sweep") as progress:
-        total = len(sweeps.combinations(asked.over)) + asked.tries * len(asked.settings) * bool(asked.grid)
+        planned = sweeps.combinations(asked.over)
+        total = len(shard.part(planned) if shard else planned) + asked.tries * len(asked.settings) * bool(asked.grid)
         ended: list[float] = []
         began = time.perf_counter()
 
@@ -119,8 +129,8 @@ def trained(console: Console, asked: Plan, out: Path | None, executor: str, down
                 tuned[_label(setting)] = best
                 over = {k: v if k == "seed" else [setting[k]] for k, v in over.items()}
                 fixed = {**fixed, **best.chosen}
-            runs += sweeps.sweep(asked.source, over, fixed=fixed, out=out, executor=executor, device=device, download=download,
-                                 on_event=on_event)
+            runs += sweeps.sweep(asked.source, over, fixed=fixed, out=out, executor=executor, shard=shard, device=device,
+                                 download=download, on_event=on_event)
     return _in_order(runs, asked) if asked.grid else runs, tuned
 
 

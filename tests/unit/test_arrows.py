@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2] / "fldiag"
-GROUND = {"errors", "device", "config", "sections", "identity", "seeding", "params", "registry", "losses", "clock", "version"}
+GROUND = {"errors", "execution", "device", "config", "sections", "identity", "seeding", "params", "registry", "losses", "clock", "version"}
 #: What diagnostics, their answers and their tables stand on.
 MIDDLE = GROUND | {"data", "models", "checkpoint", "results", "problem", "rounds", "plotting", "diagnosis"}
 FIGURES = MIDDLE | {"api", "method", "training", "training/diagnostics", "diagnostics", "known"}
@@ -14,7 +14,7 @@ FIGURES = MIDDLE | {"api", "method", "training", "training/diagnostics", "diagno
 MAY = {
     "errors": set(), "seeding": set(), "clock": set(), "version": set(), "device": {"errors"},
     "params": {"errors"}, "losses": {"errors", "seeding", "params"},
-    "registry": {"errors"}, "identity": {"registry"}, "config": {"errors", "identity", "registry", "sections"},
+    "registry": {"errors"}, "execution": {"errors", "version"}, "identity": {"registry"}, "config": {"errors", "identity", "registry", "sections"},
     "sections": set(), "console": {"errors"},
     "data": GROUND, "models": GROUND, "results": GROUND,
     "checkpoint": GROUND | {"data", "models", "results"},

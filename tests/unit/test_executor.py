@@ -1,20 +1,132 @@
-"""Executors: the same bits wherever the work is done, and a worker's death is a message."""
+"""Executors: the same results wherever the work is done, a dead worker loses its unit only, and errors say what to do."""
 
+import multiprocessing
 import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 from helpers import config
 
 from fldiag.errors import FldiagError
-from fldiag.training import executor, rounds
+from fldiag.execution.choice import chosen, cores
+from fldiag.execution.pool import TRIES
+from fldiag.execution.start import started
+from fldiag.training import rounds
+
+
+def work(factor, unit):
+    """What the tests' units do: numbers are multiplied; texts say what happens to the worker."""
+    if unit == "die":
+        os._exit(3)
+    if unit == "error":
+        raise FldiagError("client 3 is broken", "mend it")
+    if isinstance(unit, Path):  # dies until it was tried so often as the file's name says
+        tried = len(list(unit.parent.glob(f"{unit.name}.*")))
+        (unit.parent / f"{unit.name}.{tried}").touch()
+        if tried < int(unit.name):
+            os._exit(3)
+        return tried
+    return factor * unit, torch.get_num_threads()
+
+
+def called(unit):
+    return f"unit {unit}"
+
+
+@pytest.fixture(scope="module", params=["serial", "processes:2", "dask", "given", "threads"])
+def pool(request):
+    own = {"given": lambda: ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")),
+           "threads": lambda: ThreadPoolExecutor(2)}.get(request.param)
+    executor = own() if own else request.param
+    with started(executor, work, 10, name=called) as made:
+        yield made
+    if own:
+        assert executor.submit(int, "3").result() == 3, "somebody's own executor is not ended"
+        executor.shutdown()
+
+
+def test_results_come_in_order_and_with_the_same_number_of_threads(pool):
+    found = list(pool.map(range(20)))
+    assert [v for v, _ in found] == [10 * i for i in range(20)]
+    assert {n for _, n in found} == {torch.get_num_threads()}
+    assert sorted(pool.completed(range(5))) == [(i, found[i]) for i in range(5)]
+    assert list(pool.map([])) == []
+
+
+def test_an_error_of_a_unit_is_raised_and_the_pool_goes_on(pool):
+    with pytest.raises(FldiagError, match="client 3 is broken") as caught:
+        list(pool.map([1, "error", 2]))
+    assert (caught.value.what, caught.value.remedy) == ("client 3 is broken", "mend it")
+    assert [v for v, _ in pool.map([4, 5])] == [40, 50]
 
 
 @pytest.mark.slow
-def test_a_run_in_worker_processes_has_the_bits_of_a_serial_one(tmp_path):
-    chosen = config("scaffold", rounds=2, total=5, per_round=4, precision="fp32")
-    serial = rounds.train(chosen, out=tmp_path / "serial")
-    parallel = rounds.train(chosen, out=tmp_path / "parallel", executor="processes:2")
+@pytest.mark.parametrize("executor", ["processes:2", "dask"])
+def test_a_worker_that_dies_loses_its_unit_only(executor, tmp_path):
+    with started(executor, work, 10, name=called) as pool:
+        found = list(pool.map([1, tmp_path / str(TRIES - 1), 2, 3]))
+        assert found[1] == TRIES - 1 and [v for v, _ in (found[0], *found[2:])] == [10, 20, 30]
+        with pytest.raises(FldiagError, match=r"unit die: its worker process died 3 times.*--resume"):
+            list(pool.map([1, "die", 2]))
+        assert [v for v, _ in pool.map([4, 5])] == [40, 50]
+
+
+def test_a_broken_executor_of_somebody_else_is_one_error():
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as own, \
+            started(own, work, 10) as pool, pytest.raises(FldiagError, match=r"ProcessPoolExecutor is broken.*resume=True"):
+        list(pool.map([1, "die", 2]))
+
+
+def test_state_that_cannot_be_sent_is_said_before_anything_starts():
+    with pytest.raises(FldiagError, match=r"cannot be sent to worker processes.*executor 'serial'"):
+        started("processes:2", work, lambda x: x)
+
+
+def test_left_early_it_does_not_wait_for_the_rest():
+    with started("processes:1", time_of, None) as pool:
+        first = next(iter(pool.map([0.0, 600.0])))
+    assert first == 0.0
+
+
+def time_of(_, seconds):
+    time.sleep(seconds)
+    return seconds
+
+
+@pytest.mark.parametrize(("name", "said"), [("serial", "serial"), ("processes:3", "processes:3"), ("dask", "dask"),
+                                            ("dask:tcp://host:8786", "dask:tcp://host:8786")])
+def test_names(name, said):
+    assert str(chosen(name)) == said and chosen(chosen(name)) == chosen(name)
+    assert cores(1) >= cores(2) >= 1
+
+
+@pytest.mark.parametrize(("name", "message"), [("threads", "unknown executor 'threads'"), ("processes:0", "number of workers"),
+                                               ("processes:x", "number of workers"), ("serials", "did you mean 'serial'?"),
+                                               ("serial:2", "write serial"), ("dask:8786", "address is not valid"),
+                                               (3, "executor of concurrent.futures")])
+def test_wrong_names(name, message):
+    with pytest.raises(FldiagError, match=message.replace("?", r"\?")) as caught:
+        chosen(name)
+    assert caught.value.usage
+
+
+def test_nobody_at_the_address():
+    with pytest.raises(FldiagError, match=r"no Dask scheduler answers at tcp://127.0.0.1:9 .*dask scheduler"):
+        started("dask:tcp://127.0.0.1:9", work, 10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["processes:2", "dask"])
+def test_a_run_in_worker_processes_has_the_bits_of_a_serial_one(executor, tmp_path):
+    chosen_ = config("scaffold", rounds=2, total=5, per_round=4, precision="fp32")
+    serial = rounds.train(chosen_, out=tmp_path / "serial")
+    parallel = rounds.train(chosen_, out=tmp_path / "parallel", executor=executor)
     for r in serial.rounds:
         one, other = serial.checkpoint(r).state, parallel.checkpoint(r).state
         assert all(torch.equal(one[k], other[k]) for k in one)
@@ -22,44 +134,26 @@ def test_a_run_in_worker_processes_has_the_bits_of_a_serial_one(tmp_path):
     assert one.equals(other)
 
 
-class Work:
-    def __init__(self, factor):
-        self.factor = factor
-
-    def go(self, x):
-        if x == "die":
-            os._exit(3)
-        if x == "error":
-            raise FldiagError("client 3 is broken", "mend it")
-        return self.factor * x, torch.get_num_threads()
-
-
-def test_results_come_in_order_and_with_the_same_number_of_threads():
-    pool = executor.Processes(Work, {"factor": 10}, "go", 2)
-    try:
-        found = list(pool.map(range(20)))
-        assert [v for v, _ in found] == [10 * i for i in range(20)]
-        assert {n for _, n in found} == {torch.get_num_threads()}
-        with pytest.raises(FldiagError, match="client 3 is broken") as caught:
-            list(pool.map(["error"]))
-        assert (caught.value.what, caught.value.remedy) == ("client 3 is broken", "mend it")
-        with pytest.raises(FldiagError, match=r"a worker process died.*--resume"):
-            list(pool.map(["die"]))
-    finally:
-        pool.close()
+@pytest.mark.slow
+def test_workers_end_with_the_process_that_started_them():
+    script = """if __name__ == "__main__":
+        import os, time
+        from fldiag.execution.start import started
+        from test_executor import own_number
+        print(next(started("processes:1", own_number, None).map([0])), flush=True)
+        time.sleep(60)"""
+    main = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True,
+                            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    worker = int(main.stdout.readline())
+    main.kill()
+    main.wait()
+    for _ in range(100):
+        if not Path(f"/proc/{worker}").exists() or "State:\tZ" in Path(f"/proc/{worker}/status").read_text():
+            return
+        time.sleep(0.1)
+    os.kill(worker, signal.SIGKILL)
+    pytest.fail("the worker outlived its main process by ten seconds")
 
 
-@pytest.mark.parametrize(("name", "parsed"), [
-    ("serial", "serial"), ("processes:3", ("processes", 3)), ("processes", "processes")])
-def test_names(name, parsed):
-    kind, workers = executor.parse(name)
-    assert (kind, workers) == parsed if isinstance(parsed, tuple) else kind == parsed
-    assert workers >= 1
-
-
-@pytest.mark.parametrize(("name", "message"), [("threads", "unknown executor 'threads'"), ("processes:0", "number of workers"),
-                                               ("processes:x", "number of workers"), ("serials", "did you mean 'serial'?")])
-def test_wrong_names(name, message):
-    with pytest.raises(FldiagError, match=message.replace("?", r"\?")) as caught:
-        executor.parse(name)
-    assert caught.value.usage
+def own_number(_, unit):
+    return os.getpid()

@@ -7,6 +7,7 @@ from helpers import config
 import fldiag
 from fldiag import data
 from fldiag.errors import FldiagError
+from fldiag.execution.shard import Shard
 from fldiag.training import rounds, sweep
 
 SHORT = {"rounds": 1, "model.name": "mlp", "model.hidden": [8], "clients.per_round": 3, "train.epochs": 1}
@@ -63,3 +64,24 @@ def test_all_settings_have_the_same_budget_and_the_same_candidates(tmp_path):
     assert [keys for keys, _ in one.tried] == [keys for keys, _ in other.tried] and len(one.tried) == 2
     with pytest.raises(FldiagError, match="at least one"):
         sweep.tune("digits", grid, 0, fixed=SHORT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["processes:2", "dask"])
+def test_where_the_runs_are_trained_does_not_show(executor, tmp_path):
+    start, over = config(rounds=2), {"method.name": ["fedavg", "scaffold"], "seed": [0, 1]}
+    events = []
+    here = fldiag.sweep(start, over, out=tmp_path / "here")
+    there = fldiag.sweep(start, over, out=tmp_path / "there", executor=executor, on_event=events.append)
+    assert sorted(e["path"] for e in events) == sorted(str(run.path) for run in there)
+    for one, other in zip(here, there, strict=True):
+        assert one.path.name == other.path.name and one.metrics.equals(other.metrics)
+        assert all(torch.equal(w, other.checkpoint().state[n]) for n, w in one.checkpoint().state.items())
+
+
+def test_shards_are_all_runs_once_and_a_call_without_one_collects(tmp_path):
+    start, over = config(rounds=1), {"method.name": ["fedavg", "fedprox"], "seed": [0, 1]}
+    parts = [sweep.sweep(start, over, out=tmp_path, shard=Shard(i, 3)) for i in (1, 2, 3)]
+    assert sorted(run.path for part in parts for run in part) == sorted(tmp_path.iterdir()) and [len(p) for p in parts] == [2, 1, 1]
+    events = []
+    assert len(fldiag.sweep(start, over, out=tmp_path, on_event=events.append)) == 4 and events == []

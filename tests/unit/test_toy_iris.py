@@ -114,7 +114,7 @@ def test_config_distils_like_the_clients_train():
 @pytest.mark.parametrize("batch", [None, 5])
 def test_a_round_is_local_sgd_and_the_mean(batch):
     protocol, seed = iris.Protocol("two", 0.05, batch, rounds=1), 4
-    rows = iris.Trainer().train(iris.Job(protocol, "fedavg", seed, shown=True))
+    rows = iris.trained(None, iris.Job(protocol, "fedavg", seed, shown=True))
     made = iris.world(protocol, seed)
     x, y = made.dataset.train_x, made.dataset.train_y
     start = models.build("mlp_iris", (2,), 3, {}, seed=seed).state_dict()
@@ -200,8 +200,8 @@ def test_finished_trainings_are_kept(tmp_path, monkeypatch):
     assert seen == [(i, 4) for i in range(5)] and len(list(tmp_path.glob("*.parquet"))) == 4
     next(tmp_path.glob("*feddf-s1*.parquet")).write_text("[")  # a broken file is trained again
     trained, told = [], []
-    original = iris.Trainer.train
-    monkeypatch.setattr(iris.Trainer, "train", lambda self, job: trained.append(job) or original(self, job))
+    original = iris.trained
+    monkeypatch.setattr(iris, "trained", lambda shared, job: trained.append(job) or original(shared, job))
     assert iris.run([protocol], ("fedavg", "feddf"), (0, 1), keep=tmp_path, on_damage=told.append).equals(whole)
     assert len(told) == 1 and "feddf-s1" in told[0] and told[0].endswith("was damaged and is computed again")
     assert [(j.method, j.seed) for j in trained] == [("feddf", 1)]
@@ -210,8 +210,8 @@ def test_finished_trainings_are_kept(tmp_path, monkeypatch):
 
 
 def test_workers_can_be_sent_their_work():
-    trainer, job = pickle.loads(pickle.dumps((iris.Trainer(), iris.Job(iris.Protocol(rounds=1), "fedavg", 2))))
-    assert trainer.train(job) == iris.Trainer().train(job)
+    job = pickle.loads(pickle.dumps(iris.Job(iris.Protocol(rounds=1), "fedavg", 2)))
+    assert iris.trained(None, job) == iris.trained(None, iris.Job(iris.Protocol(rounds=1), "fedavg", 2))
 
 
 def test_measured_on_what_is_held_out():

@@ -1,0 +1,125 @@
+"""A Dask cluster: one of this machine, or any whose scheduler's address is given. Scheduling and retries are Dask's."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from fldiag.errors import FldiagError
+from fldiag.execution.choice import Choice, cores
+from fldiag.execution.pool import TRIES, Event, Pool, died
+from fldiag.execution.remote import Work, forget, keep, perform, versions
+from fldiag.version import version
+
+#: Seconds for a scheduler to answer, and for the first of its workers to be there.
+PATIENCE = 10.0
+
+
+class Cluster(Pool):
+    """``choice.address``: the scheduler's; without one, workers of one thread are started here and ended with the work."""
+
+    def __init__(self, work: Work, choice: Choice):
+        super().__init__(work)
+        try:
+            import dask
+            import distributed
+        except ImportError:
+            raise FldiagError("executor dask needs the package distributed", "pip install 'fldiag[dask]'", usage=True) from None
+        self._distributed, self._local, self.key = distributed, None, uuid.uuid4().hex
+        self.where = choice.address or "this machine"
+        if not choice.address:
+            dask.config.set({"distributed.scheduler.allowed-failures": TRIES - 1})  # a unit is moved so often
+            self._local = distributed.LocalCluster(
+                n_workers=choice.workers or cores(work.threads), threads_per_worker=1, processes=True, dashboard_address=None,
+                silence_logs="CRITICAL")
+        try:
+            self.client = distributed.Client(self._local or choice.address, timeout=PATIENCE, set_as_default=False)
+            self._look()
+            self.client.register_plugin(_state(distributed, self.key, work), name=self.key)
+        except (OSError, TimeoutError) as error:
+            self.close()
+            raise FldiagError(f"no Dask scheduler answers at {choice.address} ({type(error).__name__})",
+                              "start one with: dask scheduler; and give the address that it prints") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _look(self) -> None:
+        """Every worker has this fldiag and this PyTorch: else the bits could differ from one to the next."""
+        try:
+            self.client.wait_for_workers(1, timeout=PATIENCE)
+        except TimeoutError:
+            raise FldiagError(f"the Dask scheduler at {self.where} has no workers",
+                              "start some with: dask worker ADDRESS --nthreads 1") from None
+        mine = version(), torch.__version__
+        found = self.client.run(versions, on_error="return")
+        for worker, theirs in found.items():
+            if isinstance(theirs, Exception):
+                raise FldiagError(f"the Dask worker {worker} cannot import fldiag ({type(theirs).__name__}: {theirs})",
+                                  "install the same fldiag in its environment")
+            if tuple(theirs) != mine:
+                raise FldiagError(f"the Dask worker {worker} has fldiag {theirs[0]} with PyTorch {theirs[1]}, and here are "
+                                  f"{mine[0]} and {mine[1]}", "install the same versions in its environment")
+
+    def completed(self, units: Iterable[Any], beat: Event | None = None) -> Iterator[tuple[int, Any]]:
+        distributed, waiting = self._distributed, {}
+        units = list(units)
+        for number, unit in enumerate(units):
+            waiting[self.client.submit(perform, self.key, unit, pure=False, key=f"fldiag-{self.key[:8]}-{number}-"
+                                       f"{uuid.uuid4().hex[:8]}")] = number
+        try:
+            while waiting:
+                with contextlib.suppress(TimeoutError), self.client.as_current():
+                    distributed.wait(list(waiting), timeout=0.2, return_when="FIRST_COMPLETED")
+                for future in [f for f in waiting if f.done()]:
+                    number = waiting[future]
+                    result = self._result(future, units[number])
+                    del waiting[future]
+                    yield number, result
+                if self.client.status not in ("running", "connecting"):
+                    raise self._lost()
+                if beat is not None:
+                    beat()
+        finally:
+            self._cancel(list(waiting))
+
+    def _result(self, future: Any, unit: Any) -> Any:
+        try:
+            return future.result(timeout=PATIENCE)
+        except self._distributed.KilledWorker:
+            raise died(self.work, unit, TRIES) from None
+        except (self._distributed.CancelledError, self._distributed.comm.CommClosedError):
+            raise self._lost() from None
+
+    def _lost(self) -> FldiagError:
+        return FldiagError(f"the Dask scheduler at {self.where} is gone", "start it again; what is done is kept, go on with the "
+                           "same command and --resume")
+
+    def _cancel(self, futures: list[Any]) -> None:
+        if futures and self.client.status == "running":
+            self.client.cancel(futures, force=True)
+
+    def close(self) -> None:
+        if getattr(self, "client", None) is not None and self.client.status == "running":
+            with contextlib.suppress(Exception):  # a scheduler that goes away takes the state with it
+                self.client.unregister_worker_plugin(self.key)
+        for owned in (getattr(self, "client", None), self._local):
+            if owned is not None:
+                owned.close(timeout=PATIENCE)
+
+
+
+def _state(distributed: Any, key: str, work: Work) -> Any:
+    """Brings the work to every worker of the cluster, also to those that start later."""
+    class State(distributed.WorkerPlugin):  # type: ignore[misc, name-defined]
+        def setup(self, worker: Any) -> None:
+            keep(key, work)
+
+        def teardown(self, worker: Any) -> None:
+            forget(key)
+
+    return State()

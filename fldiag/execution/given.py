@@ -1,0 +1,48 @@
+"""Any executor of ``concurrent.futures``, or with its interface."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, wait
+from typing import Any
+
+from fldiag.errors import FldiagError
+from fldiag.execution.choice import cores
+from fldiag.execution.pool import Event, Pool
+from fldiag.execution.remote import MISSING, Work, perform
+
+
+class Given(Pool):
+    """Somebody's own executor. It is not ours to end or to mend: where it breaks, that is one error."""
+
+    def __init__(self, work: Work, executor: Executor):
+        super().__init__(work)
+        self.executor, self.key = executor, uuid.uuid4().hex
+        self.window = 2 * (getattr(executor, "_max_workers", None) or cores())
+
+    def completed(self, units: Iterable[Any], beat: Event | None = None) -> Iterator[tuple[int, Any]]:
+        waiting, busy = enumerate(units), {}  # type: ignore[var-annotated]
+        try:
+            while True:
+                for number, unit in itertools.islice(waiting, self.window - len(busy)):
+                    busy[self.executor.submit(perform, self.key, unit)] = number, unit
+                if not busy:
+                    return
+                done, _ = wait(busy, timeout=0.2, return_when=FIRST_COMPLETED)
+                for future in done:
+                    number, unit = busy.pop(future)
+                    result = future.result()
+                    if isinstance(result, str) and result == MISSING:
+                        busy[self.executor.submit(perform, self.key, unit, self.work)] = number, unit
+                    else:
+                        yield number, result
+                if beat is not None:
+                    beat()
+        except BrokenExecutor as error:
+            raise FldiagError(f"the executor {type(self.executor).__name__} is broken ({str(error) or type(error).__name__})",
+                              "mend it, or use another one; go on with --resume (resume=True)") from None
+        finally:
+            for future in busy:
+                future.cancel()

@@ -1,0 +1,64 @@
+"""One interface for all places where work runs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from typing import Any
+
+from fldiag.errors import FldiagError
+from fldiag.execution.remote import Work
+
+#: A unit whose workers died so often is not tried again.
+TRIES = 3
+Event = Callable[[], None]
+
+
+class Pool(ABC):
+    """Does units of one work. Used as a context; leaving it cancels what waits."""
+
+    def __init__(self, work: Work):
+        self.work = work
+
+    @abstractmethod
+    def completed(self, units: Iterable[Any], beat: Event | None = None) -> Iterator[tuple[int, Any]]:
+        """(number of the unit, result) as they are done; the units' own exceptions are raised. ``beat`` is called about five
+        times a second while the main process waits."""
+
+    def map(self, units: Iterable[Any], beat: Event | None = None) -> Iterator[Any]:
+        """Results in the order of the units, each as early as that allows."""
+        early: dict[int, Any] = {}
+        wanted = 0
+        with closing(self.completed(units, beat)) as found:  # type: ignore[type-var]
+            for number, result in found:
+                early[number] = result
+                while wanted in early:
+                    yield early.pop(wanted)
+                    wanted += 1
+
+    def close(self) -> None:  # noqa: B027
+        """Cancel what waits, and end the workers that are ours."""
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class Serial(Pool):
+    """This process, one unit after the other."""
+
+    def completed(self, units: Iterable[Any], beat: Event | None = None) -> Iterator[tuple[int, Any]]:
+        for number, unit in enumerate(units):
+            yield number, self.work.function(self.work.shared, unit)
+            if beat is not None:
+                beat()
+
+
+def died(work: Work, unit: Any, tries: int) -> FldiagError:
+    """A unit that ended its worker every time."""
+    return FldiagError(f"{work.name(unit)}: its worker process died {tries} times (out of memory or shared memory, or a script "
+                       "without if __name__ == '__main__')", "use fewer workers or executor 'serial'; what is done is kept, go "
+                       "on with --resume")

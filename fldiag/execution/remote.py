@@ -1,0 +1,81 @@
+"""The side of a worker: what it keeps between units, and how it does one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fldiag.version import version
+
+#: States that a worker keeps; a cluster's workers live longer than one command.
+KEPT = 2
+#: What a worker answers that has not got the state.
+MISSING = "fldiag: state is missing"
+
+
+@dataclass(frozen=True)
+class Work:
+    """``function(shared, unit)``; ``name(unit)`` names a unit in messages. ``threads``: of PyTorch, at every unit."""
+
+    function: Callable[[Any, Any], Any]
+    shared: Any
+    threads: int
+    name: Callable[[Any], str] = str
+
+
+_works: OrderedDict[str, Work] = OrderedDict()
+_one_at_a_time = threading.Lock()  # PyTorch's random state belongs to the whole process
+
+
+def keep(key: str, work: Work) -> None:
+    _works[key] = work
+    while len(_works) > KEPT:
+        _works.popitem(last=False)
+
+
+def forget(key: str) -> None:
+    _works.pop(key, None)
+
+
+def perform(key: str, unit: Any, work: Work | None = None) -> Any:
+    """Do one unit of the work of this key. ``work``: needed once a process; without it the answer may be ``MISSING``."""
+    with _one_at_a_time:
+        if key in _works:
+            _works.move_to_end(key)
+        elif work is None:
+            return MISSING
+        else:
+            keep(key, work)
+        before = torch.get_num_threads()
+        torch.set_num_threads(_works[key].threads)
+        try:
+            return _works[key].function(_works[key].shared, unit)
+        finally:
+            torch.set_num_threads(before)
+
+
+def start(key: str, work: Work) -> None:
+    """At the start of a process of our own."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
+    threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
+    keep(key, work)
+
+
+def _leave_with(parent: int) -> None:
+    """A worker whose main process was killed would wait for units for ever."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
+def versions() -> tuple[str, str]:
+    """fldiag's and PyTorch's, as this worker has them."""
+    return version(), torch.__version__

@@ -1,0 +1,35 @@
+"""The local training of a cohort as a unit of work: what every worker builds for itself from the config."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from fldiag.config import Config
+from fldiag.training.client import Trained
+from fldiag.training.setup import Setup, Unit
+
+
+class Trainer:
+    """Data, partition, network and method of a run, built by the process that needs them; a setup of the caller's own (his data,
+    his module) is sent as it is."""
+
+    def __init__(self, setup: Setup, config: Config, device: str, given: bool):
+        self.config, self.device, self.given = config, device, given
+        self.setup = setup
+
+    @cached_property
+    def setup(self) -> Setup:
+        return Setup(self.config, device=self.device)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if self.given or k != "setup"}
+
+
+def train(trainer: Trainer, unit: Unit) -> Trained:
+    return trainer.setup.train(unit)
+
+
+def name(unit: Unit) -> str:
+    clients = ", ".join(map(str, unit.ids[:5])) + (", …" if len(unit.ids) > 5 else "")
+    return f"round {unit.t + 1}, clients {clients}"
