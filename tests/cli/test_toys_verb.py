@@ -78,17 +78,17 @@ def test_variants(monkeypatch):
 
 @pytest.mark.usefixtures("_no_pictures")
 def test_stopped_and_asked_again(monkeypatch):
-    original, done = iris.Trainer.train, []
+    original, done = iris.trained, []
 
-    def stop_at_third(self, job):
+    def stop_at_third(shared, job):
         if len(done) == 3:
             raise KeyboardInterrupt
         done.append(job)
-        return original(self, job)
+        return original(shared, job)
 
-    monkeypatch.setattr(iris.Trainer, "train", stop_at_third)
+    monkeypatch.setattr(iris, "trained", stop_at_third)
     assert "stopped" in run(*SMALL, code=1).stderr
-    monkeypatch.setattr(iris.Trainer, "train", lambda self, job: done.append(job) or original(self, job))
+    monkeypatch.setattr(iris, "trained", lambda shared, job: done.append(job) or original(shared, job))
     run(*SMALL)
     assert len(done) == len(set(done)) == 6
 
