@@ -6,8 +6,8 @@ from helpers import config, federation, final, images, label, needs, play, stack
 
 from fldiag import registry
 from fldiag.checkpoint.run import Run
+from fldiag.execution.start import started
 from fldiag.training import rounds
-from fldiag.training.executor import Processes
 from fldiag.training.federation import Federation
 from fldiag.training.schedule import Given, Seeded
 from fldiag.training.setup import Setup
@@ -163,19 +163,16 @@ def test_the_uplink_is_counted_in_vectors(name, precision, tmp_path):
     assert frame.loc["downlink", "value"] == talks * (down * size * item + buffers)
 
 
-class Worker:
+def cohort(shared, item):
     """Builds the federation that a unit of work belongs to, in a worker process."""
-
-    def train(self, item):
-        chosen, unit = item
-        return Setup(chosen).train(unit)
+    chosen, unit = item
+    return Setup(chosen).train(unit)
 
 
-@pytest.fixture(scope="module")
-def pool():
-    processes = Processes(Worker, {}, "train", 2)
-    yield processes
-    processes.close()
+@pytest.fixture(scope="module", params=["processes:2", "dask"])
+def pool(request):
+    with started(request.param, cohort, None, threads=1) as made:
+        yield made
 
 
 @pytest.mark.slow
