@@ -105,7 +105,7 @@ def diagnose(target: Target | str | Path | Sequence[Target | str | Path], name: 
         tell: is told remarks in words, such as how long it will take.
         **options: the diagnostic's own (``fldiag explain NAME``), its flags, and those that all share (of a checkpoint or a run
             that is still to be read): ``slice``, ``samples``, ``client``, ``round``, ``rounds``, ``device``, ``precision``,
-            ``memory``, ``stack``, ``name``, ``model``, ``data``, ``root``, ``download``.
+            ``memory``, ``stack``, ``name``, ``model``, ``data``, ``root``, ``download``, ``executor``.
 
     Returns:
         One row a number. ``attrs`` says which diagnostic it is of, for ``fldiag.draw``. Where a flag asked for another one

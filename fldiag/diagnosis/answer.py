@@ -13,8 +13,10 @@ from matplotlib.figure import Figure
 
 from fldiag.diagnosis import subjects
 from fldiag.diagnosis.measure import measure, origin, plain
-from fldiag.diagnosis.question import Question, question
+from fldiag.diagnosis.question import Question, diagnostic, question
 from fldiag.diagnosis.subjects import Target
+from fldiag.execution.choice import chosen
+from fldiag.execution.start import started
 from fldiag.plotting import style
 from fldiag.registry import Diagnostic, Progress
 from fldiag.results import files
@@ -52,12 +54,36 @@ def tables(asked: Question, *, bar: Bar, tell: Callable[[str], None], cache: Pat
     for note in asked.notes:
         tell(note)
     found: dict[Diagnostic, list[pd.DataFrame]] = {}
-    for title, subject, options in asked.asked:
-        for entry, given in [(asked.entry, options), *asked.more.items()]:
-            with bar(f"{title} {entry.name}") as progress:
-                found.setdefault(entry, []).append(
-                    measure(entry, subject, given, cache=cache, progress=progress, tell=tell))
+    units = [(entry.name, title, subject, dict(given)) for title, subject, options in asked.asked
+             for entry, given in [(asked.entry, options), *asked.more.items()]]
+    several = len(asked.asked) > 1 and chosen(asked.executor).kind != "serial"
+    if several:  # each subject elsewhere, rather than parts of one after the other
+        with bar(asked.entry.name) as progress, started(asked.executor, _measured, cache, name=_title, most=len(units)) as pool:
+            for done, ((name, title, *_), (table, said)) in enumerate(zip(units, pool.map(units), strict=True), start=1):
+                for text in said:
+                    tell(text)
+                progress(done, len(units), title)
+                found.setdefault(diagnostic(name), []).append(table)
+        return {entry: joined(made) for entry, made in found.items()}
+    for name, title, subject, given in units:
+        entry = diagnostic(name)
+        with bar(f"{title} {entry.name}") as progress:
+            found.setdefault(entry, []).append(measure(entry, subject, given, cache=cache, progress=progress, tell=tell))
     return {entry: joined(made) for entry, made in found.items()}
+
+
+Unit = tuple[str, str, Any, dict[str, Any]]
+
+
+def _measured(cache: Path | None, unit: Unit) -> tuple[pd.DataFrame, list[str]]:
+    """A table, and what was said of it."""
+    name, _, subject, options = unit
+    said: list[str] = []
+    return measure(diagnostic(name), subject, options, cache=cache, tell=said.append), said
+
+
+def _title(unit: Unit) -> str:
+    return f"{unit[0]} of {unit[1]}"
 
 
 def joined(made: Sequence[pd.DataFrame]) -> pd.DataFrame:

@@ -43,6 +43,7 @@ SHARED = (
                                      "(minus the mean, over the deviation); default: unit for uint8 pixels, else none."),
     Shared("root", "str", None, "Folder that holds the data (default $FLDIAG_DATA).", any=True),
     Shared("download", "bool", False, "Fetch a missing public data set."),
+    Shared("executor", "str", "serial", "Where work runs: serial, processes[:N] or dask[:ADDRESS].", any=True),
     Shared("device", "str", "auto", "auto, cpu, cuda, cuda:N or mps.", any=True, typed=False),
     Shared("round", "int", None, "Of a run: the checkpoint of this round, not of the last.", WEIGHTS, least=0, typed=False),
     Shared("stack", "str", "auto", "Evaluate clients' models side by side: auto, on or off.", ("run",), typed=False),

@@ -14,6 +14,7 @@ from fldiag.diagnosis.measure import Subject, plain
 from fldiag.diagnosis.options import rounds
 from fldiag.diagnosis.subjects import Target
 from fldiag.errors import FldiagError
+from fldiag.execution.choice import chosen
 from fldiag.problem.problem import Problem
 from fldiag.registry import Choice, Diagnostic
 from fldiag.results.provenance import digest
@@ -31,6 +32,7 @@ class Question:
     more: dict[Diagnostic, dict[str, Any]] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
     stem: str = ""
+    executor: Any = "serial"
     notes: list[str] = field(default_factory=list)
 
 
@@ -55,8 +57,14 @@ def question(name: str, targets: Sequence[Target], options: Mapping[str, Any]) -
     entry = diagnostic(name)
     subjects.known(targets)
     divided = subjects.divide(entry, options)
+    executor = chosen(divided.where.pop("executor", "serial"))
     more = {diagnostic(also): diagnostic(also).validate(given) for also, given in divided.more.items()}
     made = {"run": _of_run, "runs": _of_runs}.get(entry.on, _of_weights)(entry, targets, divided.where, divided.own)
+    made.executor = executor
+    for _, subject, _ in made.asked:
+        for part in subject if isinstance(subject, Sequence) else [subject]:
+            if isinstance(part, Problem | History):
+                part.executor = executor
     made.more = more if made.entry is entry else {}
     for _, subject, own in made.asked:
         for asked, given in [(made.entry, own | dict.fromkeys(divided.flags, True)), *made.more.items()]:

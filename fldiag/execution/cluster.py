@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -22,8 +22,8 @@ PATIENCE = 10.0
 class Cluster(Pool):
     """``choice.address``: the scheduler's; without one, workers of one thread are started here and ended with the work."""
 
-    def __init__(self, work: Work, choice: Choice):
-        super().__init__(work)
+    def __init__(self, work: Work, name: Callable[[Any], str], choice: Choice):
+        super().__init__(work, name)
         try:
             import dask
             import distributed
@@ -91,7 +91,7 @@ class Cluster(Pool):
         try:
             return future.result(timeout=PATIENCE)
         except self._distributed.KilledWorker:
-            raise died(self.work, unit, TRIES) from None
+            raise died(self.name(unit), TRIES) from None
         except (self._distributed.CancelledError, self._distributed.comm.CommClosedError):
             raise self._lost() from None
 

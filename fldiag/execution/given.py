@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, wait
 from typing import Any
 
@@ -17,8 +17,8 @@ from fldiag.execution.remote import MISSING, Work, perform
 class Given(Pool):
     """Somebody's own executor. It is not ours to end or to mend: where it breaks, that is one error."""
 
-    def __init__(self, work: Work, executor: Executor):
-        super().__init__(work)
+    def __init__(self, work: Work, name: Callable[[Any], str], executor: Executor):
+        super().__init__(work, name)
         self.executor, self.key = executor, uuid.uuid4().hex
         self.window = 2 * (getattr(executor, "_max_workers", None) or cores())
 

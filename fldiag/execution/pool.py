@@ -16,10 +16,10 @@ Event = Callable[[], None]
 
 
 class Pool(ABC):
-    """Does units of one work. Used as a context; leaving it cancels what waits."""
+    """Does units of one work. Used as a context; leaving it cancels what waits. ``name``: what a unit is called in messages."""
 
-    def __init__(self, work: Work):
-        self.work = work
+    def __init__(self, work: Work, name: Callable[[Any], str] = str):
+        self.work, self.name = work, name
 
     @abstractmethod
     def completed(self, units: Iterable[Any], beat: Event | None = None) -> Iterator[tuple[int, Any]]:
@@ -57,8 +57,8 @@ class Serial(Pool):
                 beat()
 
 
-def died(work: Work, unit: Any, tries: int) -> FldiagError:
+def died(unit: str, tries: int) -> FldiagError:
     """A unit that ended its worker every time."""
-    return FldiagError(f"{work.name(unit)}: its worker process died {tries} times (out of memory or shared memory, or a script "
+    return FldiagError(f"{unit}: its worker process died {tries} times (out of memory or shared memory, or a script "
                        "without if __name__ == '__main__')", "use fewer workers or executor 'serial'; what is done is kept, go "
                        "on with --resume")

@@ -6,7 +6,7 @@ import multiprocessing
 import pickle
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
@@ -19,8 +19,8 @@ from fldiag.execution.remote import Work, perform, start
 class Processes(Pool):
     """``workers`` processes, started when the first units come; each gets the shared state as it starts."""
 
-    def __init__(self, work: Work, workers: int):
-        super().__init__(work)
+    def __init__(self, work: Work, name: Callable[[Any], str], workers: int):
+        super().__init__(work, name)
         self.workers, self.key = workers, uuid.uuid4().hex
         self._free: list[ProcessPoolExecutor] = []
         self._all: list[ProcessPoolExecutor] = []
@@ -53,7 +53,7 @@ class Processes(Pool):
                     except BrokenProcessPool:
                         self._all.remove(pool)
                         if tried == TRIES:
-                            raise died(self.work, unit, tried) from None
+                            raise died(self.name(unit), tried) from None
                         again.append((number, unit, tried + 1))
                         continue
                     except BaseException:

@@ -23,12 +23,11 @@ MISSING = "fldiag: state is missing"
 
 @dataclass(frozen=True)
 class Work:
-    """``function(shared, unit)``; ``name(unit)`` names a unit in messages. ``threads``: of PyTorch, at every unit."""
+    """``function(shared, unit)``. ``threads``: of PyTorch, at every unit."""
 
     function: Callable[[Any, Any], Any]
     shared: Any
     threads: int
-    name: Callable[[Any], str] = str
 
 
 _works: OrderedDict[str, Work] = OrderedDict()

@@ -30,14 +30,14 @@ def started(executor: Any, function: Callable[[Any, Any], Any], shared: Any, *, 
         FldiagError: an unknown executor, or a cluster that cannot be reached or has no fldiag of this version.
     """
     choice = chosen(executor)
-    work = Work(function, shared, threads or torch.get_num_threads(), name)
+    work = Work(function, shared, threads or torch.get_num_threads())
     if choice.kind == "serial" or (choice.kind == "processes" and most is not None and most <= 1):
-        return Serial(work)
+        return Serial(work, name)
     if choice.kind == "processes":
         workers = choice.workers or cores(work.threads)
-        return Processes(work, min(workers, most or workers))
+        return Processes(work, name, min(workers, most or workers))
     if choice.kind == "dask":
         from fldiag.execution.cluster import Cluster  # distributed is an extra, and takes a second to import
-        return Cluster(work, choice)
+        return Cluster(work, name, choice)
     assert choice.given is not None
-    return Given(work, choice.given)
+    return Given(work, name, choice.given)

@@ -56,6 +56,13 @@ class Problem(Ingredients):
 
     #: What a reader of its numbers should know of its data.
     remarks: Sequence[str] = ()
+    #: Where a diagnostic may do parts of its work, see ``fldiag.execution.choice.chosen``.
+    executor: Any = "serial"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what was established once: whoever gets a copy does that again."""
+        kept = {name for name in self.__dict__ if isinstance(getattr(type(self), name, None), cached_property)}
+        return {name: value for name, value in self.__dict__.items() if name not in kept and name != "executor"}
 
     def __repr__(self) -> str:
         name = f"{self.name!r}, " if self.name else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -57,6 +58,11 @@ class History:
         FldiagError: model, data and options do not fit each other.
     """
 
+    #: Where a diagnostic may do parts of its work, see ``fldiag.execution.choice.chosen``.
+    executor: Any = "serial"
+    #: How to make it again: the run's folder and the options of ``of``; None where it was made otherwise.
+    recipe: tuple[Path, dict[str, Any]] | None = None
+
     def __init__(self, module: nn.Module, dataset: Dataset, parts: Sequence[np.ndarray],
                  rounds: Mapping[int, Callable[[], Stored]], *, name: str = "", labels: Mapping[str, Any] | None = None,
                  shares: Literal["n", "uniform", "batches"] = "n", batch_size: int = 1, samples: int | None = None,
@@ -79,6 +85,11 @@ class History:
         self.remedy = REMEDY
         self.notes: list[dict[str, Any]] = []
         self.read: list[int] = []
+        self._current: tuple[int, Stored] | None = None
+
+    def __reduce__(self) -> Any:
+        """A worker reads the run itself: its weights are on the disk."""
+        return super().__reduce__() if self.recipe is None else (_again, self.recipe)
 
     def __repr__(self) -> str:
         n = len(self._rounds)
@@ -103,6 +114,9 @@ class History:
                               f"it has {ranges(run.rounds)}", usage=True)
         if run.index["config"].get("checkpoint", {}).get("clients") == "none":
             raise FldiagError(f"run {run.path} holds no client weights", REMEDY)
+        recipe = run.path.absolute(), {
+            "rounds": rounds, "samples": samples, "stack": stack, "device": device, "dtype": dtype, "memory": memory,
+            "root": root, "normalise": normalise, "model": model, "data": data, "name": name}
         chosen = sorted(set(rounds)) if rounds is not None else [r for r in run.rounds if r] or run.rounds  # 0: before training
         first = first_readable(run, chosen, model, data)
         dataset = targets._dataset(first, root, download, normalise)
@@ -129,6 +143,7 @@ class History:
                               **{f: digest for f, digest in run.index["files"].items() if f.startswith("steps/")}},
                        steps=lambda r: run.steps(r) if r in run.recorded else None,
                        notes=[*notes, *run.origin.get("notes", [])])
+        made.recipe = recipe
         if run.origin:
             made.examples, made.remedy = run.origin["examples"], RECEIVED
         return made
@@ -173,6 +188,12 @@ class History:
             raise first or FldiagError(f"{self.name}: no stored round can be used", "see its run.json")
         if clients and not usable:
             raise FldiagError(f"{self.name} holds no round with client weights", self.remedy)
+
+    def stored(self, round: int) -> Stored:
+        """One round; the one asked for last is kept."""
+        if self._current is None or self._current[0] != round:
+            self._current = round, self._rounds[round]()
+        return self._current[1]
 
     def asked(self, every: bool | None) -> Iterator[Stored]:
         """The rounds of a diagnostic that usually takes the last one: all with ``every``."""
@@ -261,3 +282,7 @@ class History:
 
     def _place(self, b: Tensor) -> Tensor:
         return b.to(self.device, self.dtype if b.is_floating_point() else b.dtype)
+
+
+def _again(path: Path, options: dict[str, Any]) -> History:
+    return History.of(Run.open(path), **options)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from fldiag.clock import duration
+from fldiag.execution.pool import Pool
 from fldiag.registry import Progress
 from fldiag.results.array_checkpoint import ArrayStore
+
+Place = tuple[int, ...]
+Value = tuple[float, float | None, float]
+#: Pieces of a grid that workers get: few enough to cost nothing, many enough that none waits long for the last.
+BLOCKS = 16
 
 
 class Points:
@@ -49,16 +55,22 @@ class Points:
             self.store.save(self._key, self._arrays(), self._extra)
 
     def fill(self, places: Iterable[Any], evaluate: Callable[..., tuple[float, float | None, float]], text: str,
-             progress: Progress | None, planned: int) -> None:
+             progress: Progress | None, planned: int, pool: Pool | None = None) -> None:
         """``evaluate(*place)`` -> (value, standard error, rough value) at every place not yet done.
 
-        ``planned``: how many will be done altogether, as far as that is known now.
+        ``planned``: how many will be done altogether, as far as that is known now. ``pool`` evaluates lists of places instead
+        (see ``values``), in any order.
         """
         left = [tuple(int(i) for i in place) for place in places]
         left = [place for place in left if not self.done[place]]
         start = time.monotonic()
-        for count, place in enumerate(left, start=1):
-            value, stderr, rough = evaluate(*place)
+        found: Iterator[tuple[Place, Value]] = ((place, evaluate(*place)) for place in left)
+        if pool is not None and len(left) > 1:
+            size = -(-len(left) // BLOCKS)
+            blocks = [left[i: i + size] for i in range(0, len(left), size)]
+            found = ((place, value) for number, values in pool.completed(blocks)
+                     for place, value in zip(blocks[number], values, strict=True))
+        for count, (place, (value, stderr, rough)) in enumerate(found, start=1):
             self.value[place], self.rough[place] = value, rough
             self.stderr[place] = np.nan if stderr is None else stderr
             self.done[place] = True

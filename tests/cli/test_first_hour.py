@@ -36,7 +36,9 @@ def test_what_is_there():
 
 
 def test_the_demo(here):
-    assert (here / last(run("demo", "--out", "shown"))).is_file()
+    result = run("demo", "--out", "shown")
+    assert last(result).name == "landscape.png" and (here / last(result)).is_file()
+    assert "fedsol" in result.stdout and "λ1/λ5" in result.stdout
 
 
 @pytest.mark.parametrize("verb", ["forgetting", "drift", "matching", "landscape", "spectrum"])

@@ -149,13 +149,6 @@ def test_every_method_model_and_diagnostic_can_be_explained():
 
 
 @pytest.mark.slow
-def test_demo_ends_with_the_picture():
-    result = run("demo")
-    assert last(result).name == "landscape.png" and last(result).is_file()
-    assert "fedsol" in result.stdout and "λ1/λ5" in result.stdout
-
-
-@pytest.mark.slow
 def test_plain_state_dict_with_own_model_and_data(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import torch\nfrom torch import nn\n"

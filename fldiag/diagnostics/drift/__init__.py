@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -18,6 +18,8 @@ from fldiag.diagnostics.drift.representation import cka, features
 from fldiag.diagnostics.drift.section import section
 from fldiag.diagnostics.drift.summary import summary
 from fldiag.errors import FldiagError
+from fldiag.execution.pool import Serial
+from fldiag.execution.start import started
 from fldiag.losses import Proximal, Rule, Strength, mean_strengths, noise_floor, proximal_name, strengths
 from fldiag.models.network import Network
 from fldiag.params import cosine
@@ -88,27 +90,63 @@ def drift(history: History, progress: Progress | None = None, *,
     if part != "full":
         _ = history.layout.head_size
     options = {"kind": loss if not history.dataset.regression else "l2", "tau": tau}
-    rows, last = [], None
-    for stored in history.each(progress):
-        if not stored.complete:
-            continue
-        stored = _finite(history, stored)
-        if not stored.ids:
-            continue
-        last = stored
-        found = divergence.rows_of(stored, history.layout)
-        found += _gradients(history, stored) if gradients else []
-        for j, k in enumerate(stored.ids):
-            if history.pool.own(k).stop > history.pool.own(k).start:
-                found += _proximal(history, stored, j, rho, strength, per, part, batch, options)
-        found += _representation(history, stored) if representation else []
-        found += _means(found, {"test": history.pool.test.stop, "train": history.pool.n - history.pool.test.stop})
-        rows += [{"round": stored.round, **row} for row in found]
+    asked = Asked(gradients, representation, rho, strength, per, part, batch, options)
+    rows: list[Row] = []
+    last = None
+    with started(history.executor, _of_round, (history, asked), name=lambda r: f"round {r}", most=len(history.rounds)) as pool:
+        ahead = None if isinstance(pool, Serial) else zip(history.rounds, pool.map(history.rounds), strict=True)
+        for stored in history.each(progress):
+            if not stored.complete:
+                continue
+            stored = _finite(history, stored)
+            if not stored.ids:
+                continue
+            last = stored
+            found = None if ahead is None else next((rows for r, rows in ahead if r == stored.round), None)
+            rows += _rows(history, asked, stored) if found is None else found
     if propositions and last is not None:
         rows += _propositions(history, last, options)
     rows = [{"masked": row["value"] is None or bool(np.isnan(row["value"])), "estimator": "exact", **row} for row in rows]
     rows += _recorded(history)
     return table([*rows, *history.notes], **history.common)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is measured of every round."""
+
+    gradients: bool
+    representation: bool
+    rho: tuple[float, ...]
+    strength: Strength
+    per: Rule
+    part: str
+    batch: int | None
+    options: dict[str, Any]
+
+
+def _of_round(shared: tuple[History, Asked], round: int) -> list[Row] | None:
+    """The rows of one round; None where the main process will say why there are none."""
+    history, asked = shared
+    try:
+        stored = history.stored(round)
+    except FldiagError:
+        return None
+    if not stored.complete or any(k >= len(history.parts) for k in stored.ids):
+        return None
+    stored = _finite(history, stored)
+    return _rows(history, asked, stored) if stored.ids else None
+
+
+def _rows(history: History, asked: Asked, stored: Stored) -> list[Row]:
+    found = divergence.rows_of(stored, history.layout)
+    found += _gradients(history, stored) if asked.gradients else []
+    for j, k in enumerate(stored.ids):
+        if history.pool.own(k).stop > history.pool.own(k).start:
+            found += _proximal(history, stored, j, asked.rho, asked.strength, asked.per, asked.part, asked.batch, asked.options)
+    found += _representation(history, stored) if asked.representation else []
+    found += _means(found, {"test": history.pool.test.stop, "train": history.pool.n - history.pool.test.stop})
+    return [{"round": stored.round, **row} for row in found]
 
 
 def _finite(history: History, stored: Stored) -> Stored:

@@ -7,7 +7,7 @@ distillation in federated learning" (NeurIPS 2022).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import numpy as np
@@ -17,6 +17,9 @@ from pydantic import Field
 from fldiag.diagnostics.forgetting import picture
 from fldiag.diagnostics.forgetting.section import section
 from fldiag.diagnostics.forgetting.summary import summary
+from fldiag.errors import FldiagError
+from fldiag.execution.pool import Serial
+from fldiag.execution.start import started
 from fldiag.registry import Also, Progress, diagnostic
 from fldiag.results.provenance import digest
 from fldiag.results.shares import share
@@ -72,19 +75,33 @@ def forgetting(history: History, progress: Progress | None = None, *,
     measure = _Measure(history, min_count, confidence)
     kept = Kept(store, lambda: digest("forgetting", history.digest(), min_count, confidence))
     rows: list[Row] = []
-    try:
-        for stored in history.each(progress):
-            if (there := kept.take(stored, measure)) is not None:
-                rows += there
-                continue
-            noted = len(history.notes)
-            rows += (new := measure.round(stored))
-            kept.add(stored.round, new, history.notes[noted:], measure)
-    except BaseException:  # Ctrl-C above all
-        kept.save()
-        raise
+    missing = [r for r in history.rounds if str(r) not in kept.rounds]
+    with started(history.executor, _evaluated, history, name=lambda r: f"round {r}", most=len(missing)) as pool:
+        if not isinstance(pool, Serial):  # one after the other, a round needs not evaluate what the one before has
+            measure.ahead = zip(missing, pool.map(missing), strict=True)
+        try:
+            for stored in history.each(progress):
+                if (there := kept.take(stored, measure)) is not None:
+                    rows += there
+                    continue
+                noted = len(history.notes)
+                rows += (new := measure.round(stored))
+                kept.add(stored.round, new, history.notes[noted:], measure)
+        except BaseException:  # Ctrl-C above all
+            kept.save()
+            raise
     rows += measure.class_examples()
     return table([*rows, *history.notes], **history.common, estimator="exact")
+
+
+def _evaluated(history: History, round: int) -> Scores | None:
+    """Of a round's received, trained and aggregated models, or of the aggregated one alone; None where it cannot be read."""
+    try:
+        stored = history.stored(round)
+        models = [stored.start, *(stored.client(j) for j in range(len(stored.ids)))] if stored.complete else []
+        return history.evaluate([*models, (stored.aggregated, stored.buffers)])
+    except FldiagError:  # the main process reads it too, and says why
+        return None
 
 
 class _Measure:
@@ -102,6 +119,7 @@ class _Measure:
         self.best: np.ndarray | None = None
         self.before: tuple[int, np.ndarray] | None = None
         self.last: tuple[Any, Scores] | None = None
+        self.ahead: Iterator[tuple[int, Scores | None]] | None = None  # what workers found, in the order of the rounds
         self.seen_clients: set[int] = set()
 
     def state(self) -> dict[str, np.ndarray]:
@@ -148,10 +166,10 @@ class _Measure:
         """Of received, trained and aggregated models; the received one is usually the last aggregated."""
         models = [stored.client(j) for j in range(clients)] + [(stored.aggregated, stored.buffers)]
         known = None
-        if clients:
-            known = self._known(stored)
-            models = models if known else [stored.start, *models]
-        new = self.history.evaluate(models)
+        new = None if self.ahead is None else next((s for r, s in self.ahead if r == stored.round), None)
+        if new is None:
+            known = self._known(stored) if clients else None
+            new = self.history.evaluate(models if known or not clients else [stored.start, *models])
         if known:
             right = None if new.right is None or known.right is None else np.concatenate([known.right, new.right])
             new = Scores(np.concatenate([known.loss, new.loss]), right, np.concatenate([known.valid, new.valid]))

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -17,6 +19,7 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from pydantic import Field
+from torch import Tensor
 
 from fldiag.diagnostics.landscape import interactive, picture
 from fldiag.diagnostics.landscape.choice import choose
@@ -24,6 +27,8 @@ from fldiag.diagnostics.landscape.section import section
 from fldiag.diagnostics.landscape.summary import summary
 from fldiag.diagnostics.landscape.surfaces import AXES
 from fldiag.errors import FldiagError
+from fldiag.execution.pool import Pool, Serial
+from fldiag.execution.start import started
 from fldiag.problem.eigenpairs import finite_loss
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress, diagnostic
@@ -35,7 +40,7 @@ from fldiag.surface import directions as rules
 from fldiag.surface import grid as grids
 from fldiag.surface.directions import Directions
 from fldiag.surface.evaluator import Evaluator
-from fldiag.surface.points import Points
+from fldiag.surface.points import Place, Points, Value
 
 #: Grid points along an axis when nobody says how many.
 POINTS = 41
@@ -155,44 +160,75 @@ def landscape(problem: Problem, progress: Progress | None = None, *,
     kept.keep({"d1": found.d1.cpu().numpy(), "d2": found.d2.cpu().numpy()},
               {"rows": found.rows, "reach": found.reach})
     try:
-        evaluator = Evaluator(problem, [found.d1, found.d2], reach=float(places[-1]), bf16=bf16)
-        surface = _Surface(evaluator, places, kept, progress, seed)
-        filled = surface.fill(0.0 if full else grid_rtol)
+        grid = _Grid(problem, (found.d1, found.d2), places, bf16, seed)
+        surface = _Surface(grid, kept, progress)
+        with started(problem.executor, _values, grid, name=lambda block: f"{len(block)} points of the landscape") as pool:
+            filled = surface.fill(0.0 if full else grid_rtol, None if isinstance(pool, Serial) else pool)
     finally:  # also on Ctrl-C
         kept.save()
     return table([*surface.rows(filled), *found.rows], **problem.common)
 
 
+@dataclass
+class _Grid:
+    """What the values of a grid depend on; whoever evaluates points makes the rest of it."""
+
+    problem: Problem
+    directions: tuple[Tensor, Tensor]
+    places: np.ndarray
+    bf16: bool
+    seed: int
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @cached_property
+    def evaluator(self) -> Evaluator:
+        return Evaluator(self.problem, list(self.directions), reach=float(self.places[-1]), bf16=self.bf16)
+
+    @cached_property
+    def exact(self) -> np.ndarray:
+        """Where the loss is not (or not only) computed in bfloat16."""
+        exact = np.ones((len(self.places), len(self.places)), dtype=bool)
+        if self.bf16:
+            exact[:] = False
+            exact[np.ix_([0, -1], [0, -1])] = True
+            rng = numpy_rng(self.seed, "landscape bf16 check points")
+            exact.flat[rng.permutation(exact.size)[:BF16_CHECKS]] = True
+            exact[len(self.places) // 2, len(self.places) // 2] = True
+        return exact
+
+    def value(self, row: int, column: int) -> Value:
+        x, y = float(self.places[column]), float(self.places[row])
+        if not self.bf16:
+            return *self.evaluator(x, y), math.nan
+        if not self.exact[row, column]:
+            value, stderr = self.evaluator(x, y)
+            return value, stderr, value
+        value, stderr = self.problem.loss(self.evaluator.at(x, y))
+        return value, stderr, value if x == y == 0 else self.evaluator(x, y)[0]
+
+
+def _values(grid: _Grid, block: list[Place]) -> list[Value]:
+    return [grid.value(*place) for place in block]
+
+
 class _Surface:
     """Fills the grid and says how; rows of the arrays are y."""
 
-    def __init__(self, evaluator: Evaluator, places: np.ndarray, kept: Points, progress: Progress | None, seed: int):
-        self.evaluator, self.places, self.kept, self.progress, self.seed = evaluator, places, kept, progress, seed
-        self.exact = np.ones((len(places), len(places)), dtype=bool)
-        if evaluator.bf16:
-            self.exact[:] = False
-            self.exact[np.ix_([0, -1], [0, -1])] = True
-            rng = numpy_rng(seed, "landscape bf16 check points")
-            self.exact.flat[rng.permutation(self.exact.size)[:BF16_CHECKS]] = True
-            self.exact[len(places) // 2, len(places) // 2] = True
+    def __init__(self, grid: _Grid, kept: Points, progress: Progress | None):
+        self.grid, self.kept, self.progress = grid, kept, progress
+        self.evaluator, self.places, self.seed, self.exact = grid.evaluator, grid.places, grid.seed, grid.exact
+        self.pool: Pool | None = None
 
-    def fill(self, rtol: float) -> grids.Filled:
+    def fill(self, rtol: float, pool: Pool | None = None) -> grids.Filled:
+        self.pool = pool
         values = grids.Values(self.kept.done, self.kept.value, self.kept.stderr)
         first = self.exact if self.evaluator.bf16 else None
         return grids.fill(self.places, values, self._ask, rtol, self.seed, first)
 
     def _ask(self, new: np.ndarray, planned: int, stage: str) -> None:
-        self.kept.fill(new, self._evaluate, f"landscape, {stage}", self.progress, planned)
-
-    def _evaluate(self, row: int, column: int) -> tuple[float, float | None, float]:
-        x, y = float(self.places[column]), float(self.places[row])
-        if not self.evaluator.bf16:
-            return *self.evaluator(x, y), math.nan
-        if not self.exact[row, column]:
-            value, stderr = self.evaluator(x, y)
-            return value, stderr, value
-        value, stderr = self.evaluator.problem.loss(self.evaluator.at(x, y))
-        return value, stderr, value if x == y == 0 else self.evaluator(x, y)[0]
+        self.kept.fill(new, self.grid.value, f"landscape, {stage}", self.progress, planned, self.pool)
 
     def rows(self, filled: grids.Filled) -> list[Row]:
         share, lost, checks = self._precision(filled)

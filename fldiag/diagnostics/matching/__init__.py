@@ -7,7 +7,7 @@ its released code computes them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import pandas as pd
@@ -21,6 +21,8 @@ from fldiag.diagnostics.matching.comparison import Space, Summary, matching_rows
 from fldiag.diagnostics.matching.section import section
 from fldiag.diagnostics.matching.summary import summary
 from fldiag.errors import FldiagError
+from fldiag.execution.pool import Pool
+from fldiag.execution.start import started
 from fldiag.problem import stack as stacks
 from fldiag.problem.diagonal import Diagonal, Estimate, diagonal_of, norm
 from fldiag.problem.eigenpairs import NOISE, check_count, eigenvalue_rows, loss_row, strict_pairs
@@ -118,11 +120,53 @@ def matching(history: History, progress: Progress | None = None, *,
     options = Options(k, tol, estimate, rtol, max_products, deflate, seed, stack)
     places: list[Data] = ["client", "global"] if on == "both" else [on]
     rows: list[Row] = []
-    for stored in history.asked(every_round):
-        if stored.complete:
-            rows += [{"masked": row["value"] is None, **row, "round": stored.round}
-                     for row in _Round(history, stored, options, progress).rows(places, split)]
+    work = _Work(history, options)
+    with started(history.executor, _part, work, name=_named) as pool:
+        for stored in history.asked(every_round):
+            if stored.complete:
+                work.round = _Round(history, stored, options, progress)
+                rows += [{"masked": row["value"] is None, **row, "round": stored.round}
+                         for row in work.round.rows(places, split, pool)]
     return table([*rows, *history.notes], **history.common)
+
+
+_Unit = tuple[int, Data | None, list[int], bool]  # round, whose data (None: the aggregated model), clients, with a spectrum
+
+
+@dataclass
+class _Part:
+    """Of each client (-1: the aggregated model) its rows, their columns with the summary, or why there are none."""
+
+    rows: dict[int, list[Row]] = field(default_factory=dict)
+    made: dict[int, tuple[Row, Summary]] = field(default_factory=dict)
+    failed: dict[int, FldiagError] = field(default_factory=dict)
+
+
+class _Work:
+    """What a worker needs for any part of any round; it reads the rounds itself."""
+
+    def __init__(self, history: History, options: Options):
+        self.history, self.options, self.round = history, options, None
+
+    round: _Round | None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"history": self.history, "options": self.options, "round": None}
+
+    def of(self, round: int) -> _Round:
+        if self.round is None or self.round.stored.round != round:
+            self.round = _Round(self.history, self.history.stored(round), self.options, None)
+        return self.round
+
+
+def _part(work: _Work, unit: _Unit) -> _Part:
+    round, place, group, spectrum = unit
+    return work.of(round).part(place, group, spectrum)
+
+
+def _named(unit: _Unit) -> str:
+    round, place, group, _ = unit
+    return f"round {round}, " + ("global model" if place is None else f"clients {', '.join(map(str, group))} on {place} data")
 
 
 class _Round:
@@ -132,7 +176,7 @@ class _Round:
         self.history, self.stored, self.options = history, stored, options
         self._progress, self._done, self._total = progress, 0, 1
 
-    def rows(self, places: list[Data], split: bool) -> list[Row]:
+    def rows(self, places: list[Data], split: bool, pool: Pool) -> list[Row]:
         history, stored, options = self.history, self.stored, self.options
         owners = [c for c in range(len(history.parts)) if history.pool.own(c).stop > history.pool.own(c).start]
         self._total = len(places) * len(stored.ids) + 1 + (len(owners) if split and options.k else 0)
@@ -140,18 +184,19 @@ class _Round:
         spaces: dict[int, Space] = {}
         top: Space | None
         common: Row
+        parts = self._parts(places, pool)
         for place in places:
-            found = self._clients(place, spectrum=place == places[0], rows=rows)
+            found = self._clients(place, parts[place], rows)
             spaces |= {s.client: s.space for s in found if s.space is not None}
             rows += matching_rows(found, place, self._slice(place))
-        whole = history.problem((stored.aggregated, stored.buffers), history.pool.clients, "train", moment="aggregated",
-                                scope="global")
         top, common = None, {}
-        try:
-            common, summary = self._of(whole, True, rows, "global model")
+        whole = self._whole
+        if parts[None][0].failed:
+            history.note(stored.round, f"the aggregated model is left out: {parts[None][0].failed[-1].what}")
+        else:
+            rows += parts[None][0].rows[-1]
+            common, summary = parts[None][0].made[-1]
             top = summary.space
-        except FldiagError as error:
-            history.note(stored.round, f"the aggregated model is left out: {error.what}")
         if spaces:
             rows += overlap_rows(spaces, top, self._slice(places[0]))
         if top is not None and split:
@@ -170,23 +215,53 @@ class _Round:
 
         return tell
 
-    def _clients(self, place: Data, spectrum: bool, rows: list[Row]) -> list[Summary]:
+    def _parts(self, places: list[Data], pool: Pool) -> dict[Data | None, list[_Part]]:
+        """What takes long, wherever work runs: groups of clients on their own or on all data, and the aggregated model (None)."""
+        r = self.stored.round
+        units: list[_Unit] = [(r, place, group, place == places[0]) for place in places
+                              for group in self._groups(place, place == places[0])]
+        units.append((r, None, [], True))
+        found: dict[Data | None, list[_Part]] = {}
+        for unit, part in zip(units, pool.map(units), strict=True):
+            found.setdefault(unit[1], []).append(part)
+            self._done += len(unit[2]) or 1
+            self._tell(_named(unit))(0, 1, "done")
+        return found
+
+    @property
+    def _whole(self) -> Problem:
+        stored, history = self.stored, self.history
+        return history.problem((stored.aggregated, stored.buffers), history.pool.clients, "train", moment="aggregated",
+                               scope="global")
+
+    def part(self, place: Data | None, group: list[int], spectrum: bool) -> _Part:
+        """Rows and summaries of some clients' Hessians, or (None) of the aggregated model's."""
+        done = _Part()
+        if place is None:
+            own: list[Row] = []
+            try:
+                done.made[-1] = self._of(self._whole, True, own, "global model")
+                done.rows[-1] = own
+            except FldiagError as error:
+                done.failed[-1] = error
+            return done
+        problems = self._problems(place, group, done.failed)
+        pairs = stacks.eigenpairs([*problems.values()], **self.options.spectrum,
+                                  progress=self._tell(f"{len(problems)} clients side by side"))
+        for (client, problem), found in zip(problems.items(), pairs, strict=True):
+            done.rows[client] = []
+            try:
+                done.made[client] = self._of(problem, spectrum, done.rows[client], f"client {client}", found, data=place)
+            except FldiagError as error:
+                done.failed[client] = error
+        return done
+
+    def _clients(self, place: Data, parts: list[_Part], rows: list[Row]) -> list[Summary]:
         history, stored = self.history, self.stored
         known = {(n["client"], n["round"]) for n in history.notes}
-        made: dict[int, Summary] = {}
-        own: dict[int, list[Row]] = {}
-        failed: dict[int, FldiagError] = {}
-        for group in self._groups(place, spectrum):
-            problems = self._problems(place, group, failed)
-            pairs = stacks.eigenpairs([*problems.values()], **self.options.spectrum,
-                                      progress=self._tell(f"{len(problems)} clients side by side"))
-            for (client, problem), found in zip(problems.items(), pairs, strict=True):
-                try:
-                    own[client] = []
-                    made[client] = self._of(problem, spectrum, own[client], f"client {client}", found, data=place)[1]
-                except FldiagError as error:
-                    failed[client] = error
-            self._done += len(group)
+        made = {client: summary for part in parts for client, (_, summary) in part.made.items()}
+        failed = {client: error for part in parts for client, error in part.failed.items()}
+        own = {client: mine for part in parts for client, mine in part.rows.items()}
         for client in stored.ids:
             rows += own.get(client, [])
             if client in failed and (client, stored.round) not in known:  # one complaint a client will do
@@ -262,7 +337,6 @@ class _Round:
         history, rows = self.history, []
         if whole.batch_dependent:
             history.note(self.stored.round, "the model's outputs depend on the batch: curvature shares do not sum up")
-        self._done += 1
         for client in owners:
             where = history.pool.own(client)
             problem = history.problem((whole.w, whole.buffers), where, f"client:{client}/train")
