@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from fldiag.errors import FldiagError
 from fldiag.figures.reported import FEDERATION, MARKS
@@ -190,6 +190,9 @@ def _panel(ax: Any, part: pd.DataFrame, rows: Sequence[str]) -> None:
     known = known[np.isfinite(known)]
     if len(known) and known.min() > 0 and known.max() > 30 * known.min():
         ax.set_xscale("log")
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 3) if known.max() < 100 * known.min() else (1,)))
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.xaxis.set_minor_locator(NullLocator())
     else:
         ax.xaxis.set_major_locator(MaxNLocator(4, integer=bool(part["metric"].str.startswith("rounds_to").any())))
     ax.set_yticks(list(at.values()), [style.plain(style.shorten(r, 34)) for r in at])
