@@ -41,8 +41,8 @@ def measure(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], *, 
     said = tell or (lambda text: None)
     if cache is None:
         return _marked(entry, options, _build(entry, subject, options, progress, said))
-    key = digest(entry.name, identity(subject), {k: v for k, v in options.items() if k != "store"}, origin(subject, options),
-                 *foreign(entry))
+    deciding = {k: v for k, v in options.items() if k not in ("store", "executor")}
+    key = digest(entry.name, identity(subject), deciding, origin(subject, options), *foreign(entry))
     entries = Cache(cache)
     found = entries.get(entry.name, key, on_damage=said)
     if found is not None:
@@ -73,7 +73,8 @@ def _marked(entry: Diagnostic, options: Mapping[str, Any], frame: pd.DataFrame) 
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a file can say; weight sets and stores cannot."""
+    """The options that a file can say, weight sets and stores cannot, and that decide the numbers."""
+    options = {k: v for k, v in options.items() if k != "executor"}
     kinds = (str, int, float, bool, type(None))
     lists = {k: list(v) for k, v in options.items() if isinstance(v, (list, tuple)) and all(isinstance(e, kinds) for e in v)}
     return {k: lists.get(k, v) for k, v in options.items() if isinstance(v, kinds) or k in lists}

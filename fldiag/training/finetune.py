@@ -6,16 +6,18 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
 from fldiag.config import Config
+from fldiag.execution.start import started
 from fldiag.method import Method, Part, Personal
 from fldiag.sections import Train
 from fldiag.seeding import seed_for
 from fldiag.step import Local, Step
 from fldiag.training.schedule import Batches, Seeded
-from fldiag.training.setup import Setup
+from fldiag.training.setup import Setup, Unit
 
 
 @dataclass
@@ -29,7 +31,7 @@ class Models:
 
 
 def tuned(setup: Setup, plan: Personal, w: Tensor, buffers: dict[str, Tensor], states: Mapping[int, dict[str, Tensor]],
-          rounds: int, ids: Sequence[int], seed: int) -> Iterator[Models]:
+          rounds: int, ids: Sequence[int], seed: int, executor: Any = "serial") -> Iterator[Models]:
     """The clients' models, cohort by cohort, e by e: one training of max(epochs) epochs, looked at on the way."""
     config = setup.config.replace(seed=seed_for(seed, "fine-tuning"))
     config = config.replace(train__lr_decay=1.0) if plan.lr == "initial" else config
@@ -41,10 +43,19 @@ def tuned(setup: Setup, plan: Personal, w: Tensor, buffers: dict[str, Tensor], s
     worker.config, worker.schedule, worker.method = config, schedule, Method(*method, Stops(stops))  # type: ignore[assignment]
     initial = method.client_init(setup.initial())
     needed = {i: {name: states.get(i, initial)[name] for name in initial} for i in ids} if initial else {}
-    for unit in worker.units(rounds, list(ids), w, buffers, {}, needed):
-        uploads = worker.train(unit).uploads
-        for e in stops:
-            yield Models(e, unit.ids, uploads[f"{e}"], {name: uploads[f"{e}/{name}"] for name in buffers})
+    units = worker.units(rounds, list(ids), w, buffers, {}, needed)
+    with started(executor, _uploads, worker, name=_name, most=len(units)) as pool:
+        for unit, uploads in zip(units, pool.map(units), strict=True):
+            for e in stops:
+                yield Models(e, unit.ids, uploads[f"{e}"], {name: uploads[f"{e}/{name}"] for name in buffers})
+
+
+def _uploads(worker: Setup, unit: Unit) -> dict[str, Tensor]:
+    return worker.train(unit).uploads
+
+
+def _name(unit: Unit) -> str:
+    return f"fine-tuning of clients {', '.join(map(str, unit.ids[:5]))}{', …' if len(unit.ids) > 5 else ''}"
 
 
 class Epochs:

@@ -37,7 +37,7 @@ TESTS = {"test": slices.personal_test, "own": slices.own_classes}
 def personalise(run: Run | str | Path, *, epochs: Sequence[int] | None = None, lr: Literal["decayed", "initial"] | None = None,
                 neighbours: Neighbours | None = None, clients: Sequence[int] | None = None, test: str = "test",
                 seed: int | None = None, device: str = "auto", root: str | None = None, download: bool = False,
-                model: str | None = None, data: str | None = None, setup: Setup | None = None,
+                model: str | None = None, data: str | None = None, setup: Setup | None = None, executor: Any = "serial",
                 progress: Progress | None = None) -> pd.DataFrame:
     """Accuracy of the clients' own models, from the last checkpoint of a finished run.
 
@@ -54,7 +54,9 @@ def personalise(run: Run | str | Path, *, epochs: Sequence[int] | None = None, l
     have no value and do not enter.
 
     ``model``, ``data``: names of user code that the run was trained with, as a consent to run it. ``setup`` replaces
-    what the run's config would build. Raises FldiagError for unfinished runs, data without classes, wrong
+    what the run's config would build. ``executor``: where cohorts are trained, as of ``train``.
+
+    Raises FldiagError for unfinished runs, data without classes, wrong
     epochs or clients, and neighbours without features.
     """
     run = run if isinstance(run, Run) else Run.open(run)
@@ -80,7 +82,8 @@ def personalise(run: Run | str | Path, *, epochs: Sequence[int] | None = None, l
     w = torch.cat([last.state[name].reshape(-1) for name in setup.network.layout.names]).to(setup.device, setup.dtype)
     buffers = {name: last.state[name].to(setup.device) for name in setup.network.buffers}
     states = run.get_state()[1] if plan.method and plan.method.client_init(w) else {}
-    rows = measure(setup, plan, w, buffers, states, run.done, ids=ids, test=test, seed=seed, progress=progress)
+    rows = measure(setup, plan, w, buffers, states, run.done, ids=ids, test=test, seed=seed, executor=executor,
+                   progress=progress)
     return check(table(rows, run=run.path.name, method=run.config.method.name, seed=run.config.seed))
 
 
@@ -108,7 +111,7 @@ def check_plan(setup: Setup, plan: Personal) -> None:
 
 def measure(setup: Setup, plan: Personal, w: Tensor, buffers: dict[str, Tensor], states: Mapping[int, dict[str, Tensor]],
             rounds: int, *, ids: Sequence[int] | None = None, test: str = "test", seed: int | None = None,
-            progress: Progress | None = None) -> list[dict[str, Any]]:
+            executor: Any = "serial", progress: Progress | None = None) -> list[dict[str, Any]]:
     """Rows of the result table after ``rounds`` rounds of training.
 
     ``w`` [P], ``buffers``: the global model. ``states``: of the clients that have trained, where the plan's method
@@ -118,7 +121,7 @@ def measure(setup: Setup, plan: Personal, w: Tensor, buffers: dict[str, Tensor],
     seed = setup.config.seed if seed is None else seed
     predict = Predictor(setup, plan.neighbours, test, seed)
     rows: list[dict[str, Any]] = []
-    for models in tuned(setup, plan, w, buffers, states, rounds, ids, seed):
+    for models in tuned(setup, plan, w, buffers, states, rounds, ids, seed, executor):
         if progress and models.e == min(plan.epochs):
             progress(len({row["client"] for row in rows}), len(ids), "clients")
         for j, i in enumerate(models.ids):

@@ -55,6 +55,11 @@ def test_a_landscape_of_one_checkpoint(trained, executor):
     same(trained.checkpoint(3), "landscape", executor, points=9, full=True, samples=100)
 
 
+@pytest.mark.parametrize("executor", ["processes:2", "dask"])
+def test_personalise(trained, executor):
+    same(trained, "personalise", executor)
+
+
 def test_a_history_of_the_callers_own_functions_stays_here(trained):
     history = fldiag.History.of(trained)
     history.recipe = None

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import pandas as pd
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, SkipValidation
 
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
@@ -63,6 +63,8 @@ def personalise(runs: Sequence[Run], progress: Progress | None = None, *,
                 root: Annotated[str | None, Field(description="Folder that holds the data (default $FLDIAG_DATA).")] = None,
                 download: Annotated[bool, Field(description="Fetch a missing public data set.")] = False,
                 device: Annotated[str, Field(description="auto, cpu, cuda or mps.")] = "auto",
+                executor: Annotated[str, SkipValidation(), Field(
+                    description="Where work runs: serial, processes[:N] or dask[:ADDRESS].")] = "serial",
                 seed: Annotated[int | None, Field(description="Random seed.")] = None) -> pd.DataFrame:
     """Each client's own model, fine-tuned from the final one: accuracy on its own class mixture, mean and std.
 
@@ -71,7 +73,8 @@ def personalise(runs: Sequence[Run], progress: Progress | None = None, *,
     lengths, ids = _numbers(epochs, "epochs", "0,1,5"), _numbers(clients, "clients", "0,3,7")
     return pd.concat([library.personalise(
         run, lr=lr, neighbours=Neighbours() if knn else None, test=test, model=model, data=data, root=root, download=download,
-        device=device, seed=seed, progress=progress, epochs=lengths, clients=ids) for run in runs], ignore_index=True)
+        device=device, seed=seed, executor=executor, progress=progress, epochs=lengths,
+        clients=ids) for run in runs], ignore_index=True)
 
 
 def _numbers(text: str | None, option: str, example: str) -> list[int] | None:
