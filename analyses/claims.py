@@ -292,6 +292,8 @@ def first_order(number):
         parts = {}
         for kind in ("step", "perturbation"):
             rows = table[table["metric"] == f"proposition_{number}_{kind}_order"]
+            if rows.empty or "predicted" not in rows:
+                raise FldiagError("the table has no rows for this claim", "make the figure again")
             off = rows.assign(value=(pd.to_numeric(rows["value"]) - pd.to_numeric(rows["predicted"])).abs())
             values = per_seed(off, "metric", label="FedSOL").set_axis(["off"], axis=1)
             parts[kind] = ordered(values.assign(**{"half an order": 0.5}), ["off", "half an order"])

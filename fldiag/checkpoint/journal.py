@@ -74,8 +74,8 @@ def replay(path: Path, identity: str, index: Index) -> list[Row]:
     lines, rows, digest = content.split(b"\n"), list[Row](), ""
     for i, line in enumerate(lines[:-1]):  # what follows the last end of a line was cut off
         entry, digest = _entry(line, digest)
-        if entry is None and i == len(lines) - 2 and not lines[-1]:
-            break  # so was a last line that does not verify
+        if entry is None and i == len(lines) - 2 and not lines[-1] and b"\0" in line:
+            break  # so was a last line whose beginning never reached the disk
         if i == 0 and entry is not None and entry.get("journal") != identity:
             return []
         if entry is None or (i > 0 and not _apply(entry, index, rows)):

@@ -77,7 +77,10 @@ class Cluster(Pool):
                     distributed.wait(list(waiting), timeout=0.2, return_when="FIRST_COMPLETED")
                 for future in [f for f in waiting if f.done()]:
                     number = waiting[future]
-                    result = self._result(future, units[number])
+                    try:
+                        result = self._result(future, units[number])
+                    except TimeoutError:  # its worker died with the result, which Dask is computing again
+                        continue
                     del waiting[future]
                     yield number, result
                 if self.client.status not in ("running", "connecting"):
