@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fldiag.errors import FldiagError
+from fldiag.execution.forecast import wall
 from fldiag.figures.plan import Plan, Task
 from fldiag.figures.workers import one_thread
 from fldiag.training.federation import Federation
@@ -28,24 +29,30 @@ PUBLIC = 128
 
 @dataclass
 class Forecast:
-    """``seconds``: on one core; ``bytes``: at the end; ``unknown``: tasks whose kind cannot be timed, and why."""
+    """``parts``: seconds of each run on one core; ``bytes``: at the end; ``unknown``: tasks that cannot be timed, and why."""
 
     runs: int
     there: int
     rounds: int
-    seconds: float
+    parts: list[float]
     bytes: float
     unknown: dict[str, str]
 
-    def hours(self, jobs: int) -> float:
-        return self.seconds / jobs / 3600
+    @property
+    def seconds(self) -> float:
+        """On one core."""
+        return sum(self.parts)
+
+    def wall(self, at_a_time: int) -> float:
+        """Seconds with so many runs at a time."""
+        return wall(self.parts, at_a_time)
 
 
 def forecast(plan: Plan, download: bool = False, progress: Callable[[int, int, str], None] | None = None) -> Forecast:
     """The forecast of what ``make`` would train; runs that are there count nothing."""
     todo = [t for t in plan.tasks.values() if not t.done(t.where(plan.store))]
     kinds: dict[tuple[Any, ...], Timed] = {}
-    found = Forecast(len(plan.tasks), len(plan.tasks) - len(todo), sum(t.config.rounds for t in todo), 0.0, 0.0, {})
+    found = Forecast(len(plan.tasks), len(plan.tasks) - len(todo), sum(t.config.rounds for t in todo), [], 0.0, {})
     for i, task in enumerate(todo):
         c = task.config
         kind = (c.data.name, c.model.name, c.method.name, c.train.batch_size, c.data.public)
@@ -59,7 +66,7 @@ def forecast(plan: Plan, download: bool = False, progress: Callable[[int, int, s
             found.unknown[f"{c.method.name}, {c.model.name} on {c.data.name}"] = error.what
             continue
         timed = kinds[kind]
-        found.seconds += _seconds(task, plan, timed)
+        found.parts.append(_seconds(task, plan, timed))
         clients = c.clients.per_round if c.checkpoint.clients != "none" else 0
         kept = len(task.rounds) or 1
         found.bytes += 4 * timed.size * (kept * (1 + (1 + clients if clients else 0)) + 2)

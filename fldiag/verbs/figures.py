@@ -13,6 +13,7 @@ from fldiag.console import Console
 from fldiag.diagnosis.measure import LONG as ANNOUNCE
 from fldiag.errors import FldiagError
 from fldiag.execution.choice import chosen, cores
+from fldiag.execution.forecast import faster
 from fldiag.execution.shard import Shard
 from fldiag.figures import forecast as forecasts
 from fldiag.figures import ledger, make, plan, reported
@@ -108,11 +109,14 @@ def forecast(console: Console, the_plan: plan.Plan, only: Callable[[Config], boo
         found = forecasts.forecast(the_plan, download, bar)
     free = shutil.disk_usage(next(p for p in [the_plan.store.absolute(), *the_plan.store.absolute().parents] if p.exists())).free
     console.result |= {"scale": the_plan.scale.name, "runs": found.runs, "there": found.there, "rounds": found.rounds,
-                       "seconds": found.seconds / jobs, "bytes": found.bytes, "jobs": jobs, "unknown": found.unknown,
+                       "seconds": found.wall(jobs), "core_seconds": found.seconds, "bytes": found.bytes, "jobs": jobs,
+                       "unknown": found.unknown,
                        "left_out": sorted({f"{name}: {why}" for (name, _), why in the_plan.left_out.items()})}
     console.say(f"scale {the_plan.scale.name}: {found.runs} runs, {found.there} of them there, {found.rounds:,} rounds to train")
-    console.say(f"forecast: {duration(found.seconds / jobs)} with {jobs} at a time ({forecasts.machine_words()}), "
-                f"{found.bytes / 1e9:,.1f} GB of disk ({free / 1e9:,.0f} GB free)")
+    console.say(f"forecast: {found.seconds / 3600:,.1f} core-hours, {duration(found.wall(jobs))} with {jobs} at a time "
+                f"({forecasts.machine_words()}), {found.bytes / 1e9:,.1f} GB of disk ({free / 1e9:,.0f} GB free)")
+    if better := faster(found.parts, 1, found.wall(jobs), threads=1):
+        console.say(f"--executor {better[0]}: {duration(better[1])} instead of {duration(found.wall(jobs))}")
     for line in not_forecast({**failures, **found.unknown}):
         console.note(line)
     for why in sorted(set(the_plan.left_out.values())):

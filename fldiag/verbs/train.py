@@ -18,6 +18,8 @@ from fldiag.console import Console
 from fldiag.diagnosis.measure import LONG as ANNOUNCE
 from fldiag.diagnosis.subjects import user_code
 from fldiag.errors import FldiagError
+from fldiag.execution.choice import chosen
+from fldiag.execution.forecast import START, faster, wall, workers
 from fldiag.results.machine import has_bf16
 from fldiag.results.summary import Small
 from fldiag.training import held, rounds
@@ -39,7 +41,7 @@ def train(console: Console, source: str, overrides: list[str], out: Path | None,
     if overwrite and resume:
         raise FldiagError("--overwrite begins anew and --resume goes on", "give one of them", usage=True)
     if dry_run:
-        return forecast(console, config, path, download, device)
+        return forecast(console, config, path, executor, download, device)
     if config.train.precision == "bf16" and device == "cpu" and not has_bf16():
         console.note("this processor has no bf16 instructions: bf16 is emulated and much slower than fp32")
     if overwrite and (path / "run.json").is_file():
@@ -90,7 +92,7 @@ def report(console: Console, run: Any) -> None:
         sys.exit(DIVERGED)
 
 
-def forecast(console: Console, config: Config, path: Path, download: bool, device: str) -> None:
+def forecast(console: Console, config: Config, path: Path, executor: str, download: bool, device: str) -> None:
     """Time by training two steps of one cohort, disk by the size of what is stored; writes nothing."""
     with user_code():
         setup = Setup(config, device=device, download=download, rehearsal=True)
@@ -99,18 +101,23 @@ def forecast(console: Console, config: Config, path: Path, download: bool, devic
     server = setup.method.server_init(setup.initial())
     units = setup.units(0, ids, setup.initial(), {n: b.clone() for n, b in setup.network.buffers.items()},
                         {n: server[n] for n in setup.method.sent if n in server}, zero if next(iter(zero.values())) else {})
-    steps = sum(max((len(b) for b in u.batches), default=0) for u in units)
-    seconds = _per_step(setup, units[0]) * steps * config.rounds
+    step, choice = _per_step(setup, units[0]), chosen(executor)
+    cohorts = [step * max((len(b) for b in u.batches), default=0) for u in units]
+    seconds, at_a_time = sum(cohorts) * config.rounds, workers(choice)
+    long = seconds if at_a_time in (1, None) else wall(cohorts, at_a_time or 1) * config.rounds + START
     size, state = setup.model_bytes, len(server) + config.clients.total * len(zero[ids[0]]) + 1
     disk = size * (held.stored_rounds(config) + state) + held.bytes_of_clients(config, size)
     free = shutil.disk_usage(next(p for p in [path.absolute(), *path.absolute().parents] if p.exists())).free
-    console.result |= {"config": config.model_dump(mode="json"), "seconds": seconds, "bytes": disk,
-                       "stacked": setup.stack, "path": str(path)}
+    console.result |= {"config": config.model_dump(mode="json"), "seconds": long, "serial_seconds": seconds,
+                       "executor": str(choice), "bytes": disk, "stacked": setup.stack, "path": str(path)}
     console.say(json.dumps(config.model_dump(mode="json"), indent=1))
     console.say(f"{setup.network.size:,} parameters, {len(ids)} of {config.clients.total} clients a round, "
                 f"{'stacked' if setup.stack else 'one after another'}")
-    console.say(f"forecast: {duration(seconds)} of local training on this machine, {disk / 1e6:,.0f} MB of disk "
-                f"({free / 1e9:,.0f} GB free)")
+    where = {1: "of local training on this machine", None: f"of work for {choice}, by the speed of this machine"}.get(
+        at_a_time, f"of local training with {at_a_time} at a time on this machine ({duration(seconds)} of work)")
+    console.say(f"forecast: {duration(long)} {where}, {disk / 1e6:,.0f} MB of disk ({free / 1e9:,.0f} GB free)")
+    if at_a_time is not None and (better := faster(cohorts, config.rounds, long)):
+        console.say(f"--executor {better[0]}: {duration(better[1])} instead of {duration(long)}")
     for text in [*setup.remarks, held.described(config, size)]:
         console.say(text)
     console.result["remarks"] = setup.remarks

@@ -1,0 +1,31 @@
+"""Forecasts of work that is done at several places."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fldiag.execution import forecast
+from fldiag.execution.choice import chosen
+
+
+@given(st.lists(st.floats(0, 1e6), max_size=30), st.integers(1, 10))
+def test_between_an_equal_share_and_all_of_it(seconds, at_a_time):
+    found = forecast.wall(seconds, at_a_time)
+    least = max([sum(seconds) / at_a_time, *seconds], default=0.0)
+    assert least * (1 - 1e-9) <= found <= (2 - 1 / at_a_time) * least * (1 + 1e-9) + 1e-9  # Graham's bound holds for any order
+    assert math.isclose(forecast.wall(seconds, 1), sum(seconds), rel_tol=1e-9)
+
+
+def test_another_executor_is_named_where_it_is_clearly_faster(monkeypatch):
+    monkeypatch.setattr(forecast, "cores", lambda threads=None: 2)
+    assert forecast.faster([100.0] * 4, 1, 400.0) == ("processes:2", 204.0)
+    assert forecast.faster([100.0], 1, 100.0) is None  # nothing to share
+    assert forecast.faster([1.0] * 4, 1, 4.0) is None  # not worth starting
+    assert forecast.faster([100.0] * 4, 1, 204.0) is None  # already so
+
+
+@pytest.mark.parametrize(("executor", "count"), [("serial", 1), ("processes:3", 3), ("dask:tcp://host:8786", None)])
+def test_how_many_at_a_time(executor, count):
+    assert forecast.workers(chosen(executor)) == count
