@@ -38,7 +38,9 @@ def draw(table):
                     continue
                 pictures.means(ax, part, "at", look, label)
                 lost = part[part["value"].isna()]
-                ax.plot(lost["at"], [0.04] * len(lost), "x", color=look.color, markersize=5, transform=ax.get_xaxis_transform())
+                if len(lost):
+                    ax.plot(lost["at"], [0.04] * len(lost), "x", color=look.color, markersize=5,
+                            transform=ax.get_xaxis_transform())
             ax.set(xlabel=text, xscale="linear" if factor == "rho" else "log")
             ax.minorticks_off()
             ticks = sorted({at for at in table.loc[table["factor"] == factor, "at"] if at})

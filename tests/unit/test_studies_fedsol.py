@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
@@ -185,7 +186,20 @@ def test_figure_3_takes_the_cosine_of_the_steps_over_all_parameters(tables):
 DIFFERENT = {"fedsol-divergence", "fedsol-divergence-local", "fedsol-forgetting", "fedsol-orthogonal", "fedsol-proximal"}
 
 
-@pytest.mark.parametrize("claim", [c for c in claims.claims() if c.study in DRAWN], ids=lambda c: c.id)
+@pytest.mark.parametrize(("orders", "outcome"), [((1.05, 1.9), "holds"), ((1.0, 0.9), "does not hold"), ((0.2, 2.0), "does not hold")])
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_proposition_is_judged_by_the_orders_of_its_errors(number, orders, outcome):
+    claim = next(c for c in claims.claims() if c.id == f"fedsol-proposition-{number}")
+    frame = pd.DataFrame([{"origin": "measured", "label": "FedSOL", "seed": seed, "metric": f"proposition_{number}_{kind}_order",
+                           "value": order + 0.01 * seed, "predicted": predicted}
+                          for seed in range(3) for kind, order, predicted in
+                          (("step", orders[0], 1), ("perturbation", orders[1], 2))])
+    assert claim.check(frame).outcome == outcome
+    with pytest.raises(FldiagError, match="no rows for this claim"):
+        claim.check(frame.drop(columns="predicted"))
+
+
+@pytest.mark.parametrize("claim", [c for c in claims.claims() if c.study in DRAWN and "proposition" not in c.id], ids=lambda c: c.id)
 def test_claims_are_decided_and_the_other_way_round_by_what_is_measured(claim, tables):
     frame = tables[1][claim.study]
     try:
