@@ -28,6 +28,10 @@ def default_products(k: int) -> int:
     return max(100, 8 * k)
 
 
+#: Up to so many eigenpairs of a smaller model mean all of them; who asks for more of too small a model is mistaken.
+FEW = 10
+
+
 def eigenpairs(problem: Problem, k: int = 5, *, which: Which = "largest", tol: float = 1e-3,
                max_products: int = 100, miss: float = 0.05, seed: int = 0, matrix: Matrix = "hessian",
                params: str | Sequence[str] | None = None, operator: Operator | None = None,
@@ -48,7 +52,9 @@ def eigenpairs(problem: Problem, k: int = 5, *, which: Which = "largest", tol: f
 
 
 def check_count(k: int, size: int) -> None:
-    """Refuse more eigenpairs than this machine's memory holds vectors of. Of more than there are weights, all are meant."""
+    """Refuse more eigenpairs than there are weights (but ``FEW``), or than this machine's memory holds vectors of."""
+    if k > max(size, FEW):
+        raise FldiagError(f"k = {k:,}, and the model has {size:,} weights", "ask for fewer eigenvalues", usage=True)
     k = min(k, size)
     needed, there = 8 * size * (k + 8), memory()
     if needed > there:

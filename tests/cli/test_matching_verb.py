@@ -235,6 +235,6 @@ def test_pyhessian_engine_beside_the_own_one(trained):
     (("--engine", "pyhessian", "--precision", "fp64"), "fp32"), (("--batches", "3"), "--batches is for --engine pyhessian"),
     (("--resample",), "--resample is for"), (("--trace", "--matrix", "ggn"), "leave out --matrix"),
     (("--density", "--params", "0.*"), "leave out --params"), (("--matrix", "fisher"), "matrix = 'fisher'"),
-    (("--memory", "lots"), "is not a size"), (("--trace", "--rtol", "0"), "rtol")])
+    (("--memory", "lots"), "is not a size"), (("--k", "100000"), "weights"), (("--trace", "--rtol", "0"), "rtol")])
 def test_flags_that_do_not_go_together(trained, arguments, text):
     assert text in spectrum(trained, *arguments, code=2).stderr
