@@ -142,6 +142,7 @@ class Diagnostic(Entry):
     - ``needs``: ``clients`` where it takes the clients' weights.
     - ``draw``: table -> Figure, or None where there is nothing to draw. ``more``: ending of the file's name -> table ->
       further Figure, or the text of a file (``.html``).
+    - ``pictured``: options that say how to draw, and change no number; ``draw`` finds them in the table's ``attrs["options"]``.
     - ``summary``: (table, options) -> what a person reads first: ``fldiag.results.summary``.
     - ``section``: the runs of a report with their tables (``fldiag.plotting.collected``) -> its section
       (``fldiag.plotting.sections``); without one: pictures and summaries. ``order``: its place.
@@ -158,6 +159,7 @@ class Diagnostic(Entry):
     needs: str = ""
     draw: Callable[..., Any] | None = None
     more: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    pictured: tuple[str, ...] = ()
     summary: Callable[..., Any] | None = None
     section: Callable[..., Any] | None = None
     order: int = 100

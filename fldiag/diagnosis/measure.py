@@ -41,7 +41,7 @@ def measure(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], *, 
     said = tell or (lambda text: None)
     if cache is None:
         return _marked(entry, options, _build(entry, subject, options, progress, said))
-    deciding = {k: v for k, v in options.items() if k not in ("store", "executor")}
+    deciding = {k: v for k, v in options.items() if k not in ("store", "executor", *entry.pictured)}
     key = digest(entry.name, identity(subject), deciding, origin(subject, options), *foreign(entry))
     entries = Cache(cache)
     found = entries.get(entry.name, key, on_damage=said)

@@ -55,6 +55,17 @@ def test_points_between_are_interpolated_unless_full(trained):
     assert (both.value_x - both.value_y).abs().max() < 0.02 * (both.value_y.max() - both.value_y.min())
 
 
+def test_another_picture_of_the_same_numbers_computes_nothing(trained):
+    cut = ("--points", 5, "--span", 3, *QUICK)
+    plain, log = (run("landscape", trained, *cut, *more) for more in ((), ("--height", "log", "--clip", 20)))
+    assert frame_of(plain).equals(frame_of(log))
+    one, other = (Path(result.stdout.strip().splitlines()[-1]) for result in (plain, log))
+    assert one != other and one.read_bytes() != other.read_bytes() and len(list((one.parent / "cache").glob("landscape-*.parquet"))) \
+        == len(list((one.parent / "cache").glob("landscape-*.json")))
+    assert json.loads(other.with_suffix(".json").read_text())["options"]["clip"] == 20
+    assert "for surfaces" in run("landscape", trained, "--line", "--height", "log", code=2).stderr
+
+
 def test_bf16_measures_and_prints_its_error(trained):
     result = run("landscape", trained, "--points", 5, "--precision", "bf16", *QUICK)
     frame = frame_of(result)

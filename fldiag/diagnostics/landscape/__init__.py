@@ -79,15 +79,21 @@ def axes(table: pd.DataFrame) -> tuple[str, str]:
 
 def draw(table: pd.DataFrame, **options: Any) -> Figure:
     """The surfaces of a table on one grid and one colour scale."""
-    return picture.draw(table, names=axes(table), **options)
+    return picture.draw(table, names=axes(table), **{**_scaled(table), **options})
 
 
 def page(table: pd.DataFrame) -> str:
     """The same to turn and to hover over, as a self-contained HTML page."""
-    return interactive.page(table, names=axes(table))
+    return interactive.page(table, names=axes(table), **_scaled(table))
 
 
-@diagnostic("landscape", draw=draw, more={".html": page}, summary=summary, cost=cost, choose=choose,
+def _scaled(table: pd.DataFrame) -> dict[str, Any]:
+    """How heights were asked to be drawn, where that was said."""
+    asked = table.attrs.get("options", {})
+    return {k: asked[k] for k in ("height", "clip") if asked.get(k) is not None}
+
+
+@diagnostic("landscape", draw=draw, more={".html": page}, pictured=("height", "clip"), summary=summary, cost=cost, choose=choose,
             section=section, order=10,
             variant=lambda options: str(options.get("directions", "eigen")),
             example="checkpoints/example/fedsol-digits.pt")
@@ -101,6 +107,11 @@ def landscape(problem: Problem, progress: Progress | None = None, *,
               grid_rtol: Annotated[float, Field(ge=0, lt=1, description="Error allowed between evaluated points, as a share of "
                                                                         "the loss range.")] = 0.01,
               full: Annotated[bool, Field(description="Evaluate every point.")] = False,
+              height: Annotated[Literal["linear", "log", "auto"], Field(
+                  description="Heights and colours in the picture: linear, log, or auto (log where losses span a factor of "
+                              "1000).")] = "linear",
+              clip: Annotated[float | None, Field(gt=0, description="Largest loss drawn (default: a few exploding corners are "
+                                                                    "cut).")] = None,
               through: Any = None, bf16: Annotated[bool, Field(description="Compute the layers in bfloat16; the error is "
                                                                "measured and printed.")] = False,
               k: Annotated[int, Field(ge=2, description="How many eigenvalues, with eigen.")] = 5,
