@@ -57,6 +57,11 @@ def criterion(regression: bool) -> Callable[..., Tensor]:
     return half_squared_error if regression else F.cross_entropy
 
 
+#: What a diagnostic can be told to take: functions (outputs, y) -> the mean over the examples.
+BY_NAME: dict[str, Callable[..., Tensor]] = {
+    "cross_entropy": F.cross_entropy, "half_squared_error": half_squared_error, "mse": F.mse_loss}
+
+
 def kl(teacher: Tensor, student: Tensor, tau: float) -> Tensor:
     """KL(softmax(teacher / tau) || softmax(student / tau)) of logits [..., C] -> [...], without a factor tau^2.
 

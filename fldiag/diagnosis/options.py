@@ -41,6 +41,8 @@ SHARED = (
     Shared("data", "str", None, "Its data: NAME, npz:PATH or pkg.mod:loader.", any=True),
     Shared("normalise", "str", None, "How a model sees data given with --data: none (as stored), unit (pixels / 255) or standard "
                                      "(minus the mean, over the deviation); default: unit for uint8 pixels, else none."),
+    Shared("loss", "str", None, "Its loss: cross_entropy, half_squared_error, mse or pkg.mod:function of (outputs, y) (default: "
+                                "by the labels' type).", WEIGHTS, any=True),
     Shared("root", "str", None, "Folder that holds the data (default $FLDIAG_DATA).", any=True),
     Shared("download", "bool", False, "Fetch a missing public data set."),
     Shared("executor", "str", "serial", "Where work runs: serial, processes[:N] or dask[:ADDRESS].", any=True),

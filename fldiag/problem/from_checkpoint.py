@@ -15,7 +15,7 @@ from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.data import Dataset, partition
 from fldiag.data.public import deal
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, unknown
 from fldiag.params import Layout
 from fldiag.problem.problem import Problem
 from fldiag.sections import Normalise, Partition
@@ -24,12 +24,13 @@ from fldiag.sections import Normalise, Partition
 def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | None = None, client: int | None = None,
             round: int | None = None, device: str = "auto", dtype: torch.dtype = torch.float32, memory: int = 2 * 2**30,
             root: str | None = None, download: bool = False, normalise: Normalise | None = None,
-            name: str | None = None) -> Problem:
+            name: str | None = None, loss: str | Callable[..., Tensor] | None = None) -> Problem:
     """The loss surface of stored weights on a slice.
 
     ``client``: the trained weights of that client instead of the aggregated ones (only if stored). ``slice``,
     ``samples``: see ``fldiag.data.take``. ``round``: of a run (default: the last). ``normalise``: of data that are given,
-    see ``fldiag.data.load``.
+    see ``fldiag.data.load``. ``loss``: a name of ``losses.BY_NAME``, ``pkg.mod:function`` or a function (outputs, y) -> the mean;
+    by default what training minimises on such labels.
 
     Raises FldiagError when model or data are not known and not given, do not fit, or are user code that only
     a file names: such code is never run.
@@ -40,18 +41,17 @@ def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | No
     module = _module(checkpoint, dataset)
     state, told = _named(checkpoint, module)
     params, buffers = _weights(checkpoint, module, state, client)
-    loss: Callable[..., Tensor]
     if dataset is None:
         if slice != "train" or samples is not None:
             raise FldiagError("slice and samples choose from a data set, and the examples themselves were given",
                               "leave them out, or give the data set", usage=True)
         examples = given
         y = given[1] if isinstance(given, (tuple, list)) else given.batch(0, 1)[1]
-        loss = losses.criterion(torch.as_tensor(y).is_floating_point())
+        regression = torch.as_tensor(y).is_floating_point()
     else:
         parts = _partition(checkpoint, dataset) if slice.startswith("client") else None
         examples = data.take(dataset, slice, parts, samples)
-        loss = losses.criterion(dataset.regression)
+        regression = dataset.regression
     labels: dict[str, Any] = {"moment": "aggregated" if client is None else "trained",
                               "scope": "global" if client is None else "client"}
     if client is not None:
@@ -60,9 +60,23 @@ def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | No
         labels |= {"method": str(checkpoint.manifest["method"].get("name")), "round": checkpoint.round,
                    "seed": checkpoint.manifest["seed"]}
     label = name or (checkpoint.label if client is None else f"{checkpoint.label} client {client}")
-    made = Problem(module, loss, examples, params, buffers, name=label, dtype=dtype, device=device, memory=memory, labels=labels)
+    made = Problem(module, _loss(loss, regression), examples, params, buffers, name=label, dtype=dtype, device=device,
+                   memory=memory, labels=labels)
     made.remarks = [*told, *([] if dataset is None else data.remarks(dataset))]
     return made
+
+
+def _loss(named: str | Callable[..., Tensor] | None, regression: bool) -> Callable[..., Tensor]:
+    if named is None or callable(named):
+        return named or losses.criterion(regression)
+    if ":" in named:
+        found: Callable[..., Tensor] = models.import_object(named, "loss")
+        if not callable(found):
+            raise FldiagError(f"loss {named!r} is no function", "give one of (outputs, y)", usage=True)
+        return found
+    if named not in losses.BY_NAME:
+        raise unknown("loss", named, losses.BY_NAME)
+    return losses.BY_NAME[named]
 
 
 def _is_examples(given: Any) -> bool:

@@ -6,10 +6,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from commands import run
 from typer.testing import CliRunner
 
 from fldiag.cli import app
 
+EXAMPLE = Path(__file__).parents[2] / "checkpoints" / "example" / "fedsol-digits.pt"
 MODULE = """
 import torch
 from torch import nn
@@ -115,3 +117,16 @@ def test_a_density_beyond_the_memory_is_refused_before_the_spectrum(own, monkeyp
     result = own("spectrum", "net", "--density", "--memory", "20K", code=2)
     assert "30 steps of the density keep" in result.stderr and "→ allow" in result.stderr
     assert not list(Path("fldiag-out").rglob("*.parquet"))
+
+
+def test_another_loss(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_loss.py").write_text("from torch.nn.functional import cross_entropy\n\n\n"
+                                          "def double(outputs, y):\n    return 2 * cross_entropy(outputs, y)\n")
+    first, second = (json.loads(run("spectrum", EXAMPLE, "--k", "1", "--samples", "100", "--json", *more).stdout)["rows"]
+                     for more in ((), ("--loss", "own_loss:double")))
+    for one, other in zip(first, second, strict=True):
+        if one["metric"] in ("loss", "eigenvalue"):
+            assert other["value"] == pytest.approx(2 * one["value"], rel=1e-3)
+    assert "cross_entropy" in run("spectrum", EXAMPLE, "--loss", "crossentropy", code=2).stderr
+    assert "cannot be imported" in run("spectrum", EXAMPLE, "--loss", "nowhere:f", code=2).stderr
