@@ -73,8 +73,11 @@ class Cluster(Pool):
                                        f"{uuid.uuid4().hex[:8]}")] = number
         try:
             while waiting:
-                with contextlib.suppress(TimeoutError), self.client.as_current():
-                    distributed.wait(list(waiting), timeout=0.2, return_when="FIRST_COMPLETED")
+                try:
+                    with contextlib.suppress(TimeoutError), self.client.as_current():
+                        distributed.wait(list(waiting), timeout=0.2, return_when="FIRST_COMPLETED")
+                except self._gone:
+                    raise self._lost() from None
                 for future in [f for f in waiting if f.done()]:
                     number = waiting[future]
                     try:
@@ -95,8 +98,13 @@ class Cluster(Pool):
             return future.result(timeout=PATIENCE)
         except self._distributed.KilledWorker:
             raise died(self.name(unit), TRIES) from None
-        except (self._distributed.CancelledError, self._distributed.comm.CommClosedError):
+        except self._gone:
             raise self._lost() from None
+
+    @property
+    def _gone(self) -> tuple[type[BaseException], ...]:
+        """What Dask raises when a scheduler is not there any more."""
+        return self._distributed.CancelledError, self._distributed.comm.CommClosedError
 
     def _lost(self) -> FldiagError:
         return FldiagError(f"the Dask scheduler at {self.where} is gone", "start it again; what is done is kept, go on with the "

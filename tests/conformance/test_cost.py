@@ -61,7 +61,7 @@ def federation(name, options, epochs):
 
 def unit(made):
     """Multiply-adds of a forward and a backward pass of the module on a minibatch."""
-    module = made.setup.module.train().requires_grad_()
+    module = made.setup.module.eval().requires_grad_()  # whole: in training blocks may be dropped at random
     x = torch.randn(BATCH, *made.setup.dataset.shape)
     with FlopCounterMode(display=False) as seen:
         F.cross_entropy(module(x), torch.zeros(BATCH, dtype=torch.long)).backward()

@@ -3,10 +3,13 @@
 FLDIAG_KILLS says how often each test kills (default 3; analyses ask for more).
 """
 
+import json
 import multiprocessing
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -16,6 +19,9 @@ import pytest
 import torch
 
 import fldiag
+from fldiag.errors import FldiagError
+from fldiag.execution import cluster
+from fldiag.execution.start import started
 from fldiag.figures import make, reported
 from fldiag.figures.scales import scale
 
@@ -96,3 +102,43 @@ def test_figures(tmp_path):
     assert trouble.done >= 1 and not any(m.error for m in loud)
     for one, other in zip(quiet, loud, strict=True):
         assert [f.read_bytes() for f in one.files if f.suffix == ".csv"] == [f.read_bytes() for f in other.files if f.suffix == ".csv"]
+
+
+@pytest.fixture
+def scheduler(tmp_path):
+    """(address, the scheduler's process) of a cluster of two workers in processes of their own."""
+    file, python = tmp_path / "scheduler.json", [sys.executable, "-m", "distributed.cli"]
+    where = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": where}
+    main = subprocess.Popen([*python[:2], "distributed.cli.dask_scheduler", "--port", "0", "--no-dashboard", "--scheduler-file", file],
+                            **quiet)
+    others = [subprocess.Popen([*python[:2], "distributed.cli.dask_worker", "--scheduler-file", file, "--nthreads", "1",
+                                "--no-dashboard"], **quiet) for _ in range(2)]
+    for _ in range(300):
+        if file.is_file() and file.read_text().endswith("}"):
+            break
+        time.sleep(0.1)
+    yield json.loads(file.read_text())["address"], main
+    for process in (main, *others):
+        process.terminate()
+        process.wait(30)
+
+
+def waited(_, seconds):
+    time.sleep(seconds)
+    return seconds
+
+
+def test_a_scheduler_that_is_killed_is_one_error(scheduler):
+    address, process = scheduler
+    with started(f"dask:{address}", waited, None) as pool:
+        assert list(pool.map([0.0, 0.1])) == [0.0, 0.1]
+        threading.Timer(2, process.kill).start()
+        with pytest.raises(FldiagError, match=r"the Dask scheduler at .* is gone.*--resume"):
+            list(pool.map([0.5] * 100))
+
+
+def test_a_cluster_of_another_version_is_refused(scheduler, monkeypatch):
+    monkeypatch.setattr(cluster, "version", lambda: "99.9")
+    with pytest.raises(FldiagError, match=r"the Dask worker .* has fldiag .* and here are 99\.9"):
+        started(f"dask:{scheduler[0]}", waited, None)
