@@ -1,5 +1,5 @@
 # make demo: set up and show; make test: set up and check, but for the slow tests; make test-all: those too (CI runs these).
-# make test-convergence: every method trained to the end with three seeds, a quarter of an hour by itself.
+# make test-convergence: every method trained to the end with three seeds, half an hour by itself; not part of CI.
 # make test-processors: the numeric tests again as each lesser processor that this machine can play (AVX2, SSE4).
 # All reuse .venv; nothing is installed twice.
 PYTHON ?= python3
