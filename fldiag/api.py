@@ -62,7 +62,7 @@ def train(config: Config, *, out: str | Path | None = None, resume: bool = False
 
 
 def sweep(config: Config | str | Path, over: Mapping[str, Sequence[Any]], *, out: str | Path | None = None,
-          executor: str | Executor = "serial", device: str = "auto", download: bool = False,
+          executor: str | Executor = "serial", shard: str | None = None, device: str = "auto", download: bool = False,
           on_event: Callable[[dict[str, Any]], None] | None = None) -> list[Run]:
     """Train every combination of some keys' values. What a former call finished is read, and what it began goes on.
 
@@ -71,6 +71,7 @@ def sweep(config: Config | str | Path, over: Mapping[str, Sequence[Any]], *, out
         over: key -> values, such as ``{"method.name": ["fedavg", "fedsol"], "seed": [0, 1, 2]}``.
         out: folder of the runs; by default ``checkpoints``.
         executor: as of ``train``: where the runs are trained.
+        shard: only a part of the runs, ``"I/N"``, and returns these; a call without it returns all.
         device: see ``train``.
         download: fetch a missing public data set.
         on_event: gets the events of every run, see ``train``.
@@ -86,10 +87,11 @@ def sweep(config: Config | str | Path, over: Mapping[str, Sequence[Any]], *, out
     >>> [run.config.seed for run in fldiag.sweep(start, {"seed": [3, 4]}, out=tempfile.mkdtemp())]
     [3, 4]
     """
+    from fldiag.execution.shard import Shard
     from fldiag.training import sweep as sweeps
 
-    return sweeps.sweep(config, over, out=None if out is None else Path(out), executor=executor, device=device,
-                        download=download, on_event=on_event)
+    return sweeps.sweep(config, over, out=None if out is None else Path(out), executor=executor, shard=Shard.parse(shard),
+                        device=device, download=download, on_event=on_event)
 
 
 def diagnose(target: Target | str | Path | Sequence[Target | str | Path], name: str, *, cache: str | Path | None = None,

@@ -73,7 +73,7 @@ def _marked(entry: Diagnostic, options: Mapping[str, Any], frame: pd.DataFrame) 
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a file can say, weight sets and stores cannot, and that decide the numbers."""
+    """The options that a file can say; weight sets and stores cannot. Where it was computed is not said: it changes nothing."""
     options = {k: v for k, v in options.items() if k != "executor"}
     kinds = (str, int, float, bool, type(None))
     lists = {k: list(v) for k, v in options.items() if isinstance(v, (list, tuple)) and all(isinstance(e, kinds) for e in v)}

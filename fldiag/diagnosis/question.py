@@ -61,6 +61,8 @@ def question(name: str, targets: Sequence[Target], options: Mapping[str, Any]) -
     more = {diagnostic(also): diagnostic(also).validate(given) for also, given in divided.more.items()}
     made = {"run": _of_run, "runs": _of_runs}.get(entry.on, _of_weights)(entry, targets, divided.where, divided.own)
     made.executor = executor
+    if executor.kind != "serial" and len(made.asked) == 1 and not made.entry.parts:
+        made.notes.append(f"{made.entry.name} of one subject has no parts for {executor}: it is computed here")
     for _, subject, _ in made.asked:
         for part in subject if isinstance(subject, Sequence) else [subject]:
             if isinstance(part, Problem | History):

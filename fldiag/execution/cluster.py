@@ -11,7 +11,7 @@ import torch
 
 from fldiag.errors import FldiagError
 from fldiag.execution.choice import Choice, cores
-from fldiag.execution.pool import TRIES, Event, Pool, died
+from fldiag.execution.pool import TRIES, Event, Pool, can_be_sent, died
 from fldiag.execution.remote import Work, forget, keep, perform, versions
 from fldiag.version import version
 
@@ -24,6 +24,7 @@ class Cluster(Pool):
 
     def __init__(self, work: Work, name: Callable[[Any], str], choice: Choice):
         super().__init__(work, name)
+        can_be_sent(work)
         try:
             import dask
             import distributed

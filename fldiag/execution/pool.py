@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -62,3 +63,13 @@ def died(unit: str, tries: int) -> FldiagError:
     return FldiagError(f"{unit}: its worker process died {tries} times (out of memory or shared memory, or a script "
                        "without if __name__ == '__main__')", "use fewer workers or executor 'serial'; what is done is kept, go "
                        "on with --resume")
+
+
+def can_be_sent(work: Work) -> None:
+    """Raises FldiagError for work that no other process can get."""
+    try:
+        pickle.dumps(work)
+    except Exception as error:  # whatever somebody's own object raises
+        raise FldiagError(f"what the work needs cannot be sent to worker processes ({type(error).__name__}: {error})",
+                          "define models, data and losses in a module rather than inside a function, or use executor 'serial'",
+                          usage=True) from None

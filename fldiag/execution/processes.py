@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import pickle
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -11,8 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from fldiag.errors import FldiagError
-from fldiag.execution.pool import TRIES, Event, Pool, died
+from fldiag.execution.pool import TRIES, Event, Pool, can_be_sent, died
 from fldiag.execution.remote import Work, perform, start
 
 
@@ -24,7 +22,7 @@ class Processes(Pool):
         self.workers, self.key = workers, uuid.uuid4().hex
         self._free: list[ProcessPoolExecutor] = []
         self._all: list[ProcessPoolExecutor] = []
-        _can_be_sent(work)
+        can_be_sent(work)
 
     def _one(self) -> ProcessPoolExecutor:
         pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=start,
@@ -78,12 +76,3 @@ class Processes(Pool):
         while self._all:
             self._all.pop().shutdown(cancel_futures=True)
         self._free.clear()
-
-
-def _can_be_sent(work: Work) -> None:
-    try:
-        pickle.dumps(work)
-    except Exception as error:  # whatever somebody's own object raises
-        raise FldiagError(f"what the work needs cannot be sent to worker processes ({type(error).__name__}: {error})",
-                          "define models, data and losses in a module rather than inside a function, or use executor 'serial'",
-                          usage=True) from None

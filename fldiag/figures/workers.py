@@ -149,8 +149,12 @@ class Clocks:
         self.tell = tell
         self.tasks = [(task, task.where(bench.store) / questions.CLOCK) for task in tasks]
         self.seen: dict[Path, float] = {}
+        self.looked = 0.0
 
     def look(self) -> None:
+        if time.monotonic() - self.looked < 1:  # a paper's figures are hundreds of files, perhaps on another machine
+            return
+        self.looked = time.monotonic()
         for task, file in self.tasks:
             with suppress(OSError, ValueError, KeyError):  # not there yet, or gone again
                 changed = file.stat().st_mtime

@@ -56,8 +56,7 @@ def personalise(run: Run | str | Path, *, epochs: Sequence[int] | None = None, l
     ``model``, ``data``: names of user code that the run was trained with, as a consent to run it. ``setup`` replaces
     what the run's config would build. ``executor``: where cohorts are trained, as of ``train``.
 
-    Raises FldiagError for unfinished runs, data without classes, wrong
-    epochs or clients, and neighbours without features.
+    Raises FldiagError for unfinished runs, data without classes, wrong epochs or clients, and neighbours without features.
     """
     run = run if isinstance(run, Run) else Run.open(run)
     if run.status != "finished":

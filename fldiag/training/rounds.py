@@ -45,9 +45,8 @@ def train(config: Config, *, out: str | Path | None = None, executor: str | Exec
 
     ``out``: run folder (default ``checkpoints/NAME-METHOD-sSEED-HASH``). ``executor``: ``serial``,
     ``processes[:N]``, ``dask[:ADDRESS]`` or a ``concurrent.futures.Executor``. ``on_event`` gets a dict after every round.
-    ``resume`` continues a run that was
-    stopped, or that is finished and is to have more rounds; on the same machine the result is bitwise that of a run that was not
-    stopped, or had all the rounds from the start. ``setup`` replaces what the config would
+    ``resume`` continues a run that was stopped, or that is finished and is to have more rounds; on the same machine the result is
+    bitwise that of a run that was not stopped, or had all the rounds from the start. ``setup`` replaces what the config would
     build (own data, partition, module or schedule).
 
     A run whose weights become NaN or infinite ends with status ``diverged``: that is an outcome, and the

@@ -70,7 +70,8 @@ def sweep(source: Config | str | Path, over: Values, *, fixed: Mapping[str, Any]
         over: key -> its values, such as {"method.name": ["fedavg", "fedsol"], "seed": [0, 1, 2]}.
         fixed: keys that are the same in all runs.
         out: folder of the runs; by default ``checkpoints``.
-        executor: where the runs are trained, see ``train``. Elsewhere than in this process a run tells its end only.
+        executor: where the runs are trained (of a single one the clients of a round), see ``train``. Elsewhere than in this
+            process a run tells its end only.
         shard: only these of the runs; they are what is returned.
         device: see ``train``.
         download: fetch a missing public data set.
@@ -84,9 +85,9 @@ def sweep(source: Config | str | Path, over: Values, *, fixed: Mapping[str, Any]
     """
     wanted = configs(source, over, fixed)
     wanted = shard.part(wanted) if shard is not None else wanted
-    if chosen(executor).kind == "serial" or len(wanted) <= 1:
-        return [rounds.train(config, out=_folder(config, out), resume=True, device=device, download=download, on_event=on_event)
-                for config in wanted]
+    if chosen(executor).kind == "serial" or len(wanted) <= 1:  # of one run the clients
+        return [rounds.train(config, out=_folder(config, out), resume=True, executor=executor, device=device,
+                             download=download, on_event=on_event) for config in wanted]
     if download:  # once, rather than by every worker
         data.of(wanted[0].data, True)
     folders = [(_folder(config, out) or rounds.run_path(config)).absolute() for config in wanted]

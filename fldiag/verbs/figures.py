@@ -12,8 +12,8 @@ from fldiag.config import Config
 from fldiag.console import Console
 from fldiag.diagnosis.measure import LONG as ANNOUNCE
 from fldiag.errors import FldiagError
-from fldiag.execution.choice import chosen, cores
-from fldiag.execution.forecast import faster
+from fldiag.execution.choice import chosen
+from fldiag.execution.forecast import faster, workers
 from fldiag.execution.shard import Shard
 from fldiag.figures import forecast as forecasts
 from fldiag.figures import ledger, make, plan, reported
@@ -31,7 +31,9 @@ def figures(console: Console, ids: list[str], scale: str, out: Path | None, stor
         return _ledger(console, out)
     size, studies = sizes.scale(scale), reported.chosen(ids)
     choice, part = chosen(executor), Shard.parse(shard)
-    jobs = 1 if choice.kind == "serial" else choice.workers or cores(1)
+    jobs = workers(choice, threads=1)
+    if part is not None and as_is:
+        raise FldiagError("--shard trains a part, and --as-is trains nothing", "leave one of them away", usage=True)
     if dry_run and as_is:
         raise FldiagError("--as-is trains nothing: there is nothing to forecast", "leave --as-is or --dry-run away", usage=True)
     the_plan = plan.made(size, studies, reported.studies().values(), store) if only or dry_run or part else plan.Plan(size, store)
@@ -43,13 +45,14 @@ def figures(console: Console, ids: list[str], scale: str, out: Path | None, stor
             return config.hash in mine
     if dry_run:
         return forecast(console, the_plan, wanted, jobs, download)
-    began, told = time.perf_counter(), False
+    began, told, failed_runs = time.perf_counter(), False, list[str]()
 
     def on_done(text: str, done: int, total: int) -> None:
         nonlocal told
         spent = time.perf_counter() - began
         left = spent / done * (total - done)
         if not text.endswith(": done"):
+            failed_runs.append(text)
             console.note(text)
         if left > ANNOUNCE and ((not told and (done >= min(FEW, total / 10) or spent > LONG)) or done % 20 == 0):
             told = True
@@ -63,6 +66,9 @@ def figures(console: Console, ids: list[str], scale: str, out: Path | None, stor
     except KeyboardInterrupt:
         raise FldiagError(f"stopped; what was trained is kept in {store}", "the same command goes on from there") from None
     if part is not None:
+        if failed_runs:
+            raise FldiagError(f"{len(failed_runs)} of the {len(mine)} runs of part {part} failed or lack an answer (why: above)",
+                              "the others are kept; the same command tries these again")
         console.say(f"part {part}: {len(mine)} runs; when all parts are done, the same command without --shard draws")
         return console.done(store)
     files = ledger.write(out)
@@ -101,7 +107,7 @@ def not_forecast(unknown: dict[str, str]) -> list[str]:
             for why, names in kinds.items()]
 
 
-def forecast(console: Console, the_plan: plan.Plan, only: Callable[[Config], bool], jobs: int, download: bool) -> None:
+def forecast(console: Console, the_plan: plan.Plan, only: Callable[[Config], bool], jobs: int | None, download: bool) -> None:
     """What there is to train, its time and disk on this machine; writes nothing but the scale's reduced data."""
     the_plan.tasks = {core: task for core, task in the_plan.tasks.items() if only(task.config)}
     failures = make.prepare(the_plan, download)
@@ -109,13 +115,14 @@ def forecast(console: Console, the_plan: plan.Plan, only: Callable[[Config], boo
         found = forecasts.forecast(the_plan, download, bar)
     free = shutil.disk_usage(next(p for p in [the_plan.store.absolute(), *the_plan.store.absolute().parents] if p.exists())).free
     console.result |= {"scale": the_plan.scale.name, "runs": found.runs, "there": found.there, "rounds": found.rounds,
-                       "seconds": found.wall(jobs), "core_seconds": found.seconds, "bytes": found.bytes, "jobs": jobs,
-                       "unknown": found.unknown,
+                       "seconds": None if jobs is None else found.wall(jobs), "core_seconds": found.seconds, "bytes": found.bytes,
+                       "jobs": jobs, "unknown": found.unknown,
                        "left_out": sorted({f"{name}: {why}" for (name, _), why in the_plan.left_out.items()})}
     console.say(f"scale {the_plan.scale.name}: {found.runs} runs, {found.there} of them there, {found.rounds:,} rounds to train")
-    console.say(f"forecast: {found.seconds / 3600:,.1f} core-hours, {duration(found.wall(jobs))} with {jobs} at a time "
+    spent = "" if jobs is None else f", {duration(found.wall(jobs))} with {jobs} at a time"
+    console.say(f"forecast: {found.seconds / 3600:,.1f} core-hours{spent} "
                 f"({forecasts.machine_words()}), {found.bytes / 1e9:,.1f} GB of disk ({free / 1e9:,.0f} GB free)")
-    if better := faster(found.parts, 1, found.wall(jobs), threads=1):
+    if jobs is not None and (better := faster(found.parts, 1, found.wall(jobs), threads=1)):
         console.say(f"--executor {better[0]}: {duration(better[1])} instead of {duration(found.wall(jobs))}")
     for line in not_forecast({**failures, **found.unknown}):
         console.note(line)

@@ -1,6 +1,6 @@
 """Workers are killed, stopped and starved while they work: nothing is lost, and the bits are those of a quiet run.
 
-FLDIAG_KILLS says how often each test kills (default 3; analyses ask for more).
+FLDIAG_KILLS says how often each test kills (default 3).
 """
 
 import json

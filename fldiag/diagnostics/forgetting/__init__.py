@@ -36,7 +36,8 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
                                                                                      - history.pool.clients.start))
 
 
-@diagnostic("forgetting", on="run", needs="clients", draw=picture.curves_if_any, more={"-classes": picture.heatmap_if_any},
+@diagnostic("forgetting", on="run", parts=True, needs="clients", draw=picture.curves_if_any,
+            more={"-classes": picture.heatmap_if_any},
             summary=summary, cost=cost, also={"why": Also(
                 "account", "Also the second-order account of each update on the global loss, of the last round (or all of "
                            "--rounds).", options=("slice", "k", "seed"), leads=True)},

@@ -93,7 +93,8 @@ def _scaled(table: pd.DataFrame) -> dict[str, Any]:
     return {k: asked[k] for k in ("height", "clip") if asked.get(k) is not None}
 
 
-@diagnostic("landscape", draw=draw, more={".html": page}, pictured=("height", "clip"), summary=summary, cost=cost, choose=choose,
+@diagnostic("landscape", parts=True, draw=draw, more={".html": page}, pictured=("height", "clip"), summary=summary,
+            cost=cost, choose=choose,
             section=section, order=10,
             variant=lambda options: str(options.get("directions", "eigen")),
             example="checkpoints/example/fedsol-digits.pt")

@@ -38,7 +38,7 @@ def check(history: History, options: Mapping[str, Any]) -> None:
     check_count(options["k"], history.layout.size)
 
 
-@diagnostic("matching", on="run", needs="clients", draw=picture.draw_last, summary=summary, cost=cost, check=check,
+@diagnostic("matching", on="run", parts=True, needs="clients", draw=picture.draw_last, summary=summary, cost=cost, check=check,
             section=section, order=50,
             example="checkpoints/digits-fedavg-s0-1a2b3c4d --samples 500")
 def matching(history: History, progress: Progress | None = None, *,
