@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, out_of_memory
 
 
 class Console:
@@ -109,14 +109,12 @@ def errors(debug: bool) -> Iterator[None]:
             raise
         _complain("stopped", "what was finished is kept; the same command goes on from there (train: with --resume)")
         sys.exit(1)
-    except MemoryError:
-        if debug:
-            raise
-        _complain("out of memory", "use fewer examples (--samples), a smaller --memory, or a larger machine")
-        sys.exit(1)
     except Exception as error:
         if debug:
             raise
+        if out_of_memory(error):
+            _complain("out of memory", "use fewer examples (--samples), a smaller --memory, or a larger machine")
+            sys.exit(1)
         _complain(f"unexpected {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
                   "run again with --debug for the traceback, and report it")
         sys.exit(1)

@@ -25,6 +25,11 @@ class FldiagError(Exception):
         super().__init__(f"{what}; {remedy}" if remedy else what)
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Also PyTorch's: a RuntimeError of its own for the memory of processors, another for that of accelerators."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "allocate memory" in str(error)
+
+
 #: More names than these are not listed where one of them is close.
 FEW = 12
 

@@ -5,7 +5,8 @@
 Overhead: units that wait (no processor is needed, so workers do not crowd each other) for 0.03, 0.3 and 3 s, with 2 and 50 MB of
 shared state, on one worker; the time of a unit beyond serial's, in percent. Start-up: until the first unit is done.
 Speed-up: a round of CIFAR-sized clients, four runs of a sweep, a round of matching and a landscape, serial against two
-processes, in turns; medians and the ratio of paired turns.
+processes, in turns; medians and the ratio of paired turns. ``convolutions alone``: what two processes of this machine gain
+where there is nothing to send, to start or to put together; no work can gain more.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,7 @@ import fldiag
 from fldiag.execution.start import started
 from fldiag.results.machine import machine
 
+WORKS = ("convolutions alone", "CIFAR round", "four runs", "matching", "landscape")
 SECONDS, SIZES = (0.03, 0.3, 3.0), (2, 50)  # of a unit; MB of shared state
 EXECUTORS = ("processes:1", "dask")
 
@@ -50,8 +53,9 @@ def overhead(turns: int) -> list[dict[str, object]]:
                         here, there = (_time(lambda p=p, u=u: list(p.map(u)))
                                        for p, u in ((serial, units), (pool, units * workers)))
                         ratios.append(there / here)
-                    rows.append({"executor": executor, "workers": workers, "shared_MB": megabytes, "unit_s": seconds,
-                                 "start_s": round(start, 2), "overhead_percent": round(100 * (statistics.median(ratios) - 1), 1)})
+                    rows.append({"part": "overhead", "executor": executor, "workers": workers, "shared_MB": megabytes,
+                                 "unit_s": seconds, "start_s": round(start, 2),
+                                 "overhead_percent": round(100 * (statistics.median(ratios) - 1), 1)})
                     print(rows[-1], flush=True)
     return rows
 
@@ -62,34 +66,63 @@ def _time(work: object) -> float:
     return time.perf_counter() - began
 
 
-def speedup(turns: int) -> list[dict[str, object]]:
+def kernels(state: None, unit: int) -> float:
+    images, weights = torch.ones(50, 64, 32, 32), torch.ones(64, 64, 5, 5)
+    return float(sum(torch.nn.functional.conv2d(images, weights, padding=2).sum() for _ in range(5)))
+
+
+def ceiling(executor: str) -> float:
+    with started(executor, kernels, None) as pool:
+        list(pool.map(range(2)))
+        return _time(lambda: list(pool.map(range(20))))
+
+
+def works(folder: Path) -> dict[str, Callable[[str], float]]:
+    """What is done in turns: (executor) -> seconds. Each takes long enough that the start of two workers is a small part."""
+    numbers = iter(range(10**6))
+
+    def fresh() -> Path:
+        return folder / str(next(numbers))
+
+    # images of CIFAR-10's size, made up: what they show does not change the time
+    rng = np.random.default_rng(0)
+    np.savez(folder / "images.npz", train_images=rng.integers(0, 256, (5000, 32, 32, 3), dtype=np.uint8),
+             train_labels=np.arange(5000) % 10, test_images=rng.integers(0, 256, (500, 32, 32, 3), dtype=np.uint8),
+             test_labels=np.arange(500) % 10)
+    cifar = fldiag.Config.load("fedsol-cifar10-lda0.1", data__name=f"npz:{folder}/images.npz", data__augment=False,
+                               data__variant=None, partition__kind="iid", clients__total=10, clients__per_round=10,
+                               train__epochs=1, rounds=3, checkpoint__every=3, checkpoint__clients="none")
+    digits = fldiag.Config.load("digits", rounds=30, checkpoint__every=30, checkpoint__clients="none")
+
+    def rounds(executor: str) -> float:
+        times: list[float] = []
+        fldiag.train(cifar, out=fresh(), executor=executor, device="cpu", on_event=lambda e: times.append(time.perf_counter()))
+        return float(np.median(np.diff(times)[:cifar.rounds - 1]))
+
+    def one_round(config: fldiag.Config) -> fldiag.Run:
+        return fldiag.train(config.replace(rounds=1, checkpoint__every=1, checkpoint__clients="sampled"), out=fresh(),
+                            device="cpu")
+
+    return {
+        "convolutions alone": ceiling,
+        "CIFAR round": rounds,
+        "four runs": lambda e: _time(lambda: fldiag.sweep(digits, {"seed": [0, 1, 2, 3]}, out=fresh(), executor=e, device="cpu")),
+        "matching": lambda e, run=one_round(digits): _time(lambda: fldiag.diagnose(  # type: ignore[misc]
+            run, "matching", executor=e, device="cpu")),
+        "landscape": lambda e, run=one_round(cifar): _time(lambda: fldiag.diagnose(  # type: ignore[misc]
+            run.checkpoint(), "landscape", executor=e, device="cpu", directions="random", full=True, points=15, samples=1000)),
+    }
+
+
+def speedup(turns: int, only: list[str]) -> list[dict[str, object]]:
     torch.set_num_threads(1)
     rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as folder:
-        numbers = iter(range(10**6))
-
-        def fresh() -> Path:
-            return Path(folder) / str(next(numbers))
-
-        # images of CIFAR-10's size, made up: what they show does not change the time
-        rng = np.random.default_rng(0)
-        np.savez(Path(folder) / "images.npz", train_images=rng.integers(0, 256, (4000, 32, 32, 3), dtype=np.uint8),
-                 train_labels=np.arange(4000) % 10, test_images=rng.integers(0, 256, (100, 32, 32, 3), dtype=np.uint8),
-                 test_labels=np.arange(100) % 10)
-        cifar = fldiag.Config.load("fedsol-cifar10-lda0.1", data__name=f"npz:{folder}/images.npz", data__augment=False,
-                                   data__variant="", partition__kind="iid", clients__total=20, clients__per_round=8, rounds=4,
-                                   checkpoint__every=100, checkpoint__clients="none")
-        digits = fldiag.Config.load("digits", rounds=20, checkpoint__every=100, checkpoint__clients="none")
-        run = fldiag.train(fldiag.Config.load("digits", rounds=2, checkpoint__clients="sampled"), out=fresh(), device="cpu")
-        work = {
-            "CIFAR rounds": lambda e: fldiag.train(cifar, out=fresh(), executor=e, device="cpu"),
-            "runs of a sweep": lambda e: fldiag.sweep(digits, {"seed": [0, 1, 2, 3]}, out=fresh(), executor=e, device="cpu"),
-            "matching": lambda e: fldiag.diagnose(run, "matching", executor=e, device="cpu"),
-            "landscape": lambda e: fldiag.diagnose(run.checkpoint(), "landscape", executor=e, device="cpu", full=True, points=31),
-        }
-        for name, do in work.items():
-            pairs = [tuple(_time(lambda e=e, do=do: do(e)) for e in ("serial", "processes:2")) for _ in range(turns)]
-            rows.append({"work": name, "serial_s": round(statistics.median(a for a, _ in pairs), 2),
+        for name, seconds in works(Path(folder)).items():
+            if name not in only:
+                continue
+            pairs = [(seconds("serial"), seconds("processes:2")) for _ in range(turns)]
+            rows.append({"part": name, "serial_s": round(statistics.median(a for a, _ in pairs), 2),
                          "processes_2_s": round(statistics.median(b for _, b in pairs), 2),
                          "speed_up": round(statistics.median(a / b for a, b in pairs), 2)})
             print(rows[-1], flush=True)
@@ -99,16 +132,23 @@ def speedup(turns: int) -> list[dict[str, object]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--only", nargs="*", choices=["overhead", *WORKS], default=[], help="these parts (default: all)")
     parser.add_argument("--out", type=Path, default=Path("figures/speed"))
     given = parser.parse_args()
     about = {"machine": machine(), "torch": torch.__version__, "capability": torch.backends.cpu.get_cpu_capability(),
              "threads": 1, "turns": given.turns}
     print(about)
-    found = pd.concat([pd.DataFrame(overhead(given.turns)).assign(part="overhead"),
-                       pd.DataFrame(speedup(given.turns)).assign(part="speed-up")]).assign(**about)
+    parts = given.only or ["overhead", *WORKS]
+    rows = overhead(given.turns) if "overhead" in parts else []
+    rows += speedup(given.turns, [part for part in parts if part != "overhead"])
+    found = pd.DataFrame(rows).assign(**about)
     given.out.mkdir(parents=True, exist_ok=True)
-    found.to_csv(given.out / "execution.csv", index=False)
-    print(given.out / "execution.csv")
+    file = given.out / "execution.csv"
+    if file.exists():  # what is measured again takes the place of what was
+        former = pd.read_csv(file)
+        found = pd.concat([former[~former["part"].isin(found["part"])], found])
+    found.to_csv(file, index=False)
+    print(file)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fldiag.checkpoint import flat
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, out_of_memory
 
 #: What a file may claim to hold: so many times its own size, and so many bytes more. Compression and shared storages make a
 #: tensor larger than its bytes in the file, though never by much in a checkpoint.
@@ -101,7 +101,7 @@ def _pt(path: Path, size: int) -> Any:
         raise FldiagError(f"checkpoint {path} holds {what} and was refused; nothing in it was executed",
                           "save only the state_dict: torch.save(model.state_dict(), path)") from None
     except Exception as error:  # a damaged file can make the reader raise anything
-        if isinstance(error, MemoryError) or "allocate memory" in str(error):
+        if out_of_memory(error):
             raise FldiagError(f"checkpoint {path} needs more memory than there is", "read it on a larger machine") from None
         raise _damaged(path) from None
 

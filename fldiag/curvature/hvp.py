@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fldiag.curvature.operator import Operator, add
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, out_of_memory
 from fldiag.params import Layout
 
 #: The weights as a batch's loss takes them: the vector [P], or its named tensors.
@@ -37,9 +37,9 @@ def derivative(output: Tensor, at: Sequence[Tensor], v: Tensor | None = None, *,
         return [None] * len(at)
     try:
         return list(torch.autograd.grad(output, at, v, create_graph=twice, allow_unused=True))
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:
+        if out_of_memory(error):
+            raise
         raise FldiagError(f"the model cannot be differentiated: {str(error).partition(' Hint:')[0].rstrip('.')}",
                           "let operations in place work on copies of what another layer still needs (inplace=False)") from error
 
@@ -63,9 +63,9 @@ def _refuse_dead_ends(gradients: Parts) -> None:
 def _again(outputs: Sequence[Tensor], at: Sequence[Tensor], v: Sequence[Tensor], retain: bool) -> Parts:
     try:
         parts = torch.autograd.grad(outputs, at, v, retain_graph=retain, allow_unused=True)
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:
+        if out_of_memory(error):
+            raise
         raise FldiagError(f"the model cannot be differentiated twice: {error}",
                           "replace that operation by a twice differentiable one") from error
     return [part if part is None else part.detach() for part in parts]

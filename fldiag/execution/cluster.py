@@ -96,7 +96,8 @@ class Cluster(Pool):
 
     def _result(self, future: Any, unit: Any) -> Any:
         try:
-            return future.result(timeout=PATIENCE)
+            with self.doing(unit):
+                return future.result(timeout=PATIENCE)
         except self._distributed.KilledWorker:
             raise died(self.name(unit), TRIES) from None
         except self._gone:

@@ -33,7 +33,8 @@ class Given(Pool):
                 done, _ = wait(busy, timeout=0.2, return_when=FIRST_COMPLETED)
                 for future in done:
                     number, unit = busy.pop(future)
-                    result = future.result()
+                    with self.doing(unit):
+                        result = future.result()
                     if isinstance(result, str) and result == MISSING:
                         busy[self.executor.submit(perform, self.key, unit, self.work)] = number, unit
                     else:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any
 
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, out_of_memory
 from fldiag.execution.remote import Work
 
 #: A unit whose workers died so often is not tried again.
@@ -38,6 +38,17 @@ class Pool(ABC):
                     yield early.pop(wanted)
                     wanted += 1
 
+    @contextmanager
+    def doing(self, unit: Any) -> Iterator[None]:
+        """A unit that lacks memory is an error that names it; its worker lives on."""
+        try:
+            yield
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            raise FldiagError(f"{self.name(unit)}: out of memory", "use fewer workers, fewer examples (--samples) or a smaller "
+                              "--memory; what is done is kept, go on with --resume") from error
+
     def close(self) -> None:  # noqa: B027
         """Cancel what waits, and end the workers that are ours."""
 
@@ -53,7 +64,9 @@ class Serial(Pool):
 
     def completed(self, units: Iterable[Any], beat: Event | None = None) -> Iterator[tuple[int, Any]]:
         for number, unit in enumerate(units):
-            yield number, self.work.function(self.work.shared, unit)
+            with self.doing(unit):
+                result = self.work.function(self.work.shared, unit)
+            yield number, result
             if beat is not None:
                 beat()
 

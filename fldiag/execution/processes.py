@@ -47,7 +47,8 @@ class Processes(Pool):
                 for future in done:
                     pool, number, unit, tried = busy.pop(future)
                     try:
-                        result = future.result()
+                        with self.doing(unit):
+                            result = future.result()
                     except BrokenProcessPool:
                         self._all.remove(pool)
                         if tried == TRIES:
@@ -73,6 +74,6 @@ class Processes(Pool):
         pool.shutdown(wait=False, cancel_futures=True)
 
     def close(self) -> None:
-        while self._all:
-            self._all.pop().shutdown(cancel_futures=True)
+        for pool in list(self._all):  # idle: ended rather than waited for, PyTorch takes a second to leave
+            self._end(pool)
         self._free.clear()

@@ -24,6 +24,8 @@ def work(factor, unit):
     """What the tests' units do: numbers are multiplied; texts say what happens to the worker."""
     if unit == "die":
         os._exit(3)
+    if unit == "hungry":
+        return torch.empty(2**60)
     if unit == "error":
         raise FldiagError("client 3 is broken", "mend it")
     if isinstance(unit, Path):  # dies until it was tried so often as the file's name says
@@ -63,6 +65,12 @@ def test_an_error_of_a_unit_is_raised_and_the_pool_goes_on(pool):
     with pytest.raises(FldiagError, match="client 3 is broken") as caught:
         list(pool.map([1, "error", 2]))
     assert (caught.value.what, caught.value.remedy) == ("client 3 is broken", "mend it")
+    assert [v for v, _ in pool.map([4, 5])] == [40, 50]
+
+
+def test_a_worker_without_memory_is_an_error_that_names_the_unit(pool):
+    with pytest.raises(FldiagError, match="unit hungry: out of memory; use fewer workers"):
+        list(pool.map([1, "hungry", 2]))
     assert [v for v, _ in pool.map([4, 5])] == [40, 50]
 
 

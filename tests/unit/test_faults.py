@@ -72,12 +72,12 @@ def federation(rounds):
                               train__epochs=1, checkpoint__clients="sampled", checkpoint__every=10, train__stack="off")
 
 
-@pytest.mark.parametrize("send", [kill, stop_for_a_second])
-def test_training(send, tmp_path):
+@pytest.mark.parametrize("send, executor", [(kill, "processes:2"), (stop_for_a_second, "processes:2"), (kill, "dask")])
+def test_training(send, executor, tmp_path):
     rounds = 40 * KILLS
     quiet = fldiag.train(federation(rounds), out=tmp_path / "quiet", device="cpu")
     with Trouble(send) as trouble:
-        loud = fldiag.train(federation(rounds), out=tmp_path / "loud", executor="processes:2", device="cpu")
+        loud = fldiag.train(federation(rounds), out=tmp_path / "loud", executor=executor, device="cpu")
     assert trouble.done >= min(KILLS, 2)
     assert all(torch.equal(w, loud.checkpoint().state[n]) for n, w in quiet.checkpoint().state.items())
     assert quiet.metrics.drop(columns="run").equals(loud.metrics.drop(columns="run"))

@@ -90,7 +90,7 @@ def matching(history: History, progress: Progress | None = None, *,
     places: list[Data] = ["client", "global"] if on == "both" else [on]
     rows: list[Row] = []
     work = one_round.Work(history, options)
-    with started(history.executor, one_round.done, work, name=one_round.named) as pool:
+    with started(history.executor, one_round.done, work) as pool:
         for stored in history.asked(every_round):
             if stored.complete:
                 work.round = one_round.Round(history, stored, options, progress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -23,6 +24,8 @@ from fldiag.rounds.history import History
 from fldiag.rounds.round_weights import Stored
 
 Data = Literal["client", "global"]
+#: Clients whose shares of the curvature are one unit; the eigenvectors are sent along.
+TOGETHER = 5
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,23 @@ class Options:
                            deflate=self.deflate, seed=self.seed, progress=progress)
 
 
-Unit = tuple[int, Data | None, list[int], bool]  # round, whose data (None: the aggregated model), clients, with a spectrum
+@dataclass(frozen=True)
+class Unit:
+    """Some clients' Hessians on their own (``client``) or on all data (``global``), the aggregated model's (``aggregated``), or
+    the curvature of its Hessian along ``vectors`` on some clients' data (``share``)."""
+
+    round: int
+    of: Data | Literal["aggregated", "share"]
+    clients: tuple[int, ...] = ()
+    spectrum: bool = True
+    vectors: Tensor | None = None
+
+    def __str__(self) -> str:
+        if self.of == "aggregated":
+            return f"round {self.round}, global model"
+        if self.of == "share":
+            return f"round {self.round}, curvature on the data of clients {', '.join(map(str, self.clients))}"
+        return f"round {self.round}, clients {', '.join(map(str, self.clients))} on {self.of} data"
 
 
 @dataclass
@@ -75,13 +94,7 @@ class Work:
 
 
 def done(work: Work, unit: Unit) -> Part:
-    round, place, group, spectrum = unit
-    return work.of(round).part(place, group, spectrum)
-
-
-def named(unit: Unit) -> str:
-    round, place, group, _ = unit
-    return f"round {round}, " + ("global model" if place is None else f"clients {', '.join(map(str, group))} on {place} data")
+    return work.of(unit.round).part(unit)
 
 
 class Round:
@@ -105,17 +118,17 @@ class Round:
             spaces |= {s.client: s.space for s in found if s.space is not None}
             rows += matching_rows(found, place, self._slice(place))
         top, common = None, {}
-        whole = self._whole
-        if parts[None][0].failed:
-            history.note(stored.round, f"the aggregated model is left out: {parts[None][0].failed[-1].what}")
+        whole = parts["aggregated"][0]
+        if whole.failed:
+            history.note(stored.round, f"the aggregated model is left out: {whole.failed[-1].what}")
         else:
-            rows += parts[None][0].rows[-1]
-            common, summary = parts[None][0].made[-1]
+            rows += whole.rows[-1]
+            common, summary = whole.made[-1]
             top = summary.space
         if spaces:
             rows += overlap_rows(spaces, top, self._slice(places[0]))
         if top is not None and split:
-            rows += self._split(whole, top.vectors, owners, common)
+            rows += self._split(top.vectors, owners, common, pool)
         return rows
 
     def _slice(self, place: Data) -> Row:
@@ -130,18 +143,20 @@ class Round:
 
         return tell
 
-    def _parts(self, places: list[Data], pool: Pool) -> dict[Data | None, list[Part]]:
-        """What takes long, wherever work runs: groups of clients on their own or on all data, and the aggregated model (None)."""
+    def _parts(self, places: list[Data], pool: Pool) -> dict[str, list[Part]]:
+        """What takes long, wherever work runs, the longest first: the aggregated model, clients on all data, on their own."""
         r = self.stored.round
-        units: list[Unit] = [(r, place, group, place == places[0]) for place in places
-                              for group in self._groups(place, place == places[0])]
-        units.append((r, None, [], True))
-        found: dict[Data | None, list[Part]] = {}
+        units = [Unit(r, "aggregated"), *(Unit(r, place, tuple(group), place == places[0]) for place in reversed(places)
+                                          for group in self._groups(place, place == places[0]))]
+        found: dict[str, list[Part]] = {}
         for unit, part in zip(units, pool.map(units), strict=True):
-            found.setdefault(unit[1], []).append(part)
-            self._done += len(unit[2]) or 1
-            self._tell(named(unit))(0, 1, "done")
+            found.setdefault(unit.of, []).append(part)
+            self._told(unit)
         return found
+
+    def _told(self, unit: Unit) -> None:
+        self._done += len(unit.clients) or 1
+        self._tell(str(unit))(0, 1, "done")
 
     @property
     def _whole(self) -> Problem:
@@ -149,10 +164,9 @@ class Round:
         return history.problem((stored.aggregated, stored.buffers), history.pool.clients, "train", moment="aggregated",
                                scope="global")
 
-    def part(self, place: Data | None, group: list[int], spectrum: bool) -> Part:
-        """Rows and summaries of some clients' Hessians, or (None) of the aggregated model's."""
+    def part(self, unit: Unit) -> Part:
         done = Part()
-        if place is None:
+        if unit.of == "aggregated":
             own: list[Row] = []
             try:
                 done.made[-1] = self._of(self._whole, True, own, "global model")
@@ -160,13 +174,18 @@ class Round:
             except FldiagError as error:
                 done.failed[-1] = error
             return done
-        problems = self._problems(place, group, done.failed)
+        if unit.of == "share":
+            assert unit.vectors is not None
+            whole = self._whole
+            done.rows = {client: self._share(whole, unit.vectors, client) for client in unit.clients}
+            return done
+        problems = self._problems(unit.of, unit.clients, done.failed)
         pairs = stacks.eigenpairs([*problems.values()], **self.options.spectrum,
                                   progress=self._tell(f"{len(problems)} clients side by side"))
         for (client, problem), found in zip(problems.items(), pairs, strict=True):
             done.rows[client] = []
             try:
-                done.made[client] = self._of(problem, spectrum, done.rows[client], f"client {client}", found, data=place)
+                done.made[client] = self._of(problem, unit.spectrum, done.rows[client], f"client {client}", found, data=unit.of)
             except FldiagError as error:
                 done.failed[client] = error
         return done
@@ -195,7 +214,7 @@ class Round:
         where = {c: pool.clients if place == "global" else pool.own(c) for c in ids}
         return stacks.groups(self.history.network, {c: w.stop - w.start for c, w in where.items()}, self.options.stack)
 
-    def _problems(self, place: Data, group: list[int], failed: dict[int, FldiagError]) -> dict[int, Problem]:
+    def _problems(self, place: Data, group: Sequence[int], failed: dict[int, FldiagError]) -> dict[int, Problem]:
         history, stored = self.history, self.stored
         found: dict[int, Problem] = {}
         for client in group:
@@ -248,20 +267,25 @@ class Round:
         return Summary(int(common.get("client", -1)), problem.n, {"diag": kept, "tensor_trace": (traces, errors)},
                        d.estimator, {"diag": d.converged, "tensor_trace": fine}, space)
 
-    def _split(self, whole: Problem, vectors: Tensor, owners: list[int], common: Row) -> list[Row]:
-        history, rows = self.history, []
-        if whole.batch_dependent:
-            history.note(self.stored.round, "the model's outputs depend on the batch: curvature shares do not sum up")
-        for client in owners:
-            where = history.pool.own(client)
-            problem = history.problem((whole.w, whole.buffers), where, f"client:{client}/train")
-            h = problem.hessian()
-            about = {**common, "client": client, "scope": "client", "slice": problem.slice_name, "n_examples": problem.n,
-                     "estimator": "exact"}
-            for i, v in enumerate(vectors, start=1):
-                own = float(v.double() @ h(v))
-                rows += [{**about, "metric": "curvature", "index": i, "value": own},
-                         {**about, "metric": "curvature_share", "index": i, "value": own * problem.n / whole.n}]
-            self._done += 1
-            self._tell(f"client {client}")(0, 1, "share of the curvature")
+    def _split(self, vectors: Tensor, owners: list[int], common: Row, pool: Pool) -> list[Row]:
+        rows: list[Row] = []
+        if self._whole.batch_dependent:
+            self.history.note(self.stored.round, "the model's outputs depend on the batch: curvature shares do not sum up")
+        units = [Unit(self.stored.round, "share", tuple(owners[i:i + TOGETHER]), vectors=vectors)
+                 for i in range(0, len(owners), TOGETHER)]
+        for unit, part in zip(units, pool.map(units), strict=True):
+            rows += [{**common, **row} for mine in part.rows.values() for row in mine]
+            self._told(unit)
+        return rows
+
+    def _share(self, whole: Problem, vectors: Tensor, client: int) -> list[Row]:
+        problem = self.history.problem((whole.w, whole.buffers), self.history.pool.own(client), f"client:{client}/train")
+        h = problem.hessian()
+        about: Row = {"client": client, "scope": "client", "slice": problem.slice_name, "n_examples": problem.n,
+                      "estimator": "exact"}
+        rows: list[Row] = []
+        for i, v in enumerate(vectors, start=1):
+            own = float(v.double() @ h(v))
+            rows += [{**about, "metric": "curvature", "index": i, "value": own},
+                     {**about, "metric": "curvature_share", "index": i, "value": own * problem.n / whole.n}]
         return rows
