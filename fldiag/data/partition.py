@@ -230,11 +230,11 @@ _KINDS: dict[str, Callable[..., Parts]] = {
 
 def summary(parts: Sequence[np.ndarray], labels: Any) -> pd.DataFrame:
     """Examples of every class at every client, zeros included: int64 columns client, class, count."""
-    if isinstance(labels, Made):
-        counts = np.stack([np.bincount(labels[part], minlength=CLASSES) for part in parts])
-    else:
-        labels = _labels(labels, "summary")
-        counts = np.stack([np.bincount(labels[part], minlength=int(labels.max()) + 1) for part in parts])
+    labels = labels if isinstance(labels, Made) else _labels(labels, "summary")
+    classes = CLASSES if isinstance(labels, Made) else int(labels.max()) + 1
+    everything = np.asarray(labels[np.concatenate(parts)])
+    owner = np.repeat(np.arange(len(parts)), sizes(parts))
+    counts = np.bincount(owner * classes + everything, minlength=len(parts) * classes).reshape(len(parts), classes)
     client, label = np.indices(counts.shape)
     return pd.DataFrame({"client": client.ravel(), "class": label.ravel(), "count": counts.ravel()})
 
