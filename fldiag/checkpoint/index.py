@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fldiag.checkpoint import journal
+from fldiag.checkpoint import client_states, journal
 from fldiag.checkpoint.tensor_files import shown
 from fldiag.errors import FldiagError
 from fldiag.results.table import Row
@@ -86,7 +86,7 @@ def check(index: Any) -> None:
         if name.startswith("/") or ".." in name.split("/") or "\0" in name or (
                 folder in NUMBERED and not re.fullmatch(NUMBERED[folder], name)):
             raise ValueError(f"it lists {name!r}, which no run has")
-    odd = [k for k in index["state"] if k != "server" and not k.isdecimal()]
+    odd = [k for k in index["state"] if k != "server" and not k.isdecimal() and not re.fullmatch(client_states.KEY, k)]
     if odd:
         raise ValueError(f"state of {odd[0]!r}, which is no client")
     for key in ("metrics", "journal"):

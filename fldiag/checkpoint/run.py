@@ -42,7 +42,8 @@ from fldiag.results.table import Row
 #: What training itself writes into these folders (with the temporary names of a write that was cut off): nothing else is
 #: ever removed from them.
 _TABLE = r"\.?\d+(-\d+)?\.parquet.*"
-OWN = {"state": r"\.?(server|client-\d+)-\d+\.pt.*", "metrics": _TABLE, "steps": _TABLE, "rounds": r"\.?\d+\.pt(\.\d+\.tmp)?",
+OWN = {"state": r"\.?((server|client-\d+)-\d+\.pt|clients-\d+\.safetensors).*",
+       "metrics": _TABLE, "steps": _TABLE, "rounds": r"\.?\d+\.pt(\.\d+\.tmp)?",
        "": r"\.(run\.json|journal\.jsonl|partition\.npz|owner\.json)\.\w+\.tmp"}
 #: Bytes of the journal after which run.json is written whole, unless the run's index and table are larger still: so the cost of
 #: a round does not grow with their number.
@@ -191,20 +192,27 @@ class Run(StoredRun):
         frame.to_parquet(buffer, index=False)
         self.put(f"steps/{round:04d}.parquet", lambda f: f.write(buffer.getvalue()))
 
-    # -- state for resuming: one file for the server, one a client, named by the round that wrote it
+    # -- state for resuming: one file for the server, segments for the clients (client_states.py)
 
-    def put_state(self, round: int, server: dict[str, Any], clients: dict[int, dict[str, Tensor]]) -> None:
-        """Store the training state after ``round`` rounds; ``clients`` are those that changed since the last call."""
-        old = dict(self.index["state"])
+    def put_clients(self) -> None:
+        """Take the clients' new states to the disk; ``put_state`` lists them."""
+        self.states.flush(self.put, self._drop)
+
+    def put_state(self, round: int, server: dict[str, Any]) -> None:
+        """Store the training state after ``round`` rounds: the server's, and the clients' as they are in ``states``."""
+        self.put_clients()
         name = f"state/server-{round:04d}.pt"
         self.put_tensors(name, server)
-        new = {**old, "server": name}
-        for i, tensors in clients.items():
-            new[str(i)] = f"state/client-{i:05d}-{round:04d}.pt"
-            self.put_tensors(new[str(i)], tensors)
-        self.index["state"] = new
-        for f in {*old.values()} - {*new.values()}:
+        before, self.index["state"] = self.index["state"], {"server": name, **self.states.listed}
+        for f in {*before.values()} - {*self.index["state"].values()}:
             self.index["files"].pop(f, None)
+
+    def _drop(self, name: str) -> None:
+        """A file is listed no more. It goes once the next ``append`` or ``commit`` has said so; at once, if it was never said
+        to be there."""
+        self.index["files"].pop(name, None)
+        if name not in self._written["files"]:
+            (self.path / name).unlink(missing_ok=True)
 
     def clean(self) -> None:
         """Remove what training wrote and the index does not list: a process that was killed left it behind."""

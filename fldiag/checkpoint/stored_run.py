@@ -6,15 +6,16 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pydantic
-from torch import Tensor
 
 from fldiag import registry
 from fldiag.checkpoint import schema
+from fldiag.checkpoint.client_states import ClientStates
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.checkpoint.tensor_files import read_tensors
 from fldiag.config import Config
@@ -176,7 +177,13 @@ class StoredRun:
         return pd.concat([self._table(f"steps/{r:04d}.parquet") for r in (there if round is None else [round])],
                          ignore_index=True)
 
-    def get_state(self) -> tuple[dict[str, Any], dict[int, dict[str, Tensor]]]:
-        """(server, clients) as stored last."""
-        read = {key: read_tensors(self.verified(name)) for key, name in self.index["state"].items()}
-        return read.pop("server"), {int(k): v for k, v in read.items()}
+    @cached_property
+    def states(self) -> ClientStates:
+        """What the clients carry from round to round, as stored last; every row is read when it is asked for."""
+        return ClientStates(self.path, self.index["state"], self.verified)
+
+    @property
+    def server_state(self) -> dict[str, Any]:
+        """The server's weights, buffers and state as stored last."""
+        found: dict[str, Any] = read_tensors(self.verified(self.index["state"]["server"]))
+        return found

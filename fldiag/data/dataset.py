@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from fldiag.data import augment
+from fldiag.data.made import Made
 from fldiag.errors import FldiagError
 
 
@@ -24,6 +25,8 @@ class Dataset:
     batches only when a generator is given. ``repeat``: channels are repeated this often for the model, so
     that gray images fit a network for colour. ``side``: the model sees side x side pixels of larger stored
     images: the central square, or what a ``resizedcrop`` among the augmentations makes of the whole.
+
+    Where ``made``, a ``Made`` stands for each of ``train_x`` and ``train_y``.
 
     Raises FldiagError where these do not fit together.
     """
@@ -61,6 +64,11 @@ class Dataset:
     @property
     def regression(self) -> bool:
         return self.train_y.is_floating_point()
+
+    @property
+    def made(self) -> bool:
+        """Whether the training examples are made client by client when they are asked for: there are far too many for all."""
+        return isinstance(self.train_x, Made)
 
     @property
     def scaling(self) -> str:
@@ -108,6 +116,7 @@ class Dataset:
         digest = hashlib.sha256(repr(shown).encode())
         for array in (self.train_x, self.train_y, self.test_x, self.test_y):
             digest.update(f"{tuple(array.shape)} {array.dtype}".encode())
+            array = array[torch.arange(320)] if isinstance(array, Made) else array  # the rule shows in the first ones
             digest.update(array.detach().cpu().contiguous().numpy().data)
         return digest.hexdigest()[:16]
 
@@ -133,6 +142,8 @@ class Dataset:
         return FldiagError(f"data set {self.name!r}: {what}", remedy)
 
     def _check_split(self, split: str, x: Tensor, y: Tensor) -> None:
+        if isinstance(x, Made) and isinstance(y, Made):
+            return
         if not isinstance(x, Tensor) or not isinstance(y, Tensor):
             odd = x if not isinstance(x, Tensor) else y
             raise self._error(f"{split} split holds a {type(odd).__name__}", "give torch tensors")

@@ -16,10 +16,14 @@ import numpy as np
 import pandas as pd
 from numpy.random import Generator
 
+from fldiag.data.made import Made
+from fldiag.data.synthetic import CLASSES, Dealt
 from fldiag.errors import FldiagError, nearest, unknown
 from fldiag.seeding import numpy_rng
 
 Parts = list[np.ndarray]
+#: The examples of every client: held, or drawn when asked for.
+Clients = Sequence[np.ndarray]
 
 #: LDA redraws until every client has ``min_size`` examples; a hard setting (10 classes of 5,000, 100 clients,
 #: alpha 0.05) takes 20,000 draws on average, so the limits leave it a factor of ten.
@@ -88,7 +92,7 @@ def _sharding(labels: np.ndarray, clients: int, rng: Generator, *, shards: int) 
                               f"({clients} clients, {shards} shards each)",
                               "use fewer clients or fewer shards", usage=True)
         cut, left = members[:size * each].reshape(each, size), members[size * each:]
-        pool = [np.append(shard, left[j:j + 1]) for j, shard in enumerate(cut)]
+        pool = [np.append(shard, left[j]) if j < len(left) else shard for j, shard in enumerate(cut)]
         pools.append([pool[j] for j in rng.permutation(each)])
     dealt = rng.permutation(np.repeat(np.arange(len(by_class)), each))
     missing = shards * clients - len(dealt)
@@ -112,9 +116,10 @@ def _lda(labels: np.ndarray, clients: int, rng: Generator, *, alpha: float, min_
                           f"{len(labels)} there are", "use fewer clients or a smaller min_size", usage=True)
     by_class = _by_class(labels)
     cuts = _lda_cuts([len(members) for members in by_class], clients, rng, float(alpha), int(min_size))
-    pieces = [np.split(rng.permutation(members), cut[:-1])
-              for members, cut in zip(by_class, cuts, strict=True)]
-    return [np.concatenate(mine) for mine in zip(*pieces, strict=True)]
+    taken = np.diff(cuts, axis=1, prepend=0)
+    owner = np.concatenate([np.repeat(np.arange(clients), row) for row in taken])
+    order = np.argsort(owner, kind="stable")
+    return np.split(np.concatenate([rng.permutation(members) for members in by_class])[order], np.cumsum(taken.sum(0))[:-1])
 
 
 def _lda_cuts(sizes: list[int], clients: int, rng: Generator, alpha: float, min_size: int) -> np.ndarray:
@@ -158,7 +163,12 @@ def _dirichlet(labels: np.ndarray, clients: int, rng: Generator, *, alpha: float
     by_class = _by_class(labels)
     prior = rng.dirichlet(np.full(len(by_class), float(alpha)), size=clients)
     size = len(labels) // clients
-    wanted = np.stack([rng.choice(len(by_class), size=size, p=row) for row in prior])
+    upto = np.cumsum(prior, axis=1)
+    upto /= upto[:, -1:]
+    u = rng.random((clients, size))
+    wanted = np.zeros((clients, size), dtype=np.int64)
+    for column in upto.T:
+        wanted += u >= column[:, None]
     return _fill(by_class, wanted, rng)
 
 
@@ -175,11 +185,12 @@ def _pathological(labels: np.ndarray, clients: int, rng: Generator, *, classes: 
     wanted = np.empty((clients, size), dtype=np.int64)
     for row in wanted:
         mine = rng.choice(len(by_class), size=classes, replace=False)
-        row[:] = rng.choice(mine, size=size)
+        row[:] = mine[rng.integers(classes, size=size)]
         # A small client can miss a class by chance; it then gives up an example of one it holds twice.
-        for c in np.setdiff1d(mine, row):
-            spare = [i for i in range(size) if np.count_nonzero(row == row[i]) > 1]
-            row[rng.choice(spare)] = c
+        for c in sorted(set(mine.tolist()) - set(row.tolist())):
+            held = row.tolist()
+            spare = [i for i, other in enumerate(held) if held.count(other) > 1]
+            row[spare[rng.integers(len(spare))]] = c
     return _fill(by_class, wanted, rng)
 
 
@@ -190,15 +201,17 @@ def _fill(by_class: Parts, wanted: np.ndarray, rng: Generator) -> Parts:
     class that is used up starts again, so an example can serve twice while others stay unused.
     """
     clients, size = wanted.shape
-    order = np.empty(clients * size, dtype=np.int64)
+    turns = []
     open_clients, left = list(range(clients)), [size] * clients
-    for step, u in enumerate(rng.random(clients * size)):
+    for u in rng.random(clients * size).tolist():
         place = int(u * len(open_clients))
-        client = order[step] = open_clients[place]
+        client = open_clients[place]
+        turns.append(client)
         left[client] -= 1
         if left[client] == 0:
             open_clients[place] = open_clients[-1]
             open_clients.pop()
+    order = np.array(turns)
     # The t-th turn of a client asks for its t-th class: a stable sort by client lines the two up.
     turn = np.argsort(order, kind="stable")
     asked = np.empty_like(order)
@@ -217,24 +230,32 @@ _KINDS: dict[str, Callable[..., Parts]] = {
 
 def summary(parts: Sequence[np.ndarray], labels: Any) -> pd.DataFrame:
     """Examples of every class at every client, zeros included: int64 columns client, class, count."""
-    labels = _labels(labels, "summary")
-    classes = int(labels.max()) + 1
-    counts = np.stack([np.bincount(labels[part], minlength=classes) for part in parts])
+    labels = labels if isinstance(labels, Made) else _labels(labels, "summary")
+    classes = CLASSES if isinstance(labels, Made) else int(labels.max()) + 1
+    everything = np.asarray(labels[np.concatenate(parts)])
+    owner = np.repeat(np.arange(len(parts)), sizes(parts))
+    counts = np.bincount(owner * classes + everything, minlength=len(parts) * classes).reshape(len(parts), classes)
     client, label = np.indices(counts.shape)
     return pd.DataFrame({"client": client.ravel(), "class": label.ravel(), "count": counts.ravel()})
 
 
 def save(path: str | os.PathLike[str] | IO[bytes], parts: Sequence[np.ndarray]) -> None:
-    """Writes a partition as npz: client k's are ``indices[offsets[k]:offsets[k + 1]]`` (both int64)."""
+    """Writes a partition as npz: client k's are ``indices[offsets[k]:offsets[k + 1]]`` (both int64). Of one that is drawn when
+    asked for, from what it is drawn."""
+    if isinstance(parts, Dealt):
+        np.savez_compressed(path, **parts.recipe)
+        return
     offsets = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
     np.savez_compressed(path, indices=np.concatenate(parts).astype(np.int64), offsets=offsets)
 
 
-def load_parts(path: str | os.PathLike[str]) -> Parts:
+def load_parts(path: str | os.PathLike[str]) -> Clients:
     """The partition that ``save`` wrote. Raises FldiagError for a missing, damaged or foreign file."""
     remedy = "train again, or point to the partition.npz of a run"
     try:
         with np.load(path, allow_pickle=False) as file:
+            if "kind" in file.files:
+                return Dealt.of({name: file[name] for name in file.files})
             indices, offsets = file["indices"], file["offsets"]
     except FileNotFoundError:
         raise FldiagError(f"no partition at {path}", remedy) from None
@@ -244,6 +265,18 @@ def load_parts(path: str | os.PathLike[str]) -> Parts:
     if not flat or offsets[0] != 0 or offsets[-1] != len(indices) or (np.diff(offsets) < 0).any():
         raise FldiagError(f"{path} is not a partition (its offsets do not match its indices)", remedy)
     return np.split(indices, offsets[1:-1])
+
+
+def sizes(parts: Clients) -> np.ndarray:
+    """How many examples every client has, int64 [clients]."""
+    return parts.sizes if isinstance(parts, Dealt) else np.array([len(part) for part in parts])
+
+
+def same(one: Clients, other: Clients) -> bool:
+    """Whether every client has the same examples in both."""
+    if isinstance(one, Dealt) and isinstance(other, Dealt):
+        return one.recipe == other.recipe
+    return len(one) == len(other) and all(map(np.array_equal, one, other))
 
 
 def _labels(labels: Any, kind: str) -> np.ndarray:

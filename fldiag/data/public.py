@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from fldiag.data import partition
 from fldiag.data.arrays import spread
 from fldiag.data.dataset import Dataset
 from fldiag.data.sources import load
+from fldiag.data.synthetic import KINDS, Dealt
 from fldiag.errors import FldiagError
 from fldiag.sections import Normalise, Partition
 from fldiag.seeding import numpy_rng
@@ -24,7 +25,7 @@ _HOLDOUT = re.compile(r"holdout:(\d+)")
 
 def load_public(spec: str, private: Dataset, root: str | os.PathLike[str] | None = None, download: bool = False,
                 size: int | None = None, seed: int = 0, normalise: Normalise | None = None,
-                find: Callable[..., Dataset] = load) -> tuple[Tensor, np.ndarray]:
+                find: Callable[..., Dataset] = load) -> tuple[Tensor, Sequence[int] | np.ndarray]:
     """Public inputs float32 [M, *private.shape], and the training examples that stay private: indices int64 [n].
 
     ``spec`` is the name of a data set (as ``load`` takes it): its training and test inputs, in that order,
@@ -46,6 +47,8 @@ def load_public(spec: str, private: Dataset, root: str | os.PathLike[str] | None
         some = taken[_chosen(len(taken), size, seed)]
         return private.normalise(private.train_x[some.to(private.train_x.device)]), kept.numpy()
     other = find(spec, root, download, normalise=None if spec in registry.dataset else normalise)
+    if other.made:
+        raise FldiagError(f"public data {spec!r} are made client by client", "use other data, or holdout:N", usage=True)
     if other.shape != private.shape:
         raise FldiagError(f"public data {spec!r} has inputs of shape {other.shape}, and the private data "
                           f"{private.name!r} {private.shape}",
@@ -56,13 +59,15 @@ def load_public(spec: str, private: Dataset, root: str | os.PathLike[str] | None
     train = len(other.train_x)
     keep = _chosen(train + len(other.test_x), size, seed)
     picked = [other.train_x[keep[keep < train]], other.test_x[keep[keep >= train] - train]]
-    return torch.cat([other.normalise(x) for x in picked]), np.arange(len(private.train_y))
+    return torch.cat([other.normalise(x) for x in picked]), range(len(private.train_y))
 
 
-def deal(dataset: Dataset, spec: Partition, clients: int, public: str | None = None) -> list[np.ndarray]:
+def deal(dataset: Dataset, spec: Partition, clients: int, public: str | None = None) -> Sequence[np.ndarray]:
     """The clients' training examples: indices of each into the training split, without those that are held out as
     ``public``. Raises FldiagError when there are more clients than examples."""
     held = isinstance(public, str) and public.startswith("holdout")
+    if dataset.made and not held:
+        return Dealt(spec.kind, spec.options.get(KINDS.get(spec.kind) or ""), clients, spec.seed)
     private = np.flatnonzero(~_hold_out(str(public), dataset, spec.seed).numpy()) if held else np.arange(len(dataset.train_y))
     if clients > len(private):
         raise FldiagError(f"clients.total = {clients} is more than the {len(private)} training examples",
@@ -72,6 +77,9 @@ def deal(dataset: Dataset, spec: Partition, clients: int, public: str | None = N
 
 def _hold_out(spec: str, private: Dataset, seed: int) -> Tensor:
     """Which training examples become public: bool [n]."""
+    if private.made:
+        raise FldiagError(f"public data {spec!r}: the data of {private.name!r} are made client by client",
+                          "name another data set, such as data.public=digits", usage=True)
     match, n = _HOLDOUT.fullmatch(spec), len(private.train_y)
     if match is None or not 1 <= int(match[1]) < n:
         raise FldiagError(f"public data {spec!r}", f"write holdout:N with N from 1 to {n - 1}, the private "

@@ -46,7 +46,8 @@ def take(dataset: Dataset, spec: str, partition: Sequence[np.ndarray] | None = N
     test examples of the classes the client has), in data set order.
 
     ``samples`` keeps so many, or all when there are fewer: evenly spaced through the examples sorted by
-    class, so that each class keeps its share within one example and the choice involves no chance.
+    class, so that each class keeps its share within one example and the choice involves no chance. Of a data set that is made
+    client by client, ``train`` is what the clients of the partition have.
 
     Raises FldiagError for an unknown spec, a client outside the partition, no partition, or an empty slice.
     """
@@ -56,15 +57,15 @@ def take(dataset: Dataset, spec: str, partition: Sequence[np.ndarray] | None = N
                           usage=True)
     name, split, index = _select(dataset, spec, partition)
     x, y = (dataset.train_x, dataset.train_y) if split == "train" else (dataset.test_x, dataset.test_y)
-    if index is not None:
-        at = torch.as_tensor(index, dtype=torch.int64, device=x.device)
-        x, y = x.index_select(0, at), y.index_select(0, at)
+    at = None if index is None else torch.as_tensor(index, dtype=torch.int64, device=x.device)
+    y = y if at is None else y.index_select(0, at)
     if len(y) == 0:
         raise FldiagError(f"slice {name} of data set {dataset.name!r} is empty",
                           "choose another client or slice")
     if samples is not None and samples < len(y):
-        at = spread(y, int(samples))
-        x, y = x.index_select(0, at), y.index_select(0, at)
+        some = spread(y, int(samples))
+        y, at = y.index_select(0, some), some if at is None else at[some]
+    x = x if at is None else x.index_select(0, at)
     return Slice(name, len(y), x, y, dataset)
 
 
@@ -94,6 +95,11 @@ def own_classes(train_labels: Any, test_labels: Any, client: int) -> np.ndarray:
 
 def _select(dataset: Dataset, spec: str, partition: Sequence[np.ndarray] | None) -> tuple[str, str, Any]:
     """The slice's full name, its split, and its indices there (None: all)."""
+    if spec == "train" and dataset.made:
+        if partition is None:
+            raise FldiagError(f"slice train of data set {dataset.name!r}, which is made client by client",
+                              "diagnose a run (its partition says which clients there are), or use test", usage=True)
+        return spec, spec, np.concatenate(list(partition))
     if spec in ("train", "test"):
         return spec, spec, None
     match = _CLIENT.fullmatch(spec) if isinstance(spec, str) else None

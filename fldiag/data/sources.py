@@ -139,6 +139,8 @@ def _normalised(dataset: Dataset, how: Normalise | None) -> Dataset:
     if how is None:
         return dataset
     pixels = dataset.train_x.dtype == torch.uint8
+    if dataset.made:
+        raise FldiagError(f"data set {dataset.name!r} is normalised in its own way", "leave out data.normalise", usage=True)
     if how == "unit" and not pixels:
         raise FldiagError(f"data set {dataset.name!r}: normalise = 'unit' divides pixels of 0 to 255 (uint8) by 255, and these "
                           "inputs are floats", "use none or standard", usage=True)

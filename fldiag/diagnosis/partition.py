@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ class Partition:
     ``folder`` and ``name``: where a picture of it belongs."""
 
     counts: pd.DataFrame
-    parts: list[np.ndarray]
+    parts: Sequence[np.ndarray]
     folder: Path
     name: str
 

@@ -13,10 +13,12 @@ from matplotlib.lines import Line2D
 
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
-from fldiag.plotting.tables import floats, names, need
+from fldiag.plotting.tables import floats, names, need, percentiles
 
 PICTURE = "partition chart"
 _FILL, _ALPHA = "#0072B2", 0.8
+#: The papers draw up to 100 clients.
+CROWD = 100
 
 
 def draw(table: pd.DataFrame, *, width: float | None = None) -> Figure:
@@ -24,14 +26,17 @@ def draw(table: pd.DataFrame, *, width: float | None = None) -> Figure:
 
     ``table``: columns ``client``, ``class``, ``count``; with a column ``run`` of several labels, one panel a
     label, all on one scale of areas. Clients and classes that are numbers keep their place also when they hold
-    nothing. ``width``: inches; by default one column for up to 12 clients in one panel, else two. Raises
-    FldiagError for missing columns, and for counts that are negative, missing or given twice.
+    nothing. Of more than ``CROWD`` clients: percentiles of the counts of each class. ``width``: inches; by default one column
+    for up to 12 clients in one panel, else two. Raises FldiagError for missing columns, and for counts that are negative,
+    missing or given twice.
     """
     need(table, ("client", "class", "count"), PICTURE)
     runs = names(table["run"]) if "run" in table.columns else [""] * len(table)
     table = pd.DataFrame({"run": runs, "client": table["client"].tolist(), "class": table["class"].tolist(),
                           "count": floats(table["count"])})
     _check(table)
+    crowd = table["client"].nunique() > CROWD
+    table = _percentiles(table) if crowd else table
     clients, classes = _places(table["client"]), _places(table["class"])
     panels = list(table.groupby("run", sort=False))
     columns = len(panels) if len(clients) <= 15 and len(panels) <= 3 else 1
@@ -60,12 +65,22 @@ def draw(table: pd.DataFrame, *, width: float | None = None) -> Figure:
         for ax in axes.flat[len(panels):]:
             ax.remove()
         for ax in axes[-1]:
-            ax.set_xlabel("client")
+            ax.set_xlabel("percentile of the clients, in each class" if crowd else "client")
         for ax in axes[:, 0]:
             ax.set_ylabel("class")
         if largest > 0:
             _sizes(fig, largest, area)
     return fig
+
+
+def _percentiles(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with percentiles in the place of clients."""
+    made = []
+    for run, part in table.groupby("run", sort=False):
+        cells = percentiles(part.pivot(index="client", columns="class", values="count").fillna(0))
+        long = cells.rename_axis("client").reset_index().melt("client", var_name="class", value_name="count")
+        made.append(long.assign(run=run))
+    return pd.concat(made)
 
 
 def _check(table: pd.DataFrame) -> None:

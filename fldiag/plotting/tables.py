@@ -36,6 +36,20 @@ def select(table: pd.DataFrame, metric: str, picture: str) -> pd.DataFrame:
     return rows
 
 
+#: With more clients than this, pictures show how a number is spread over them instead of one place a client.
+MANY = 50
+
+
+def percentiles(cells: pd.DataFrame) -> pd.DataFrame:
+    """Of a table with a row a client: 0, 10, ..., 100 % of the clients have at most so much, each column by itself.
+
+    >>> percentiles(pd.DataFrame({"a": range(101), "b": 3})).loc[[0, 70], ["a", "b"]].to_numpy().tolist()
+    [[0.0, 3.0], [70.0, 3.0]]
+    """
+    found = cells.quantile(np.linspace(0, 1, 11))
+    return found.set_axis(range(0, 101, 10), axis="index")
+
+
 def floats(column: pd.Series) -> np.ndarray:
     """A column as float64, missing values as nan."""
     return pd.to_numeric(column, errors="coerce").to_numpy(dtype=float, na_value=np.nan)

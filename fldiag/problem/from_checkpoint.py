@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -49,7 +49,7 @@ def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | No
         y = given[1] if isinstance(given, (tuple, list)) else given.batch(0, 1)[1]
         regression = torch.as_tensor(y).is_floating_point()
     else:
-        parts = _partition(checkpoint, dataset) if slice.startswith("client") else None
+        parts = _partition(checkpoint, dataset) if slice.startswith("client") or dataset.made else None
         examples = data.take(dataset, slice, parts, samples)
         regression = dataset.regression
     labels: dict[str, Any] = {"moment": "aggregated" if client is None else "trained",
@@ -158,7 +158,7 @@ def _weights(c: Checkpoint, module: nn.Module, state: foreign.State, client: int
     return c.clients[row], {n: b[row] for n, b in c.buffers.items()}
 
 
-def _partition(c: Checkpoint, dataset: Dataset) -> list[Any] | None:
+def _partition(c: Checkpoint, dataset: Dataset) -> Sequence[Any] | None:
     """The run's own partition file if the checkpoint lies in its run, else dealt again from the config."""
     run = c.path.parent.parent
     if (run / "partition.npz").is_file():

@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from fldiag.checkpoint.client_states import ClientStates, State
 from fldiag.checkpoint.run import Run
 from fldiag.method import Round
 from fldiag.training.client import MOMENTUM, Trained
@@ -28,8 +29,8 @@ class Federation:
         self._client0 = setup.method.client_init(self.w)
         if setup.config.train.keep_momentum:
             self._client0[MOMENTUM] = torch.zeros_like(self.w)
-        self.clients: dict[int, dict[str, Tensor]] = {}  # only clients that have trained: the others hold _client0
-        self.changed: set[int] = set()
+        #: Only clients that have trained: the others hold _client0. In memory, unless a run keeps them on disk.
+        self.clients: dict[int, State] | ClientStates = {}
 
     def sent(self) -> Tensor:
         """The vector the clients receive, [P]: w_g, unless a part sends another point."""
@@ -42,7 +43,7 @@ class Federation:
         """Local training of these clients from the current state; nothing of it is kept here. ``record``: their steps."""
         setup, method = self.setup, self.setup.method
         start = self.sent()
-        states = {i: self.clients.get(i, self._client0) for i in ids} if self._client0 else {}
+        states = {i: self._of(i) for i in ids} if self._client0 else {}
         sent = {name: self.state[name] for name in method.sent if name in self.state}
         units = setup.units(self.t, ids, start, self.buffers, sent, states)
         return merge(list(execute([replace(unit, record=record) for unit in units])), ids)
@@ -55,7 +56,7 @@ class Federation:
         seen = Round(
             t=self.t, lr=config.train.lr * config.train.lr_decay**self.t, w_g=self.w, ids=ids, rows=trained.rows,
             n=trained.n, steps=trained.steps, effective=trained.effective, uploads=trained.uploads, buffers=trained.buffers,
-            clients=config.clients.total, examples=sum(map(len, setup.parts)), state=dict(self.state),
+            clients=config.clients.total, examples=setup.examples, state=dict(self.state),
             sent={name: self.state[name] for name in method.sent if name in self.state},
             network=setup.network, seed=config.seed, public=setup.public)
         w = aggregate(seen, method, config.train)
@@ -64,23 +65,25 @@ class Federation:
             for part in method:
                 w = part.refine(seen, w)
         self.w, self.buffers, self.state = w, seen.mean_buffers, seen.state
-        for j, i in enumerate(ids):
-            if trained.state:
-                self.clients[i] = {name: rows[j].clone() for name, rows in trained.state.items()}
-                self.changed.add(i)
+        if trained.state and self.finite:
+            self.clients.update({i: {name: rows[j].clone() for name, rows in trained.state.items()} for j, i in enumerate(ids)})
         self.t += 1
         return seen, trained
+
+    def _of(self, client: int) -> State:
+        held = self.clients.get(client)
+        return self._client0 if held is None else {name: value.to(self.w.device) for name, value in held.items()}
 
     @property
     def finite(self) -> bool:
         return bool(torch.isfinite(self.w).all())
 
     def restore(self, run: Run) -> None:
-        server, clients = run.get_state()
+        server = run.server_state
         self.t, self.w = run.done, server["w"].to(self.w.device)
         self.buffers = {k: v.to(self.w.device) for k, v in server["buffers"].items()}
         self.state = {k: v.to(self.w.device) for k, v in server["state"].items()}
-        self.clients = {i: {k: v.to(self.w.device) for k, v in s.items()} for i, s in clients.items()}
+        self.clients = run.states
 
 
 def merge(cohorts: list[Trained], ids: list[int]) -> Trained:

@@ -37,7 +37,7 @@ def tuned(setup: Setup, plan: Personal, w: Tensor, buffers: dict[str, Tensor], s
     config = config.replace(train__lr_decay=1.0) if plan.lr == "initial" else config
     config = config.replace(train__local_decay=1.0, train__local_decay_after=0.5)  # a schedule of a round's epochs
     schedule = Epochs(config, max(plan.epochs), plan.steps)
-    stops = {e: {i: schedule.count(e, len(setup.parts[i])) for i in ids} for e in sorted(set(plan.epochs))}
+    stops = {e: {i: schedule.count(e, int(setup.sizes[i])) for i in ids} for e in sorted(set(plan.epochs))}
     method = plan.method or Method()
     worker = copy.copy(setup)
     worker.config, worker.schedule, worker.method = config, schedule, Method(*method, Stops(stops))  # type: ignore[assignment]

@@ -80,7 +80,7 @@ def personalise(run: Run | str | Path, *, epochs: Sequence[int] | None = None, l
     last = run.checkpoint()
     w = torch.cat([last.state[name].reshape(-1) for name in setup.network.layout.names]).to(setup.device, setup.dtype)
     buffers = {name: last.state[name].to(setup.device) for name in setup.network.buffers}
-    states = run.get_state()[1] if plan.method and plan.method.client_init(w) else {}
+    states = run.states if plan.method and plan.method.client_init(w) else {}
     rows = measure(setup, plan, w, buffers, states, run.done, ids=ids, test=test, seed=seed, executor=executor,
                    progress=progress)
     return check(table(rows, run=run.path.name, method=run.config.method.name, seed=run.config.seed))

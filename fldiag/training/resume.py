@@ -6,8 +6,6 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fldiag.checkpoint.run import Run
 from fldiag.config import Config
 from fldiag.data import partition
@@ -85,7 +83,7 @@ def same_data(run: Run, setup: Setup) -> None:
         raise FldiagError(f"the data set {setup.dataset.name!r} is not the one {run.path} was trained on so far",
                           "put the original data back, or train anew with another --out")
     stored = partition.load_parts(run.verified("partition.npz"))
-    if len(stored) != len(setup.parts) or not all(map(np.array_equal, stored, setup.parts)):
+    if not partition.same(stored, setup.parts):
         raise FldiagError(f"the partition is not the one {run.path} was trained with so far",
                           "use the same partition, or train anew with another --out")
 

@@ -98,7 +98,9 @@ def _there(path: Path) -> FldiagError:
 def _opened(path: Path, config: Config, setup: Setup, federation: Federation, resume: bool) -> Run:
     """The run in a folder that this process owns, and the federation as it was left: new, or as far as it got."""
     if not os.path.exists(path / "run.json"):
-        return Run.create(path, config, partition_bytes(setup.parts), provenance(setup))
+        run = Run.create(path, config, partition_bytes(setup.parts), provenance(setup))
+        federation.clients = run.states
+        return run
     if not resume:
         raise _there(path)
     run = Run.open(path)  # again: somebody may have trained it meanwhile
@@ -113,6 +115,8 @@ def _opened(path: Path, config: Config, setup: Setup, federation: Federation, re
         run.commit()
     if run.done:
         federation.restore(run)
+    else:
+        federation.clients = run.states
     return run
 
 
@@ -138,6 +142,7 @@ def _loop(config: Config, run: Run, federation: Federation, mine: Owner, pool: P
                 run.index["done"] = t - 1
             segment.note(federation.t)
             return _end(run)
+        run.put_clients()  # now, stored round or not: so memory holds those of one round
         scores = evaluate(federation.setup.network, federation.w, federation.buffers, federation.setup.dataset)
         run.add_metrics(round_rows(t, scores, seen, trained, isolated=federation.setup.method.isolated))
         if stored:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fldiag import data, models, registry, sections
 from fldiag.config import Config
+from fldiag.data import partition
 from fldiag.data.public import deal, load_public
 from fldiag.device import device_of
 from fldiag.errors import FldiagError
@@ -53,7 +54,7 @@ class Setup:
     """Data, partition, network and method of a run."""
 
     def __init__(self, config: Config, *, device: str = "auto", download: bool = False, dataset: data.Dataset | None = None,
-                 parts: list[np.ndarray] | None = None, module: nn.Module | None = None, schedule: Schedule | None = None,
+                 parts: Sequence[np.ndarray] | None = None, module: nn.Module | None = None, schedule: Schedule | None = None,
                  public: Tensor | None = None, rehearsal: bool = False):
         """``rehearsal``: nothing will be learnt, only counted and timed, so blank pictures may stand for data that are not
         there; ``remarks`` says so."""
@@ -68,6 +69,8 @@ class Setup:
         self.public = self._public(public, download)
         self.parts = parts if parts is not None else deal(self.dataset, config.partition, config.clients.total,
                                                           config.data.public)
+        self.sizes = partition.sizes(self.parts)
+        self.examples = int(self.sizes.sum())
         self.module = module if module is not None else models.build(
             config.model.name, self.dataset.shape, self.dataset.classes, config.model.options, seed=config.seed,
             code=True)
@@ -117,23 +120,25 @@ class Setup:
     def _check_batches(self) -> None:
         """Batch-norm on a map of one position cannot train on one example: tried with the smallest minibatch there is.
         Without its last minibatch some client must have one."""
-        largest = max(map(len, self.parts))
+        largest = int(self.sizes.max())
         if self.config.train.drop_last and largest < self.config.train.batch_size:
             raise FldiagError(f"train.drop_last leaves out every minibatch: train.batch_size = {self.config.train.batch_size}, "
                               f"and the largest client has {largest} examples",
                               "lower train.batch_size, or set train.drop_last = false", usage=True)
         train, cuts = self.config.train, max((part.cuts for part in self.method), default=1)
-        last = [n % train.batch_size or min(n, train.batch_size) for n in map(len, self.parts)]
-        if train.drop_last or (not self.network.buffers and not self.network.batch_dependent) or min(last) // cuts > 1:
+        short = self.sizes % train.batch_size
+        last = np.where(short > 0, short, np.minimum(self.sizes, train.batch_size))
+        client = int(last.argmin())
+        smallest = int(last[client])
+        if train.drop_last or (not self.network.buffers and not self.network.batch_dependent) or smallest // cuts > 1:
             return
-        client = last.index(min(last))
         x = self.dataset.batch(torch.zeros(1, dtype=torch.long), None).to(self.device, self.dtype)
         buffers = {n: b.clone().unsqueeze(0) for n, b in self.network.buffers.items()}
         try:
             with torch.no_grad(), self.seeded("trial"):
                 self.network.bind(self.initial().unsqueeze(0), buffers, train=True)(x.unsqueeze(0))
         except ValueError as error:
-            raise FldiagError(f"client {client} has a minibatch of {min(last)} example{'s' * (min(last) > 1)}"
+            raise FldiagError(f"client {client} has a minibatch of {smallest} example{'s' * (smallest > 1)}"
                               f"{', of which this method makes parts' if cuts > 1 else ''}, and batch-norm cannot train on one "
                               f"example ({str(error).splitlines()[0]})", "choose train.batch_size so that no client's last "
                               "minibatch is that small, or train.drop_last = true", usage=True) from None
@@ -189,7 +194,7 @@ class Setup:
               state: dict[int, dict[str, Tensor]]) -> list[Unit]:
         """The round's cohorts: clients of similar length together; depends on the config only, not on the executor."""
         train = self.config.train
-        plan = {i: self.schedule.batches(t, i, len(self.parts[i])) for i in ids}
+        plan = {i: self.schedule.batches(t, i, int(self.sizes[i])) for i in ids}
         order = sorted(ids, key=lambda i: (-len(plan[i]), i))
         size = STACK if self.stack else 1
         return [Unit(t=t, lr=train.lr * train.lr_decay**t, ids=cohort, batches=[plan[i] for i in cohort],
@@ -212,7 +217,7 @@ class Setup:
             state={name: s.to(self.device) for name, s in unit.state.items()},
             sent={name: s.to(self.device) for name, s in unit.sent.items()},
             buffers={name: b.to(self.device).expand(k, *b.shape).clone() for name, b in unit.buffers.items()},
-            x=feed.x, offset=feed.offset, public=self.public, mean_size=sum(map(len, self.parts)) / len(self.parts))
+            x=feed.x, offset=feed.offset, public=self.public, mean_size=self.examples / len(self.parts))
         with self.seeded("model", unit.t, unit.ids[0]):  # dropout; such models are not stacked
             return client.train(local, self.method, feed, Recorder(config.metrics) if unit.record else None)
 

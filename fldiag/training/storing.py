@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -62,9 +63,7 @@ def store(run: Run, federation: Federation, cohorts: list[Trained], received: Te
                  "buffers": {n: b[chosen].cpu() for n, b in trained.buffers.items()}}
     run.put_checkpoint(t, manifest, {**views, **federation.buffers}, **extra)
     run.forget(passed(run, config, t))
-    changed = {i: federation.clients[i] for i in sorted(federation.changed)}
-    run.put_state(t, {"w": federation.w, "buffers": federation.buffers, "state": federation.state}, changed)
-    federation.changed.clear()
+    run.put_state(t, {"w": federation.w, "buffers": federation.buffers, "state": federation.state})
 
 
 def passed(run: Run, config: Config, t: int) -> list[int]:
@@ -75,7 +74,7 @@ def passed(run: Run, config: Config, t: int) -> list[int]:
     return [r for r in run.rounds if r <= t - config.checkpoint.keep and r % config.checkpoint.every and r not in former]
 
 
-def partition_bytes(parts: list[np.ndarray]) -> bytes:
+def partition_bytes(parts: Sequence[np.ndarray]) -> bytes:
     buffer = io.BytesIO()
     partition.save(buffer, parts)
     return buffer.getvalue()

@@ -157,6 +157,9 @@ def tune(source: Config | str | Path, grid: Values, budget: int, *, fixed: Mappi
 
 def _held_out(dataset: data.Dataset) -> data.Dataset:
     """The training split without every tenth example of each class, and these in place of the test split."""
+    if dataset.made:
+        raise FldiagError(f"tuning holds out examples of the training split, and those of {dataset.name!r} are made client by "
+                          "client", "tune on another data set", usage=True)
     n = len(dataset.train_y)
     count = max(1, round(HELD_OUT * n))
     mask = torch.zeros(n, dtype=torch.bool)

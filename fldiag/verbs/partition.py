@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fldiag.console import Console
+from fldiag.data import partition as partitions
 from fldiag.diagnosis import subjects
 from fldiag.diagnosis.partition import partition_of
 from fldiag.plotting import partition as picture
@@ -17,8 +18,9 @@ def partition(console: Console, source: str, overrides: list[str], out: Path | N
     path = subjects.prepare(out or found.folder) / found.name
     written = write_text(beside(path, ".csv"), csv_text(found.counts))
     pictures = style.save(picture.draw(found.counts), path, ("pdf", "png"))
-    sizes = [len(p) for p in found.parts]
+    sizes = partitions.sizes(found.parts)
     held = found.counts[found.counts["count"] > 0].groupby("client").size()
-    console.table([{"clients": len(sizes), "smallest": min(sizes), "largest": max(sizes), "classes": float(held.mean())}],
+    console.table([{"clients": len(sizes), "smallest": int(sizes.min()), "largest": int(sizes.max()),
+                    "classes": float(held.mean())}],
                   {"clients": "clients", "smallest": "smallest", "largest": "largest", "classes": "classes a client (mean)"})
     console.done(written, *pictures)

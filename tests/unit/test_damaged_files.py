@@ -341,7 +341,7 @@ def test_mutated_runs(copy):
         try:
             run = fldiag.load(copy)
             assert same(run.checkpoint(2).state, weights) and run.metrics.equals(metrics)
-            run.get_state(), run.origin, run.config, run.verified("partition.npz")
+            run.server_state, dict(run.states), run.origin, run.config, run.verified("partition.npz")
         except FldiagError:
             pass
         with contextlib.suppress(FldiagError):

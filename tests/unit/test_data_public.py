@@ -38,7 +38,7 @@ def test_another_set_gives_all_its_inputs_by_its_own_transform(private, root, sp
     spec = f"npz:{root / 'cifar100.npz'}" if spec == "npz" else spec
     inputs, mine = load_public(spec, private, root)
     other = data.load(spec, root)
-    assert mine.tolist() == list(range(130))
+    assert list(mine) == list(range(130))
     assert inputs.shape == (30, *private.shape) and inputs.dtype == torch.float32
     assert torch.equal(inputs, other.normalise(torch.cat([other.train_x, other.test_x])))
 

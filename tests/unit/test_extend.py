@@ -28,7 +28,7 @@ def same(extended, whole, more=()):
         one, other = extended.checkpoint(r), whole.checkpoint(r)
         assert all(torch.equal(one.state[k], other.state[k]) for k in other.state)
         assert one.clients is other.clients is None or torch.equal(one.clients, other.clients)
-    for one, other in zip(*(sorted(run.get_state()[1].items()) for run in (extended, whole)), strict=True):
+    for one, other in zip(*(run.states.items() for run in (extended, whole)), strict=True):
         assert one[0] == other[0] and all(torch.equal(one[1][k], other[1][k]) for k in other[1])
     assert extended.metrics.drop(columns="run").equals(whole.metrics.drop(columns="run"))
     assert extended.config.rounds == whole.config.rounds and extended.index["hash"] == whole.index["hash"]

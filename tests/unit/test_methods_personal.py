@@ -93,7 +93,7 @@ def test_local_only_sends_nothing_and_goes_on_after_an_interruption(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         rounds.train(chosen, out=tmp_path / "cut", on_event=stop)
     cut = rounds.train(chosen, out=tmp_path / "cut", resume=True)
-    mine, other = cut.get_state()[1], Run.open(tmp_path / "whole").get_state()[1]
+    mine, other = cut.states, Run.open(tmp_path / "whole").states
     assert mine.keys() == other.keys()
     assert all(torch.equal(mine[i]["own"], other[i]["own"]) for i in other)
 

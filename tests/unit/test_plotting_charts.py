@@ -289,3 +289,14 @@ def test_same_table_same_bytes_and_no_settings_left_behind(picture, tmp_path):
         one, two = (style.save(picture(), tmp_path / f"{i}.{ending}")[0].read_bytes() for i in (1, 2))
         assert one == two
     assert dict(matplotlib.rcParams) == before
+
+
+def test_a_crowd_is_shown_by_percentiles():
+    """Of 1,000 clients, of which one in ten has examples of class 0."""
+    frame = pd.DataFrame([(k, c, (50 if k % 10 == 0 else 0) if c == 0 else 7) for k in range(1000) for c in range(2)],
+                         columns=["client", "class", "count"])
+    ax = partition.draw(frame).axes[0]
+    (bubbles,) = ax.collections
+    shown = {tuple(at): size for at, size in zip(np.asarray(bubbles.get_offsets()), bubbles.get_sizes(), strict=True)}
+    assert "percentile" in ax.get_xlabel() and {at for at, k in shown if k == 0} == {9, 10} and len(shown) == 2 + 11
+    assert shown[10, 0] == pytest.approx(shown[5, 1] * 50 / 7)

@@ -113,8 +113,6 @@ class _Measure:
         y, classes = self.pool.y, history.dataset.classes
         self.classes = 0 if history.dataset.regression else classes
         if self.classes:
-            labels = history.dataset.train_y.cpu().numpy()  # not the pool's: with few samples it may lack a class
-            self.held = np.stack([np.bincount(labels[p], minlength=classes) for p in history.parts])
             self.onehot = np.eye(classes)[y[self.pool.test].cpu().numpy()]
             self.per_class = self.onehot.sum(0)
         self.best: np.ndarray | None = None
@@ -246,8 +244,9 @@ class _Measure:
             worst = max((cell for cell in cells if cell["value"] is not None), key=lambda cell: cell["value"], default=None)
             rows.append({**base, "metric": "forgetting", "n_examples": n, "masked": worst is None,
                          "value": None if worst is None else worst["value"]})
-            has = self.held[k] > 0
-            rows.append({**base, "metric": "unseen_classes", "value": float((~has).sum()), "n_examples": int(self.held[k].sum())})
+            held = self.held(k)
+            has = held > 0
+            rows.append({**base, "metric": "unseen_classes", "value": float((~has).sum()), "n_examples": int(held.sum())})
             for i, moment in ((0, "received"), (j, "trained"), (len(ids) + 1, "aggregated")):
                 rows += [{**base, "moment": moment, "metric": f"accuracy_{word}",
                           **self._share(counts[i, which].sum(), per_class[which].sum(), scores.valid[i])}
@@ -321,5 +320,10 @@ class _Measure:
         if not self.classes:
             return []
         return [{"scope": "client", "client": k, "slice": f"client:{k}/train", "metric": "class_examples", "index": c,
-                 "masked": False, "value": float(v), "n_examples": int(self.held[k].sum())}
-                for k in sorted(self.seen_clients) for c, v in enumerate(self.held[k])]
+                 "masked": False, "value": float(v), "n_examples": len(self.history.parts[k])}
+                for k in sorted(self.seen_clients) for c, v in enumerate(self.held(k))]
+
+    def held(self, client: int) -> np.ndarray:
+        """Training examples of every class that a client has: not the pool's, which may lack a class with few samples."""
+        labels = self.history.dataset.train_y[self.history.parts[client]]
+        return np.bincount(labels.cpu().numpy(), minlength=self.classes)

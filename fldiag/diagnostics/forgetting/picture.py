@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
-from fldiag.plotting.tables import floats, need, select
+from fldiag.plotting.tables import MANY, floats, need, percentiles, select
 from fldiag.results.select import only
 
 PICTURE = "picture of forgetting"
@@ -125,7 +125,8 @@ def _finish(ax, label: str, keys: list[tuple[Line2D, str]]) -> None:
 def heatmap(table: pd.DataFrame, *, round: int | None = None, width: float | None = None) -> Figure:
     """Client by class: accuracy on the class before minus after the client's training, in one round (default: last).
 
-    Grey and hatched: too few test examples of the class. A dot: the client has no training example of the class.
+    Of many clients: percentiles over them, each class by itself. Grey and hatched: too few test examples of the class. A dot: the
+    client has no training example of the class.
     Raises FldiagError when the table has no such round.
     """
     need(table, (*COLUMNS, "client", "index"), PICTURE)
@@ -137,8 +138,10 @@ def heatmap(table: pd.DataFrame, *, round: int | None = None, width: float | Non
         raise FldiagError(f"the table has no class_forgetting of round {round}", f"it has rounds {there[0]}..{there[-1]}",
                           usage=True)
     cells = _cells(rows)
+    many = len(cells) > MANY
+    cells = percentiles(cells) if many else cells
     held = only(table, metric="class_examples")
-    counts = _cells(held).reindex(index=cells.index, columns=cells.columns)
+    counts = _cells(held.iloc[:0] if many else held).reindex(index=cells.index, columns=cells.columns)
     clients, classes = cells.shape
     width = width or (style.ONE_COLUMN if classes <= 12 else style.TWO_COLUMNS)
     values = cells.to_numpy()
@@ -155,7 +158,8 @@ def heatmap(table: pd.DataFrame, *, round: int | None = None, width: float | Non
         size = min(3.0, max(1.6, 40 / max(clients, classes)))
         ax.plot(unseen[:, 1], unseen[:, 0], linestyle="none", marker="o", markersize=size, color="#222222",
                 markeredgecolor="white", markeredgewidth=0.35)
-        ax.set(xlabel="class", ylabel="client", title=f"forgetting by class, round {round}")
+        who = "percentile of the clients" if many else "client"
+        ax.set(xlabel="class", ylabel=who, title=f"forgetting by class, round {round}")
         ax.set_xticks(range(classes), [str(c) for c in cells.columns]) if classes <= 30 else None
         every = max(1, -(-clients // 40))
         ax.set_yticks(range(0, clients, every), [str(k) for k in cells.index[::every]])

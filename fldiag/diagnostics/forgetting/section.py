@@ -23,7 +23,7 @@ from fldiag.plotting.sections import (
     short,
     shorts,
 )
-from fldiag.plotting.tables import floats
+from fldiag.plotting.tables import MANY, floats, percentiles
 from fldiag.results import select
 from fldiag.results.select import last_round, only
 
@@ -112,17 +112,23 @@ def _heatmaps(made: Section, found: Collected) -> None:
     for m, rows, held in tables.values():
         classes = sorted({int(c) for c in rows["index"]})
         none = {(int(c), int(k)) for c, k, n in zip(held["client"], held["index"], held["value"], strict=True) if n == 0}
-        frames = {str(int(r)): _cells(part, classes, none) for r, part in rows.groupby("round")}
+        many = max(part["client"].nunique() for _, part in rows.groupby("round")) > MANY
+        frames = {str(int(r)): _cells(part, classes, none, many) for r, part in rows.groupby("round")}
+        who = "percentile of the clients" if many else "client"
         group.figures.append(Figure(f"{m.label}: forgetting by class", {
             "kind": "heatmap", "controls": ["forgetting-round"], "frames": frames, "colours": "diverging",
-            "range": [-reach, reach], "what": "accuracy lost", **axes("client", x="class", share=True)}, run=m.place))
+            "range": [-reach, reach], "what": "accuracy lost", **axes(who, x="class", share=True)}, run=m.place))
     made.groups.append(group)
 
 
-def _cells(rows: pd.DataFrame, classes: Sequence[int], none: set[tuple[int, int]]) -> dict[str, Any]:
+def _cells(rows: pd.DataFrame, classes: Sequence[int], none: set[tuple[int, int]], many: bool) -> dict[str, Any]:
     ids = sorted({int(c) for c in rows["client"]})
     cells = np.full((len(ids), len(classes)), np.nan)
     for c, k, v in zip(rows["client"], rows["index"], floats(rows["value"]), strict=True):
         cells[ids.index(int(c)), classes.index(int(k))] = v
+    if many:
+        spread = percentiles(pd.DataFrame(cells))
+        return {"x": [str(c) for c in classes], "y": [f"{p} %" for p in spread.index],
+                "z": [shorts(r) for r in spread.to_numpy()], "dots": []}
     dots = [[classes.index(k), ids.index(c)] for c, k in sorted(none) if c in ids and k in classes]
     return {"x": [str(c) for c in classes], "y": [str(c) for c in ids], "z": [shorts(r) for r in cells], "dots": dots}

@@ -12,7 +12,7 @@ import pandas as pd
 from fldiag.plotting.collected import Collected, Member, absent, worlds
 from fldiag.plotting.sections import Control, Figure, Group, Section, Table, axes, literal, short, shorts
 from fldiag.plotting.style import number
-from fldiag.plotting.tables import floats
+from fldiag.plotting.tables import MANY, floats, percentiles
 from fldiag.results import select
 from fldiag.results.select import last_round, only
 
@@ -116,10 +116,15 @@ def _curvature(members: Sequence[tuple[Member, pd.DataFrame]], names: dict[str, 
 
 
 def _bars(text: str, members: Sequence[tuple[Member, pd.DataFrame]], error: str) -> Iterator[Figure]:
-    """A bar a client and run, with ``error`` as its error bar. Nothing without values."""
+    """A bar a client and run, with ``error`` as its error bar; of many clients, percentiles. Nothing without values."""
     drawn, ids = [], set()
+    many = max((f["client"].nunique() for _, f in members), default=0) > MANY
     for m, f in members:
         rows = f.drop_duplicates("client").dropna(subset=["value"]).sort_values("client")
+        if many and len(rows):
+            spread = percentiles(rows[["value"]].astype(float))["value"]
+            rows = pd.DataFrame({"client": spread.index, "value": spread.to_numpy(), error: np.nan,
+                                 "slice": rows["slice"].iloc[0]})
         if len(rows):
             where = sorted({"own data" if str(s).startswith("client") else "all data" for s in rows["slice"]})
             drawn.append({"name": literal(f"{m.label} ({', '.join(where)})"), "run": m.place, "look": m.place,
@@ -128,7 +133,7 @@ def _bars(text: str, members: Sequence[tuple[Member, pd.DataFrame]], error: str)
     if drawn:
         frame = {"series": drawn, "labels": [str(c) for c in sorted(ids)]}
         yield Figure(text, {"kind": "bars", "controls": [], "frames": {"": frame},
-                            **axes(text.split(" of")[0].lower(), x="client")})
+                            **axes(text.split(" of")[0].lower(), x="percentile of the clients" if many else "client")})
 
 
 def _means(m: Member, frame: pd.DataFrame) -> list[list[str]]:
