@@ -46,6 +46,16 @@ def per_example(outputs: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
 
 
+def cross_entropy_and_slope(outputs: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The cross entropy [...] of each example, and the gradient of their sum with these weights [...] in the outputs [..., C].
+
+    The same bits as autograd's.
+    """
+    logs, at = F.log_softmax(outputs, -1), y.unsqueeze(-1)
+    chosen = torch.zeros_like(logs).scatter_(-1, at, -weight.unsqueeze(-1))
+    return -logs.gather(-1, at).squeeze(-1), torch.ops.aten._log_softmax_backward_data(chosen, logs, -1, logs.dtype)
+
+
 def half_squared_error(outputs: Tensor, y: Tensor, reduction: Literal["mean", "none"] = "mean") -> Tensor:
     """||outputs - y||^2 / 2 of each example [..., C] -> [...], or its mean over the examples."""
     errors = 0.5 * (outputs - y).square().sum(-1)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fldiag import losses
+from fldiag.models.by_hand import ByHand, Logits
 from fldiag.models.network import Bound, Network
 from fldiag.sections import Train
 from fldiag.seeding import torch_rng
@@ -145,29 +146,33 @@ def weighed_steps(k: Tensor, train: Train) -> Tensor:
 class Output:
     """The model at w + e on the step's minibatch, with its graph."""
 
-    leaf: Tensor  # [k, P]: differentiate with respect to this
+    leaf: Tensor  # [k, P] these weights
     features: Tensor | None  # [k, B, ...] what the head sees
     logits: Tensor  # [k, B, C]
     bound: Bound  # the network with these weights
     maps: list[Tensor] | None = None  # [B, C, H, W] of each stage before its ReLU, when a part reads them (k = 1)
+    #: without autograd, where the network allows it: leaf, features and logits are leaves then, whose gradients this adds up
+    by_hand: Logits | None = None
 
 
 class Step:
     """One local step of the k clients that still train. ``weight`` [k, B] sums to 1 a row (None: uniform).
 
     ``targets``: labels and their shares of the loss, [(y, share)]; one label with share 1 unless a part mixes.
-    ``decay``: added to the weight decay of this step. ``maps``: whether outputs carry the maps of the stages.
+    ``decay``: added to the weight decay of this step. ``maps``: whether outputs carry the maps of the stages. ``plain``: the
+    local loss is that of the labels alone.
     """
 
     def __init__(self, local: Local, losses: Callable[[Step, Output], Tensor], x: Tensor, y: Tensor,
-                 weight: Tensor | None, index: Tensor, maps: bool = False):
-        self.local, self.x, self.y, self.weight, self.index, self.maps = local, x, y, weight, index, maps
+                 weight: Tensor | None, index: Tensor, maps: bool = False, plain: bool = False):
+        self.local, self.x, self.y, self.weight, self.index, self.maps, self.plain = local, x, y, weight, index, maps, plain
         self.k = x.shape[0]
         self.targets: list[tuple[Tensor, Tensor | float]] = [(y, 1.0)]
         self.decay: float | Tensor = 0.0
         self._losses = losses
         self._given = x  # a part may replace the inputs: then nothing cached fits
         self._here: tuple[Tensor, Bound, Tensor | None, list[Tensor] | None] | None = None
+        self._at_w: ByHand | None = None  # the same without autograd
         self._gradient: tuple[Tensor, Tensor] | None = None
         self._passed = False
         self.published: Published | None = None
@@ -210,7 +215,7 @@ class Step:
 
     def on(self, x: Tensor, y: Tensor, weight: Tensor | None, index: Tensor) -> Step:
         """A step of the same clients on other inputs; it leaves batch-norm statistics alone."""
-        other = Step(self.local, self._losses, x, y, weight, index, self.maps)
+        other = Step(self.local, self._losses, x, y, weight, index, self.maps, self.plain)
         other._given, other._passed = self._given, True
         return other
 
@@ -249,6 +254,8 @@ class Step:
         """The model at w + e. The features at w are shared between calls while e touches only the head."""
         net, total = self.local.network, self.local.network.size
         head = net.layout.head_size if net.has_split else 0
+        if net.pieces is not None:
+            return self._by_hand(e, head)
         if e is None or (net.has_split and e.start >= total - head):
             if self._here is None:
                 leaf = self.w.detach().requires_grad_()
@@ -257,14 +264,28 @@ class Step:
             leaf, bound, features, maps = self._here
             own = None if e is None else leaf[:, total - head:] + e.value
             return self._output(leaf, bound, features, maps, own)
-        if e.stop - e.start == total:
-            leaf = (self.w + e.value).requires_grad_()
-        else:
-            leaf = self.w.clone()
-            leaf[:, e.start:e.stop] += e.value
-            leaf.requires_grad_()
+        leaf = self._moved(e).requires_grad_()
         bound = self._bind(leaf)
         return self._output(leaf, bound, *self._features(bound))
+
+    def _moved(self, e: Perturbation) -> Tensor:
+        """w + e as new rows [k, P]."""
+        if e.stop - e.start == self.local.network.size:
+            return self.w + e.value
+        w = self.w.clone()
+        w[:, e.start:e.stop] += e.value
+        return w
+
+    def _by_hand(self, e: Perturbation | None, head: int) -> Output:
+        """``forward`` without autograd; ``head``: how many weights the head has."""
+        net, alone, own = self.local.network, len(self.local.w) == 1, None
+        if e is not None and e.start < net.size - head:
+            run = ByHand(net, self._moved(e), self.x, alone)
+        else:
+            self._at_w = run = self._at_w or ByHand(net, self.w, self.x, alone)
+            own = None if e is None else self.w[:, run.cut:] + e.value
+        found = run.output(own)
+        return Output(found.leaf, found.features, found.logits, net.bind(run.w), by_hand=found)
 
     def _output(self, leaf: Tensor, bound: Bound, features: Tensor | None, maps: list[Tensor] | None,
                 head: Tensor | None = None) -> Output:
@@ -285,9 +306,11 @@ class Step:
         """Values [k] of ``term`` at w + e and its gradient [k, P]."""
         out = self.forward(e)
         values = term(self, out)
-        (g,) = torch.autograd.grad(values.sum(), out.leaf)
+        g = out.by_hand.gradient(values) if out.by_hand else torch.autograd.grad(values.sum(), out.leaf)[0]
         if self._here is not None and out.leaf is self._here[0]:
             self._here = None  # its graph is used up
+        if out.by_hand is not None and out.by_hand.run is self._at_w:
+            self._at_w = None  # not kept beside the next
         return values.detach(), g
 
     def head_gradient(self, term: Callable[[Step, Output], Tensor]) -> tuple[Tensor, Tensor]:
@@ -299,7 +322,10 @@ class Step:
         if not net.has_split:
             values, g = self.gradient(term)
             return values, g[:, net.size - net.layout.head_size:]
-        self.forward()
+        out = self.forward()
+        if out.by_hand is not None:
+            values = term(self, out)
+            return values.detach(), out.by_hand.head_gradient(values)
         leaf, bound, features, maps = self._here  # type: ignore[misc]
         head = leaf[:, net.size - net.layout.head_size:].detach().requires_grad_()
         z = features.detach()  # type: ignore[union-attr]
@@ -310,7 +336,18 @@ class Step:
     def local_gradient(self, e: Perturbation | None = None) -> tuple[Tensor, Tensor]:
         """Local loss [k] (with the parts' loss terms) and gradient [k, P] at w + e; at w it is kept."""
         if e is not None:
-            return self.gradient(self._losses, e)
+            return self._local_gradient(e)
         if self._gradient is None:
-            self._gradient = self.gradient(self._losses)
+            self._gradient = self._local_gradient(e)
         return self._gradient
+
+    def _local_gradient(self, e: Perturbation | None) -> tuple[Tensor, Tensor]:
+        """Without autograd for the cross entropy of one label alone: its slope in the logits costs a quarter."""
+        if not self.plain or self.local.network.pieces is None or len(self.targets) > 1 or self.y.is_floating_point():
+            return self.gradient(self._losses, e)
+        out = self.forward(e)
+        assert out.by_hand is not None
+        weight = out.logits.new_tensor(1 / self.y.shape[1]).expand(self.y.shape) if self.weight is None else self.weight
+        loss, slope = losses.cross_entropy_and_slope(out.logits.detach(), self.y, weight)
+        self._at_w = None
+        return self.mean(loss), out.by_hand.back(slope)

@@ -1,27 +1,30 @@
-"""Time of a training round: fldiag against a textbook PyTorch loop, and methods against FedAvg.
+"""Time of a training round: fldiag against other ways to train the same, and methods against fldiag's FedAvg.
 
-Both sides run in this process on the same data, partition, model and settings, in alternation; printed are
-medians and the median of the ratios pair by pair. Evaluation and checkpoints are left out on both sides.
+All sides of a table take turns on the same data, partition, model and settings; printed are medians and the median of the
+ratios turn by turn. Evaluation and checkpoints are left out everywhere. One call measures one number of threads.
 
-    python analyses/speed/training.py [--rounds 7] [--only digits|cifar] [--bf16]
+    python analyses/speed/training.py [--turns 7] [--threads 1] [--only digits|cifar|methods] [--fedjax PYTHON] [--bf16]
 
+FedLab runs where it is installed. FedJAX needs a jax of its time: ``--fedjax`` is the interpreter of an environment with
+fedjax 0.0.17, jax and jaxlib 0.4.30, dm-haiku 0.0.12 and numpy below 2; it runs in a process of its own, and compiles first.
 The CIFAR workload takes real images when $FLDIAG_DATA holds them, else random ones of the same shape
-(the time does not depend on the pixel values); the table says which.
+(the time does not depend on the pixel values); the first line says which.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
+import importlib.util
 import os
+import platform
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from training_peers import Careful, FedJax, FedLab, Floor, Side, Textbook
 
 from fldiag import config, data
 from fldiag.data import Dataset
@@ -29,69 +32,39 @@ from fldiag.results.machine import has_bf16
 from fldiag.training.federation import Federation
 from fldiag.training.setup import Setup
 
-
-class Textbook:
-    """FedAvg as every tutorial writes it: deepcopy, DataLoader, torch.optim, averaged state_dicts."""
-
-    def __init__(self, setup: Setup):
-        self.train, self.schedule, self.model = setup.config.train, setup.schedule, copy.deepcopy(setup.module)
-        x = setup.dataset.normalise(setup.dataset.train_x)
-        examples = TensorDataset(x, setup.dataset.train_y)
-        self.clients = [Subset(examples, p.tolist()) for p in setup.parts]
-        self.t = 0
-
-    def round(self) -> None:
-        states, sizes = [], []
-        for i in self.schedule.sampled(self.t):
-            model = copy.deepcopy(self.model)
-            model.train()
-            optimizer = torch.optim.SGD(model.parameters(), lr=self.train.lr, momentum=self.train.momentum,
-                                        weight_decay=self.train.weight_decay)
-            criterion = nn.CrossEntropyLoss()
-            for _ in range(self.train.epochs):
-                for x, y in DataLoader(self.clients[i], batch_size=self.train.batch_size, shuffle=True):
-                    optimizer.zero_grad()
-                    criterion(model(x), y).backward()
-                    optimizer.step()
-            states.append(model.state_dict())
-            sizes.append(len(self.clients[i]))
-        total = sum(sizes)
-        mean = {k: sum(s[k] * (n / total) for s, n in zip(states, sizes, strict=True)) for k in states[0]}
-        self.model.load_state_dict(mean)
-        self.t += 1
-
-
-#: 10 of 20 LDA(0.1) clients, about 75 examples each: one epoch in small batches (steps too small to fill the
-#: processor, where stacking pays), or the papers' five epochs of batch 50 (convolutions dominate).
-SHORT = ("train.epochs=1", "train.batch_size=10")
-LONG = ("train.epochs=5", "train.batch_size=50")
+CIFAR_IMAGES = 2_000
 
 
 class Ours:
     def __init__(self, setup: Setup):
         self.federation = Federation(setup)
 
-    def round(self) -> None:
+    def round(self) -> float:
+        began = time.perf_counter()
         setup = self.federation.setup
         self.federation.round(lambda units: map(setup.train, units))
+        return time.perf_counter() - began
 
 
-def digits(model: str, *overrides: str) -> Setup:
-    return Setup(config.load("digits", [f"model.name={model}", *overrides]))
+def digits(model: str, **train: object) -> Setup:
+    """10 of 20 LDA(0.1) clients, about 75 examples each, one epoch in batches of 10: steps too small to fill a processor."""
+    given = {"epochs": 1, "batch_size": 10, "clip": None, **train}
+    base = config.load("digits", [f"model.name={model}"])
+    return Setup(base.model_copy(update={"train": base.train.model_copy(update=given)}))
 
 
 def cifar(*overrides: str) -> Setup:
-    """10 of 20 clients with 500 examples each, one epoch, batch 50."""
+    """2 of 4 clients with 500 examples each, one epoch, batch 50."""
     cfg = config.build({"rounds": 1, "model": {"name": "fedavg_cifar"}, "partition": {"kind": "iid"}, "data": {"augment": False},
-                        "clients": {"total": 20, "per_round": 10}, "train": {"epochs": 1, "batch_size": 50}},
+                        "clients": {"total": 4, "per_round": 2}, "train": {"epochs": 1, "batch_size": 50}},
                        dict(config.parse_override(o) for o in overrides))
     if has_cifar():
         full = data.load("cifar10")
-        x, y = full.train_x[:10_000], full.train_y[:10_000]
+        x, y = full.train_x[:CIFAR_IMAGES], full.train_y[:CIFAR_IMAGES]
     else:
         rng = np.random.default_rng(0)
-        x = torch.from_numpy(rng.integers(0, 256, (10_000, 3, 32, 32), dtype=np.uint8))
-        y = torch.from_numpy(rng.integers(0, 10, 10_000))
+        x = torch.from_numpy(rng.integers(0, 256, (CIFAR_IMAGES, 3, 32, 32), dtype=np.uint8))
+        y = torch.from_numpy(rng.integers(0, 10, CIFAR_IMAGES))
     return Setup(cfg, dataset=Dataset("cifar", x, y, x[:100], y[:100], 10, mean=(.5, .5, .5), std=(.25, .25, .25)))
 
 
@@ -100,58 +73,112 @@ def has_cifar() -> bool:
     return bool(root) and (Path(root) / "cifar10.npz").is_file()
 
 
-def pairs(a: Ours | Textbook, b: Ours | Textbook, rounds: int) -> tuple[float, float, float, float, float]:
-    """Median seconds of a and of b, the median, smallest and largest of the pairwise ratios a/b."""
-    a.round(), b.round()  # warm up
-    seconds: list[tuple[float, float]] = []
-    for _ in range(rounds):
-        pair = []
-        for side in (a, b):
-            began = time.perf_counter()
-            side.round()
-            pair.append(time.perf_counter() - began)
-        seconds.append((pair[0], pair[1]))
-    ratios = [x / y for x, y in seconds]
-    return (statistics.median(x for x, _ in seconds), statistics.median(y for _, y in seconds),
-            statistics.median(ratios), min(ratios), max(ratios))
+def turns(sides: dict[str, Side], count: int) -> dict[str, list[float]]:
+    """Seconds of every side, turn by turn."""
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(count + 1):
+        for name, side in sides.items():
+            taken = side.round()
+            if turn:  # the first warms up
+                seconds[name].append(taken)
+    return seconds
+
+
+def table(title: str, ours: str, sides: dict[str, Callable[[], Side]], aims: dict[str, float], count: int, *,
+          cost: tuple[str, ...] = ()) -> None:
+    """Ratios are side / ``ours``, and ``ours`` / side for those in ``cost``, whose aims are upper bounds."""
+    seconds = turns({name: make() for name, make in sides.items()}, count)
+    print(f"\n| {title} | ms | ratio (min–max) | aim |\n|---|---|---|---|")
+    for name, taken in seconds.items():
+        ms = f"{statistics.median(taken) * 1e3:.1f}"
+        if name == ours:
+            print(f"| **{name}** | {ms} | | |")
+            continue
+        upper = name in cost
+        ratios = sorted(b / a if upper else a / b for a, b in zip(taken, seconds[ours], strict=True))
+        middle, aim = statistics.median(ratios), aims.get(name)
+        missed = aim is not None and (round(middle, 2) > aim if upper else round(middle, 2) < aim)
+        print(f"| {name} | {ms} | {middle:.2f} ({ratios[0]:.2f}–{ratios[-1]:.2f}){' ✗' * missed} | "
+              f"{'' if aim is None else f'{chr(8804) if upper else chr(8805)} {aim:.2f}'} |", flush=True)
+
+
+def of_digits(args: argparse.Namespace) -> None:
+    aims = {"mlp": {1: 3, 2: 4}, "small_cnn": {1: 2.4, 2: 2.5}}
+    for model, textbook in aims.items():
+        sides: dict[str, Callable[[], Side]] = {
+            "fldiag": lambda m=model: Ours(digits(m)), "textbook loop": lambda m=model: Textbook(digits(m)),
+            "careful loop": lambda m=model: Careful(digits(m))}
+        if FedLab.installed():
+            sides["FedLab"] = lambda m=model: FedLab(digits(m))
+        if args.fedjax:
+            sides["FedJAX"] = lambda m=model: FedJax(digits(m), m, args.fedjax, args.threads)
+        table(f"digits {model}, batch 10: side / fldiag", "fldiag", sides,
+              {"textbook loop": textbook.get(args.threads, 0), "FedJAX": 1.0}, args.turns)
+        _not_measured(args)
+
+
+def of_cifar(args: argparse.Namespace) -> None:
+    sides: dict[str, Callable[[], Side]] = {
+        "fldiag": lambda: Ours(cifar()), "textbook loop": lambda: Textbook(cifar()), "careful loop": lambda: Careful(cifar()),
+        "fldiag / the kernels alone": lambda: Floor(cifar())}
+    if FedLab.installed():
+        sides["FedLab"] = lambda: FedLab(cifar())
+    table("CIFAR CNN, batch 50, fp32: side / fldiag", "fldiag", sides, {
+        "textbook loop": 1.3, "careful loop": 1.08, "FedLab": 1.35, "fldiag / the kernels alone": 1.15}, args.turns,
+        cost=("fldiag / the kernels alone",))
+    _not_measured(args, jax=False)
+    if not has_bf16() and not args.bf16:
+        print("\nbf16: not measured, this processor only emulates it (--bf16 measures it all the same)")
+        return
+    table("CIFAR CNN, batch 50, bf16: side / fldiag", "fldiag bf16", {
+        "fldiag bf16": lambda: Ours(cifar("train.precision=bf16")), "textbook loop, fp32": lambda: Textbook(cifar()),
+        "careful loop with autocast": lambda: Careful(cifar(), bf16=True)},
+        {"textbook loop, fp32": 2.3, "careful loop with autocast": 1.05}, args.turns)
+
+
+def of_methods(args: argparse.Namespace) -> None:
+    aims = {"fedsam": 2.05, "fedsol": 1.25, "fedntd": 1.30, "scaffold": 1.08}
+    seconds = turns({name: Ours(cifar(f"method.name={name}")) for name in ("fedavg", *aims)}, args.turns)
+    print("\n| CIFAR CNN, batch 50, fp32: method / FedAvg, both fldiag's | ms | ratio (min–max) | aim |\n|---|---|---|---|")
+    print(f"| **fedavg** | {statistics.median(seconds['fedavg']) * 1e3:.1f} | | |")
+    for name, aim in aims.items():
+        ratios = sorted(a / b for a, b in zip(seconds[name], seconds["fedavg"], strict=True))
+        middle = statistics.median(ratios)
+        print(f"| {name} | {statistics.median(seconds[name]) * 1e3:.1f} | {middle:.2f} ({ratios[0]:.2f}–{ratios[-1]:.2f})"
+              f"{' ✗' * (round(middle, 2) > aim)} | ≤ {aim:.2f} |", flush=True)
+
+
+def _not_measured(args: argparse.Namespace, jax: bool = True) -> None:
+    if not FedLab.installed():
+        print("| FedLab | not measured: not installed | | |")
+    if jax and not args.fedjax:
+        print("| FedJAX | not measured: no --fedjax | | |")
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", choices=("digits", "cifar"))
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", choices=("digits", "cifar", "methods"))
+    parser.add_argument("--fedjax", help="python of an environment with FedJAX")
     parser.add_argument("--bf16", action="store_true", help="measure bf16 also where it is emulated (minutes)")
     args = parser.parse_args()
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {args.rounds} alternating rounds; "
-          f"CIFAR images: {'real' if has_cifar() else 'random, of the same shape'}; "
-          f"bf16 instructions: {'yes' if has_bf16() else 'no (emulated)'}")
-    print(f"| {'round':<46} | {'reference ms':>12} | {'fldiag ms':>9} | ratio (min–max)   | target |")
-    print("|" + "|".join("-" * n for n in (48, 14, 11, 19, 8)) + "|")
-
-    def line(name: str, reference: Ours | Textbook, ours: Ours, target: str, *, cost: bool = False) -> None:
-        first, second = (ours, reference) if cost else (reference, ours)
-        a, b, ratio, low, high = pairs(first, second, args.rounds)
-        ref, own = (b, a) if cost else (a, b)
-        print(f"| {name:<46} | {ref * 1e3:12.1f} | {own * 1e3:9.1f} | {ratio:.2f} ({low:.2f}–{high:.2f})".ljust(100)
-              + f"| {target:<6} |", flush=True)
-
-    if args.only != "cifar":
-        for model, target in (("mlp", "≥ 3"), ("small_cnn", "≥ 2.5")):
-            line(f"digits {model}, batch 10: textbook / fldiag", Textbook(digits(model, *SHORT)),
-                 Ours(digits(model, *SHORT)), target)
-        line("digits small_cnn, batch 50: textbook / fldiag", Textbook(digits("small_cnn", *LONG)),
-             Ours(digits("small_cnn", *LONG)), "–")
-        for method, target in (("fedsam", "≤ 2.1"), ("fedsol", "≤ 1.35")):
-            line(f"digits small_cnn, batch 50: {method} / fedavg", Ours(digits("small_cnn", *LONG)),
-                 Ours(digits("small_cnn", *LONG, f"method.name={method}")), target, cost=True)
-    if args.only != "digits":
-        line("cifar fp32: textbook / fldiag", Textbook(cifar()), Ours(cifar()), "≥ 1.1")
-        if has_bf16() or args.bf16:
-            line("cifar bf16: textbook / fldiag", Textbook(cifar()), Ours(cifar("train.precision=bf16")), "≥ 2.2")
-        else:
-            print(f"| {'cifar bf16: textbook / fldiag':<46} | not run: this processor only emulates bf16 (--bf16 runs it)")
-        for method, target in (("fedsam", "≤ 2.1"), ("fedsol", "≤ 1.35")):
-            line(f"cifar fp32: {method} / fedavg", Ours(cifar()), Ours(cifar(f"method.name={method}")), target, cost=True)
+    torch.set_num_threads(args.threads)
+    lab = importlib.util.find_spec("fedlab") is not None
+    print(f"{processor()}, {torch.backends.cpu.get_cpu_capability()}, bf16 instructions: {'yes' if has_bf16() else 'no'}; "
+          f"torch {torch.__version__}; {args.threads} thread{'s' * (args.threads > 1)}; {args.turns} turns; "
+          f"CIFAR images: {'real' if has_cifar() else 'random, of the same shape'}{'' if lab else '; no FedLab'}")
+    for name, job in (("digits", of_digits), ("cifar", of_cifar), ("methods", of_methods)):
+        if args.only in (None, name):
+            job(args)
 
 
 if __name__ == "__main__":

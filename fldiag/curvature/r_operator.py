@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fldiag.curvature.operator import Matrix, Operator
+from fldiag.models.chain import Pass
 from fldiag.models.layers.links import Link, Weighted
 from fldiag.params import Layout
 
@@ -68,29 +69,14 @@ class ChainOperator(Operator):
     def _prepare(self, i: int) -> Prepared:
         x, y = self._batches[i]()
         with torch.no_grad():
-            saved: list[Any] = []
-            a = x
-            for link in self._links:
-                if isinstance(link, Weighted):
-                    saved.append(a)
-                    a = link.forward(a, self._views)
-                else:
-                    a, keep = link.forward(a)
-                    saved.append(keep)
+            run = Pass.of(self._links, self._views, x)
         with torch.enable_grad():
-            z = a.detach().requires_grad_()
+            z = run.out.detach().requires_grad_()
             slope = torch.autograd.grad(self._criterion(z, y), z, create_graph=True)[0]
-        deltas: list[Tensor | None] = [None] * len(saved)
+        deltas: list[Tensor | None] = [None] * len(self._links)
         if self._matrix == "hessian":
-            g, first = slope.detach(), self._first
-            for j in range(len(saved) - 1, first - 1, -1):
-                link = self._links[j]
-                if isinstance(link, Weighted):
-                    deltas[j] = g
-                    g = link.back(g, self._views[link.weight], saved[j]) if j > first else g
-                else:
-                    g = link.back(saved[j], g)
-        return Prepared(saved, deltas, z, slope)
+            run.back(slope.detach(), deltas.__setitem__)
+        return Prepared(run.saved, deltas, z, slope)
 
     @property
     def _first(self) -> int:

@@ -8,13 +8,16 @@ at a time. Both forms are the same function (a test holds them together), so the
 from __future__ import annotations
 
 import copy
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fldiag.errors import FldiagError
+from fldiag.models.chain import Links, links_of
 from fldiag.models.layers import LAYERS, batch_dependent, kin, rules
+from fldiag.models.layers.links import Weighted
 from fldiag.models.layers.sequence import leaves, pool_first
 from fldiag.params import Layout
 
@@ -51,6 +54,7 @@ class Network:
     ``has_split``: the model is head(features(x)) with a known head: the last child that has parameters, of
     a chain or of a module with a ``features`` method.
     ``staged``: the module shows the maps after each of its stages (``stages``, ``pooled``; see residual.py).
+    ``pieces``: body and head as links, where gradients can be taken by hand (chain.py).
     ``batch_dependent``: some layer uses statistics of the batch even in eval mode.
     """
 
@@ -67,9 +71,20 @@ class Network:
         self.takes_rows = bool(chain) and rules(chain[0][1]).takes_rows
         self._cut = next((i for i, (n, _) in enumerate(chain) if head and f"{n}.".startswith(f"{head}.")), len(chain))
         self.has_split = self.layout.has_head and (self.stackable or callable(getattr(self.module, "features", None)))
+        self.pieces = self._by_hand()
         self.staged = all(callable(getattr(self.module, name, None)) for name in ("stages", "pooled"))
         self._call = _Split(self.module, head)
         self.batch_dependent = batch_dependent(module)
+
+    def _by_hand(self) -> tuple[Links, Links] | None:
+        """Body and head as links, where gradients can be taken without autograd (see chain.py)."""
+        if not self.stackable or self.chain is None or (self.layout.head_name and not self.has_split):
+            return None
+        body, head = (links_of(part, {}) for part in (self.chain[: self._cut], self.chain[self._cut:]))
+        if body is None or head is None:
+            return None
+        weights = {n for link in (*body, *head) if isinstance(link, Weighted) for n in (link.weight, link.bias)}
+        return (body, head) if weights - {None} == set(self.layout.names) else None
 
     @property
     def size(self) -> int:
@@ -118,7 +133,11 @@ class Bound:
 
     def __init__(self, network: Network, w: Tensor, buffers: dict[str, Tensor] | None, train: bool):
         self.net, self.rows, self.train, self.buffers = network, w.shape[0], train, buffers
-        self.views = network.layout.views(w)
+        self._w = w
+
+    @cached_property
+    def views(self) -> Views:
+        return self.net.layout.views(self._w)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.net.stackable or self.net.has_split:

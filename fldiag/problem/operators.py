@@ -12,8 +12,8 @@ from torch import Tensor
 from fldiag.curvature.hvp import GaussNewton, Hessian, Linearized, Weights
 from fldiag.curvature.operator import Matrix, Operator
 from fldiag.curvature.r_operator import ChainOperator
-from fldiag.curvature.sequential import links
 from fldiag.errors import FldiagError, nearest
+from fldiag.models.chain import links
 from fldiag.problem.ingredients import Ingredients
 from fldiag.problem.probe import sample
 from fldiag.seeding import torch_rng

@@ -16,8 +16,8 @@ from torch import Tensor
 from fldiag.curvature.batched_lanczos import batched_lanczos
 from fldiag.curvature.lanczos import EigenPairs, Search
 from fldiag.curvature.r_operator import ChainOperator
-from fldiag.curvature.sequential import links
 from fldiag.errors import FldiagError
+from fldiag.models.chain import links
 from fldiag.models.layers.links import Weighted
 from fldiag.models.network import Network
 from fldiag.problem.eigenpairs import NOISE, basis_limit

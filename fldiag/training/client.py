@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fldiag.data import Dataset
-from fldiag.method import Method
+from fldiag.method import Method, Part
 from fldiag.seeding import torch_rng
 from fldiag.step import Local, Output, Step
 from fldiag.training.optim import OPTIMIZERS, SGD, Adam
@@ -56,8 +56,9 @@ def train(local: Local, method: Method, feed: Feed, recorder: Recorder | None = 
     kept = local.state[MOMENTUM][:, trained] if MOMENTUM in local.state else None
     optimizer: SGD | Adam = OPTIMIZERS[local.train.optimizer](local.train, local.w[:, trained], kept)
     maps = any(part.maps for part in method)
+    plain = all(type(part).loss is Part.loss for part in method)
     for s, (x, y, weight, index) in enumerate(feed.steps()):
-        step = Step(local, losses, x, y, weight, index, maps)
+        step = Step(local, losses, x, y, weight, index, maps, plain)
         for part in method:
             part.batch(step)
         e = None
@@ -98,27 +99,34 @@ class Feed:
         y = dataset.train_y[everything].to(device)
         self.y = y.to(dtype) if y.is_floating_point() else y
         self.x = None if augment else dataset.batch(everything, None).to(device, dtype)
+        #: images as convolutions take them
+        self._last = self.x.permute(0, 2, 3, 1).contiguous() if self.x is not None and self.x.dim() == 4 else None
 
     def steps(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None, Tensor]]:
         """(x [k, B, ...], y [k, B], weight [k, B] or None, positions within the client [k, B]) of each step."""
-        for s in range(max((len(b) for b in self.batches), default=0)):
-            now = [b[s] for b in self.batches if len(b) > s]
-            width = max(len(b) for b in now)
-            padded = np.zeros((len(now), width), dtype=np.int64)
-            weights = np.zeros((len(now), width))
-            for i, b in enumerate(now):
-                padded[i, : len(b)] = b
-                weights[i, : len(b)] = 1 / len(b)
-            index = torch.from_numpy(padded).to(self.device)
-            weight = None
-            if any(len(b) != width for b in now):
-                weight = torch.from_numpy(weights).to(self.device, self.dtype)
-            where = self.offset[: len(now), None] + index
-            yield self._inputs(now, where, width), self.y[where], weight, index
+        count = max((len(b) for b in self.batches), default=0)
+        sizes = np.zeros((count, len(self.batches)), dtype=np.int64)
+        for i, b in enumerate(self.batches):
+            sizes[: len(b), i] = [len(positions) for positions in b]
+        padded = np.zeros((*sizes.shape, sizes.max(initial=0)), dtype=np.int64)
+        for i, b in enumerate(self.batches):
+            for s, positions in enumerate(b):
+                padded[s, i, : len(positions)] = positions
+        indices = torch.from_numpy(padded).to(self.device)
+        everywhere = self.offset[:, None] + indices
+        labels = self.y[everywhere]
+        for s, counts in enumerate(sizes):
+            k, width = np.count_nonzero(counts), counts.max()
+            counts, weight = counts[:k, None], None
+            if (counts != width).any():
+                weight = torch.from_numpy((np.arange(width) < counts) / counts).to(self.device, self.dtype)
+            where = everywhere[s, :k, :width]
+            now = [b[s] for b in self.batches[:k]]
+            yield self._inputs(now, where, width), labels[s, :k, :width], weight, indices[s, :k, :width]
 
     def _inputs(self, now: Batches, where: Tensor, width: int) -> Tensor:
         if self.x is not None:
-            return self.x[where]
+            return self.x[where] if self._last is None else self._last[where].permute(0, 1, 4, 2, 3)
         rows = []
         for part, b, generator in zip(self.parts, now, self.augment or [], strict=False):
             x = self.dataset.batch(torch.as_tensor(part[b]), generator).to(self.device, self.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.optim.sgd import sgd
 
 from fldiag.params import norm
 from fldiag.sections import Train
@@ -14,26 +15,28 @@ class SGD:
 
     def __init__(self, train: Train, w: Tensor, v: Tensor | None = None):
         """``v`` [K, P]: momentum kept from an earlier round, updated in place (zero is a fresh start)."""
-        self.train = train
-        self.v = v if v is not None else torch.empty_like(w) if train.momentum else None
-        self.first = v is None
+        self.train, self.v = train, v
 
     def step(self, w: Tensor, g: Tensor, decay: float | Tensor = 0.0, *, lr: float | Tensor) -> None:
         """Update the rows w [k, P] in place; g [k, P] is overwritten. ``decay`` joins the weight decay. ``lr``: one for all
         rows, or [k, 1]."""
+        if isinstance(lr, float) and isinstance(decay, float) and w.is_contiguous() and w.device.type == "cpu":
+            return self._fused(w, g, decay, lr)
         g = prepare(self.train, w, g, decay)
-        if self.v is not None:
-            v = self.v[: len(w)]
-            if self.first:
-                v.copy_(g)
-            else:
-                v.mul_(self.train.momentum).add_(g)
-            g = g.add_(v, alpha=self.train.momentum) if self.train.nesterov else v
-        self.first = False
+        if self.train.momentum:
+            self.v = g.clone() if self.v is None else self.v[: len(w)].mul_(self.train.momentum).add_(g)
+            g = g.add_(self.v, alpha=self.train.momentum) if self.train.nesterov else self.v
         if isinstance(lr, Tensor):
             w.sub_(g * lr)
         else:
             w.sub_(g, alpha=lr)
+
+    def _fused(self, w: Tensor, g: Tensor, decay: float, lr: float) -> None:
+        """The same in one pass over the rows."""
+        train, v = self.train, [None if self.v is None else self.v[: len(w)]]
+        sgd([w], [clip(train, g)], v, weight_decay=decay + train.weight_decay, momentum=train.momentum, lr=lr, dampening=0.0,
+            nesterov=train.nesterov, maximize=False, fused=True)
+        self.v = v[0]
 
 
 class Adam:
@@ -59,12 +62,15 @@ class Adam:
 
 def prepare(train: Train, w: Tensor, g: Tensor, decay: float | Tensor = 0.0) -> Tensor:
     """Clip the (corrected) gradient of each client, then add weight decay; in place."""
-    if train.clip is not None:
-        g.mul_((train.clip / (norm(g) + 1e-6)).clamp_(max=1.0))
+    g = clip(train, g)
     if isinstance(decay, Tensor):
         return g.add_(w * (decay + train.weight_decay))
     decay += train.weight_decay
     return g.add_(w, alpha=decay) if decay else g
+
+
+def clip(train: Train, g: Tensor) -> Tensor:
+    return g if train.clip is None else g.mul_((train.clip / (norm(g) + 1e-6)).clamp_(max=1.0))
 
 
 OPTIMIZERS: dict[str, type[SGD] | type[Adam]] = {"sgd": SGD, "adam": Adam}

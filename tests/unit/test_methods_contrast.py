@@ -55,7 +55,7 @@ def test_T_MOON_2_before_a_client_has_a_model_of_its_own_the_contrast_is_ln_2_wi
 
     def look(self, step, out):
         value = inner(self, step, out)
-        (g,) = torch.autograd.grad(value.sum(), out.leaf, retain_graph=True)
+        (g,) = torch.autograd.grad(value.sum(), out.features, retain_graph=True)
         seen.append((value.detach(), g))
         return value
 

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from fldiag import losses
 from fldiag.errors import FldiagError
 from fldiag.method import Method
+from fldiag.models.by_hand import ByHand
 from fldiag.models.network import Bound
 from fldiag.params import Layout
 from fldiag.step import Local
@@ -217,8 +218,9 @@ def test_a_part_needs_a_head():
 
 def test_the_head_mode_runs_the_body_once_a_step(monkeypatch):
     """The claimed cost: one forward of the body a step, and the received model's outputs once a round."""
-    calls, inner = [], Bound.features
-    monkeypatch.setattr(Bound, "features", lambda self, x: calls.append(torch.is_grad_enabled()) or inner(self, x))
+    calls, inner, frozen = [], ByHand.__init__, Bound.features
+    monkeypatch.setattr(ByHand, "__init__", lambda self, *given: calls.append(True) or inner(self, *given))
+    monkeypatch.setattr(Bound, "features", lambda self, x: calls.append(False) or frozen(self, x))
     made = federation(config("fedsol", total=1, model="small_cnn", model_options={}), images((16,)))
     calls.clear()
     play(made)

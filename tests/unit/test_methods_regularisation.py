@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fldiag import FldiagError, models
+from fldiag.method import Part
 from fldiag.models.network import Network
 from fldiag.params import flatten
 from fldiag.parts.augmentation import MixedExamples
@@ -114,12 +115,14 @@ def test_minibatches_of_one_example_have_nothing_to_mix():
 
 def test_the_order_of_the_data_does_not_depend_on_mixing():
     seen = []
+
+    class Watch(Part):
+        def batch(self, step):
+            seen.append(step.index.clone())
+
     for method in ("fedavg", "mixup"):
         made = federation(config(method, rounds=1, per_round=1), classification(UNEQUAL))
-        part = types.SimpleNamespace(**{slot: lambda *_: None for slot in ("begin", "loss", "perturb")},
-                                     maps=False, batch=lambda s: seen.append(s.index.clone()), correct=lambda s, g: g,
-                                     finish=lambda local: {}, server=lambda r, w: w, refine=lambda r, w: w)
-        made.setup.method.parts = (*made.setup.method.parts, part)
+        made.setup.method.parts = (*made.setup.method.parts, Watch())
         made.setup.train(made.setup.units(0, [0], made.w, {}, {}, {})[0])
     half = len(seen) // 2
     assert half == 6

@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from fldiag.curvature.r_operator import ChainOperator
-from fldiag.curvature.sequential import links
 from fldiag.errors import FldiagError
+from fldiag.models.chain import links
 from fldiag.models.layers.linear import LinearLink
 from fldiag.problem import operators
 from fldiag.problem.problem import Problem

@@ -9,16 +9,30 @@ from fldiag.models.layers.entry import Layer, as_it_is, no_obstacle
 from fldiag.models.layers.links import Link, single
 
 
-class Slopes(Link):
-    """ReLU or leaky ReLU."""
+class Positive(Link):
+    """ReLU. What it saves is its output, which the next layer keeps anyway."""
 
-    def __init__(self, negative: float = 0.0):
+    def forward(self, a: Tensor) -> tuple[Tensor, Tensor]:
+        out = a.clamp_min(0)
+        return out, out
+
+    def tangent(self, saved: Tensor, t: Tensor) -> Tensor:
+        return torch.ops.aten.threshold_backward(t, saved, 0)
+
+    def back(self, saved: Tensor, g: Tensor) -> Tensor:
+        if g.shape == saved.shape:
+            return self.tangent(saved, g)
+        return (g.reshape(len(saved), -1, *saved.shape[1:]) * (saved > 0).unsqueeze(1)).reshape(g.shape)
+
+
+class Slopes(Link):
+    """Leaky ReLU."""
+
+    def __init__(self, negative: float):
         self.negative = negative
 
     def forward(self, a: Tensor) -> tuple[Tensor, Tensor]:
-        slope = (a > 0).to(a.dtype)
-        if self.negative:
-            slope = torch.where(a > 0, slope, self.negative)
+        slope = torch.where(a > 0, torch.ones_like(a), self.negative)
         return a * slope, slope
 
     def tangent(self, saved: Tensor, t: Tensor) -> Tensor:
@@ -28,7 +42,7 @@ class Slopes(Link):
         return (g.reshape(len(saved), -1, *saved.shape[1:]) * saved.unsqueeze(1)).reshape(g.shape)
 
 
-RELU = Layer(stacked=as_it_is, overwrite=torch.relu_, links=single(lambda m: Slopes()), obstacle=no_obstacle, monotone=True)
+RELU = Layer(stacked=as_it_is, overwrite=torch.relu_, links=single(lambda m: Positive()), obstacle=no_obstacle, monotone=True)
 LEAKY_RELU = Layer(links=single(lambda m: Slopes(m.negative_slope)), obstacle=no_obstacle)
 #: Piecewise linear, with more than one kink.
 CLIPPED = Layer(obstacle=no_obstacle)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fldiag.models.layers.entry import Layer, as_it_is, no_obstacle
-from fldiag.models.layers.links import Link, Views, Weighted, single
+from fldiag.models.layers.links import Link, Views, Weighted, layout_of, single
 
 
 def _all_but_examples(m: nn.Flatten) -> bool:
@@ -24,14 +24,15 @@ def _stacked_flatten(m: nn.Flatten, name: str, views: Views, x: Tensor, rows: in
 
 
 class Flat(Link):
-    def forward(self, a: Tensor) -> tuple[Tensor, torch.Size]:
-        return a.flatten(1), a.shape
+    def forward(self, a: Tensor) -> tuple[Tensor, tuple[torch.Size, torch.memory_format]]:
+        return a.flatten(1), (a.shape, layout_of(a))
 
-    def tangent(self, saved: torch.Size, t: Tensor) -> Tensor:
+    def tangent(self, saved: tuple[torch.Size, torch.memory_format], t: Tensor) -> Tensor:
         return t.flatten(1)
 
-    def back(self, saved: torch.Size, g: Tensor) -> Tensor:
-        return g.reshape(len(g), *saved[1:])
+    def back(self, saved: tuple[torch.Size, torch.memory_format], g: Tensor) -> Tensor:
+        shape, memory_format = saved
+        return g.reshape(len(g), *shape[1:]).contiguous(memory_format=memory_format)
 
 
 def _no_links(m: nn.Module, name: str, buffers: Views) -> list[Link | Weighted]:

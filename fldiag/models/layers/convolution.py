@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from fldiag.models.layers import per_example_squares
 from fldiag.models.layers.entry import Layer
-from fldiag.models.layers.links import Link, Views, Weighted
+from fldiag.models.layers.links import Link, Views, Weighted, by_model
+from fldiag.models.layers.patches import Patches
 from fldiag.models.layers.width import channels
 
 _convolution_backward: Any = torch.ops.aten.convolution_backward
@@ -52,8 +53,11 @@ class ConvLink(Weighted):
     def __init__(self, name: str, layer: nn.Conv2d):
         super().__init__(name, layer.bias is not None)
         self.layer, self.padding = layer, zero_padding(layer)
+        self.side_by_side = Patches(layer, self.padding)
 
     def apply(self, a: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if weight.ndim == 5:
+            return self.side_by_side.apply(a, weight, bias)
         return _convolve(self.layer, a, weight, bias)
 
     def _backward(self, g: Tensor, a: Tensor, weight: Tensor, wanted: list[bool]) -> list[Tensor]:
@@ -61,10 +65,18 @@ class ConvLink(Weighted):
         return _convolution_backward(g, a, weight, None, m.stride, self.padding, m.dilation, False, [0, 0], m.groups, wanted)
 
     def back(self, g: Tensor, weight: Tensor, a: Tensor) -> Tensor:
+        if weight.ndim == 5:
+            return self.side_by_side.back(g, weight, a)
         return self._backward(g, a.new_empty(()).expand(len(g), *a.shape[1:]), weight, [True, False, False])[0]
 
     def weigh(self, g: Tensor, a: Tensor, weight: Tensor) -> Tensor:
+        if weight.ndim == 5:
+            return self.side_by_side.weigh(g, a, weight)
         return self._backward(g, a, weight, [False, True, False])[1]
+
+
+    def shift(self, g: Tensor, weight: Tensor) -> Tensor:
+        return super().shift(g, weight) if weight.ndim == 4 else by_model(g, weight).sum((1, 3, 4))
 
 
 def _links(m: nn.Conv2d, name: str, buffers: Views) -> list[Link | Weighted] | None:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fldiag.models.layers import per_example_squares
 from fldiag.models.layers.entry import Layer, no_obstacle
-from fldiag.models.layers.links import Link, Views, Weighted
+from fldiag.models.layers.links import Link, Views, Weighted, by_model
 from fldiag.models.layers.width import channels
 
 
@@ -30,27 +30,35 @@ def _affine(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.bmm(a, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), a, weight.mT)
 
 
-def _by_model(a: Tensor, weight: Tensor) -> Tensor:
-    """The examples of the K models that the weight [K, ...] belongs to: [K * b, ...] -> [K, b, ...]."""
-    return a.unflatten(0, (len(weight), -1))
-
-
 class LinearLink(Weighted):
     stacks = True
 
     def apply(self, a: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if weight.ndim == 2:
             return F.linear(a, weight, bias)
-        return _affine(_by_model(a, weight), weight, bias).flatten(0, 1)
+        return _affine(by_model(a, weight), weight, bias).flatten(0, 1)
 
     def back(self, g: Tensor, weight: Tensor, a: Tensor) -> Tensor:
-        return g @ weight if weight.ndim == 2 else torch.bmm(_by_model(g, weight), weight).flatten(0, 1)
+        return g @ weight if weight.ndim == 2 else torch.bmm(by_model(g, weight), weight).flatten(0, 1)
 
     def weigh(self, g: Tensor, a: Tensor, weight: Tensor) -> Tensor:
-        return g.T @ a if weight.ndim == 2 else torch.bmm(_by_model(g, weight).mT, _by_model(a, weight))
+        return g.T @ a if weight.ndim == 2 else torch.bmm(by_model(g, weight).mT, by_model(a, weight))
 
     def shift(self, g: Tensor, weight: Tensor) -> Tensor:
-        return g.sum(0) if weight.ndim == 2 else _by_model(g, weight).sum(1)
+        return g.sum(0) if weight.ndim == 2 else by_model(g, weight).sum(1)
+
+    def write(self, g: Tensor, a: Tensor, views: Views, into: Views) -> None:
+        """Without a copy: the matrix product goes straight into its place."""
+        weight, place = views[self.weight], into[self.weight]
+        if g.dtype != place.dtype:
+            return super().write(g, a, views, into)
+        if weight.ndim == 2:
+            torch.mm(g.T, a, out=place)
+        else:
+            g = by_model(g, weight)
+            torch.bmm(g.mT, by_model(a, weight), out=place)
+        if self.bias is not None:
+            torch.sum(g, weight.ndim - 2, out=into[self.bias])
 
 
 def _links(m: nn.Linear, name: str, buffers: Views) -> list[Link | Weighted]:

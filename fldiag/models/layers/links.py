@@ -5,7 +5,7 @@ maxima) is saved by ``forward``. Cotangents may come several to an example: r of
 saved examples.
 
 K models side by side are a network too: their examples lie one model after the other, [K * b, ...], and the weights
-of a link that ``stacks`` are [K, ...]. Links without weights see nothing but more examples.
+of a link are [K, ...]. Links without weights see nothing but more examples.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 Views = Mapping[str, Tensor]
@@ -37,7 +38,7 @@ class Link:
 class Weighted:
     """A layer with a weight and perhaps a bias: linear in its input and linear in its weights."""
 
-    stacks = False  # whether it takes the weights of several models
+    stacks = False  # whether curvature products of several models are faster side by side
 
     def __init__(self, name: str, bias: bool):
         self.weight, self.bias = inside(name, "weight"), inside(name, "bias") if bias else None
@@ -61,6 +62,12 @@ class Weighted:
         """The gradient of the bias, summed over the examples."""
         return sum_over_all_but_channels(g)
 
+    def write(self, g: Tensor, a: Tensor, views: Views, into: Views) -> None:
+        """The gradients of weight and bias, written over theirs in ``into``."""
+        into[self.weight].copy_(self.weigh(g, a, views[self.weight]))
+        if self.bias is not None:
+            into[self.bias].copy_(self.shift(g, views[self.weight]))
+
 
 def single(make: Callable[[Any], Link]) -> Callable[[Any, str, Views], list[Link | Weighted] | None]:
     """The rule of a layer that is one link without weights."""
@@ -70,6 +77,17 @@ def single(make: Callable[[Any], Link]) -> Callable[[Any, str, Views], list[Link
 def inside(name: str, tensor: str) -> str:
     """The full name of a layer's tensor; the name of a network that is a single layer is empty."""
     return f"{name}.{tensor}" if name else tensor
+
+
+def by_model(a: Tensor, weight: Tensor) -> Tensor:
+    """The examples of the K models that the weight [K, ...] belongs to: [K * b, ...] -> [K, b, ...]."""
+    return a.unflatten(0, (len(weight), -1))
+
+
+def layout_of(a: Tensor) -> torch.memory_format:
+    """Whether images lie with their channels first or last."""
+    last = a.dim() == 4 and not a.is_contiguous() and a.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last else torch.contiguous_format
 
 
 def per_channel(values: Tensor, like: Tensor) -> Tensor:

@@ -9,7 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fldiag.models.layers.entry import Layer, as_it_is, no_obstacle
-from fldiag.models.layers.links import Link, single
+from fldiag.models.layers.links import Link, layout_of, single
+
+
+def _pair(n: int | tuple[int, ...]) -> list[int]:
+    return [n, n] if isinstance(n, int) else list(n)
 
 
 class MaxPool(Link):
@@ -27,6 +31,12 @@ class MaxPool(Link):
 
     def back(self, saved: tuple[Tensor, torch.Size], g: Tensor) -> Tensor:
         places, (b, c, h, w) = saved
+        if len(g) == b:
+            m = self.layer
+            # of the input only shape and layout count
+            like = torch.empty((b, c, h, w), dtype=g.dtype, device=g.device, memory_format=layout_of(places))
+            return torch.ops.aten.max_pool2d_with_indices_backward(
+                g, like, _pair(m.kernel_size), _pair(m.stride), _pair(m.padding), _pair(m.dilation), m.ceil_mode, places)
         flat = places.reshape(b, 1, c, -1).expand(b, len(g) // b, c, -1)
         out = g.new_zeros(b, len(g) // b, c, h * w)
         spread = out.scatter_add_ if self.overlap else out.scatter_

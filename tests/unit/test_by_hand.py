@@ -1,0 +1,116 @@
+"""Gradients by hand are those of autograd, for one row and for several side by side."""
+
+import pytest
+import torch
+from torch import nn
+
+from fldiag import losses
+from fldiag.models.by_hand import ByHand
+from fldiag.models.layers import patches
+from fldiag.models.network import Network
+from fldiag.params import flatten
+
+EPS = torch.finfo(torch.float64).eps
+
+
+def mlp():
+    return nn.Sequential(nn.Flatten(), nn.Linear(72, 6), nn.ReLU(), nn.Linear(6, 5, bias=False), nn.ReLU(), nn.Linear(5, 3))
+
+
+def convolutions():
+    return nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(2, 1)),
+                         nn.MaxPool2d(3, 1, 1), nn.ReLU(), nn.Flatten(), nn.Linear(72, 5), nn.ReLU(), nn.Linear(5, 3))
+
+
+def unusual():
+    """Groups, dilation, and a rectified head that also holds layers without weights."""
+    return nn.Sequential(nn.Conv2d(2, 4, 3, groups=2, bias=False), nn.ReLU(), nn.Conv2d(4, 3, 2, dilation=2), nn.AvgPool2d(2),
+                         nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(3, 3)))
+
+
+def affine():
+    return nn.Sequential(nn.Flatten(), nn.Linear(72, 3))
+
+
+def case(build, rows):
+    generator = torch.Generator().manual_seed(3)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        net = Network(build().double(), precision="fp64")
+    w = flatten(net.module) + 0.1 * torch.randn(rows, net.size, generator=generator, dtype=torch.float64)
+    x = torch.randn(rows, 7, 2, 6, 6, generator=generator, dtype=torch.float64)
+    return net, w, x, torch.randint(0, 3, (rows, 7), generator=generator)
+
+
+def term(logits, features, y):
+    """Of logits and features, as distillation and contrast have it."""
+    loss = losses.per_example(logits, y).mean(1)
+    return loss if features is None else loss + features.flatten(2).square().mean((1, 2))
+
+
+def by_autograd(net, w, x, y):
+    leaf = w.clone().requires_grad_()
+    bound = net.bind(leaf)
+    features = bound.features(x) if net.has_split else None
+    logits = bound(x) if features is None else bound.head(features)
+    if features is not None and features.dim() == 4:  # models as channels side by side
+        features = features.unflatten(1, (len(w), -1)).transpose(0, 1)
+    values = term(logits, features, y)
+    return values.detach(), torch.autograd.grad(values.sum(), leaf)[0]
+
+
+def near(found, expected, terms):
+    assert (found - expected).abs().max() <= 10 * terms * EPS * expected.abs().max()
+
+
+@pytest.mark.parametrize("most", [patches.MOST, 0], ids=["patches", "one by one"])
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("build", [mlp, convolutions, unusual, affine])
+def test_gradients(monkeypatch, build, rows, most):
+    monkeypatch.setattr(patches, "MOST", most)
+    net, w, x, y = case(build, rows)
+    values, g = by_autograd(net, w, x, y)
+    for alone in {rows == 1, False}:
+        out = ByHand(net, w, x, alone).output()
+        found = term(out.logits, out.features, y)
+        near(found.detach(), values, 1000)
+        near(out.gradient(found), g, 1000)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_another_head_on_the_same_features(rows):
+    net, w, x, y = case(convolutions, rows)
+    moved = w.clone()
+    moved[:, -net.layout.head_size:] *= 1.5
+    run = ByHand(net, w, x, rows == 1)
+    for head, at in ((moved[:, -net.layout.head_size:], moved), (None, w)):  # in any order
+        _, g = by_autograd(net, at, x, y)
+        out = run.output(head)
+        near(out.gradient(term(out.logits, out.features, y)), g, 1000)
+        out = run.output(head)
+        near(out.head_gradient(term(out.logits, None, y)), g[:, -net.layout.head_size:], 1000)
+
+
+def test_values_that_depend_on_no_output_have_no_slope():
+    net, w, x, _ = case(mlp, 2)
+    out = ByHand(net, w, x, False).output()
+    assert not out.gradient(torch.zeros(2)).any()
+    near(out.gradient(0.5 * out.leaf.square().sum(1)), w, 10)  # of the weights themselves
+
+
+def test_the_slope_of_the_cross_entropy():
+    generator = torch.Generator().manual_seed(0)
+    z = 10 * torch.randn(2, 5, 4, generator=generator, dtype=torch.float64)
+    y = torch.randint(0, 4, (2, 5), generator=generator)
+    weight = torch.rand(2, 5, generator=generator, dtype=torch.float64)
+    leaf = z.clone().requires_grad_()
+    expected = losses.per_example(leaf, y)
+    loss, slope = losses.cross_entropy_and_slope(z, y, weight)
+    assert torch.equal(loss, expected.detach())
+    assert torch.equal(slope, torch.autograd.grad((expected * weight).sum(), leaf)[0])
+
+
+@pytest.mark.parametrize("build", [lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)),
+                                   lambda: nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(1, 4), nn.Linear(4, 3))])
+def test_other_networks_keep_autograd(build):
+    assert Network(build()).pieces is None
