@@ -1,6 +1,6 @@
-"""What the clients of a run carry from round to round, on disk: memory holds the states of one round, however many clients.
+"""What the clients of a run carry from round to round, on disk: memory holds no more than ``HELD``, however many clients.
 
-A segment, ``state/clients-00000012.safetensors``, holds the states that came in one round:
+A segment, ``state/clients-00000012.safetensors``, holds states that came since the last one:
 
 ==============  =============================================================
 ``ids`` [K]     the clients
@@ -11,7 +11,7 @@ A segment, ``state/clients-00000012.safetensors``, holds the states that came in
 Segments are written whole and never changed, and a client's state is its row in the newest one that has it. Which segments
 count, ``run.json`` and its journal say (``state``), so a kill at any moment leaves the states of the last stored round. When more
 than half of all rows are superseded, the living rows of the emptiest segments move into the next one: so the disk never holds
-much more than two rows a client, and a round moves no more than a few times the rows that it writes.
+much more than two rows a client, and a segment moves no more than a few times the rows that are new.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from fldiag.checkpoint.tensor_files import read_tensors
 from fldiag.errors import FldiagError
 
 State = dict[str, Tensor]
+#: Bytes of new states that wait in memory between stored rounds; when there are more, all go to the disk.
+HELD = 256 * 2**20
 #: Key of a segment in ``state`` of run.json. Earlier versions had a file a client, under the client's number.
 KEY = r"clients-(\d{8,})"
 
@@ -75,6 +77,11 @@ class ClientStates(Mapping[int, State]):
     def listed(self) -> dict[str, str]:
         """The segments that hold living rows, for ``state`` of run.json."""
         return {Path(name).stem: name for name in self._sizes}
+
+    @property
+    def waiting(self) -> int:
+        """Bytes of the states that are not on disk yet."""
+        return sum(tensor.nbytes for state in self._new.values() for tensor in state.values())
 
     def update(self, states: Mapping[int, State]) -> None:
         """The new states of some clients; in memory until ``flush``."""

@@ -194,9 +194,10 @@ class Run(StoredRun):
 
     # -- state for resuming: one file for the server, segments for the clients (client_states.py)
 
-    def put_clients(self) -> None:
-        """Take the clients' new states to the disk; ``put_state`` lists them."""
-        self.states.flush(self.put, self._drop)
+    def put_clients(self, held: int = 0) -> None:
+        """Take the clients' new states to the disk where they are more than ``held`` bytes; ``put_state`` lists them."""
+        if self.states.waiting > held:
+            self.states.flush(self.put, self._drop)
 
     def put_state(self, round: int, server: dict[str, Any]) -> None:
         """Store the training state after ``round`` rounds: the server's, and the clients' as they are in ``states``."""

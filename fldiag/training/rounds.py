@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fldiag.checkpoint import owner
+from fldiag.checkpoint.client_states import HELD
 from fldiag.checkpoint.owner import Owner
 from fldiag.checkpoint.run import Run
 from fldiag.config import Config
@@ -142,7 +143,7 @@ def _loop(config: Config, run: Run, federation: Federation, mine: Owner, pool: P
                 run.index["done"] = t - 1
             segment.note(federation.t)
             return _end(run)
-        run.put_clients()  # now, stored round or not: so memory holds those of one round
+        run.put_clients(HELD)
         scores = evaluate(federation.setup.network, federation.w, federation.buffers, federation.setup.dataset)
         run.add_metrics(round_rows(t, scores, seen, trained, isolated=federation.setup.method.isolated))
         if stored:

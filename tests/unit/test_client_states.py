@@ -131,7 +131,8 @@ def test_a_segment_that_is_no_more_what_it_was(run, how):
 
 
 @pytest.mark.parametrize("method", ["scaffold", "moon", "feddyn"])
-def test_training_from_disk_is_training_from_memory(method, tmp_path):
+def test_training_from_disk_is_training_from_memory(method, tmp_path, monkeypatch):
+    monkeypatch.setattr(rounds, "HELD", 1000)  # bytes, less than a state
     chosen = config(method, total=7, per_round=3, rounds=6, epochs=1, checkpoint={"every": 4})
     run = rounds.train(chosen, out=tmp_path)
     memory = Federation(Setup(chosen))

@@ -111,6 +111,7 @@ def test_stopped_while_a_file_is_written(every, name, error, tmp_path, monkeypat
 
         return broken
 
+    monkeypatch.setattr(rounds, "HELD", 0)  # every round's states go to the disk
     for how in ("write_atomic", "append"):
         monkeypatch.setattr(files, how, breaking(getattr(files, how)))
     with pytest.raises((KeyboardInterrupt, FldiagError)):
