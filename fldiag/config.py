@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from fldiag import identity, registry
 from fldiag.errors import FldiagError, unknown
-from fldiag.sections import Checkpoint, Clients, Count, Data, Method, Metrics, Model, Partition, Section, Train
+from fldiag.sections import VOCABULARY, Checkpoint, Clients, Count, Data, Method, Metrics, Model, Partition, Section, Train
 
 
 class Config(Section):
@@ -68,7 +68,10 @@ class Config(Section):
             name = given.get("name", default)
             if section == "model" and ":" in str(name):  # a user's own factory: its options are its own business
                 continue
-            options = kind.get(str(name)).validate({k: v for k, v in given.items() if k != "name"})
+            given = {k: v for k, v in given.items() if k != "name"}
+            if section == "model":
+                given = _for_texts(values, kind.get(str(name)), given)
+            options = kind.get(str(name)).validate(given)
             values[section] = {"name": name, **options}
             if section == "method":
                 _shape_model(values)
@@ -144,6 +147,15 @@ class Config(Section):
 
 def _dotted(keys: Mapping[str, Any]) -> dict[str, Any]:
     return {key.replace("__", "."): value for key, value in keys.items()}
+
+
+def _for_texts(values: Mapping[str, Any], model: registry.Entry, given: dict[str, Any]) -> dict[str, Any]:
+    """A model of texts knows as many tokens as the tokenizer has, where nobody says otherwise."""
+    data = values.get("data", {})
+    if "vocabulary" not in model.options.model_fields or not isinstance(data, Mapping | BaseModel):
+        return given
+    data = data if isinstance(data, Mapping) else data.model_dump()
+    return {"vocabulary": data.get("vocabulary") or VOCABULARY, **given}
 
 
 def _shape_model(values: dict[str, Any]) -> None:

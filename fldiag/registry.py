@@ -278,5 +278,5 @@ class Registry:
 
 method = Registry("method", "fldiag.methods")
 model = Registry("model", "fldiag.models", given=("shape", "classes"))
-dataset = Registry("dataset", "fldiag.data", given=("root", "download", "progress"))
+dataset = Registry("dataset", "fldiag.data", given=("root", "download", "progress", "reading"))
 diagnostic = Registry("diagnostic", ("fldiag.diagnostics", "fldiag.training.diagnostics"), entry=Diagnostic)

@@ -12,6 +12,10 @@ NonNegative = Annotated[float, Field(ge=0)]
 Unit = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Normalise = Literal["none", "unit", "standard"]
+#: How a name of data begins that is a path. Another name with a colon is user code.
+FILES = ("npz:", "csv:")
+#: Word pieces of a tokenizer, and tokens of a text, where nobody says otherwise.
+VOCABULARY, LENGTH = 8000, 64
 
 
 class Section(BaseModel):
@@ -37,6 +41,10 @@ class Data(Section):
         None, description="what the model sees: the stored numbers (none), pixels / 255 (unit), or minus the mean and over the "
         "deviation of each channel (standard); default: a known data set's own way, for other data unit for uint8 pixels and "
         "none for floats")
+    vocabulary: Count | None = Field(None, description="texts: how many word pieces the tokenizer has (default "
+                                    f"{VOCABULARY})")
+    length: Annotated[int, Field(ge=4)] | None = Field(None, description="texts: tokens of a text; longer ones are cut (default "
+                                                       f"{LENGTH})")
     public: str | None = Field(None, description="unlabelled data for distillation on the server: a data set, or holdout:N "
                                "(N training examples that no client gets)")
     public_size: Count | None = Field(None, description="use so many public examples (default: all)")

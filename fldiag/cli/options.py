@@ -15,6 +15,6 @@ Executor = Annotated[str, typer.Option(help="Where work runs: serial, processes[
 Shard = Annotated[str | None, typer.Option(help="Only the I-th of N parts (I/N), as of an array of jobs; a call without it "
                                                 "puts the results together.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-Data = Annotated[str | None, typer.Option(help="Its data: NAME, npz:PATH or pkg.mod:loader.")]
+Data = Annotated[str | None, typer.Option(help="Its data: NAME, npz:PATH, csv:PATH or pkg.mod:loader.")]
 Root = Annotated[str | None, typer.Option(help="Folder that holds the data (default $FLDIAG_DATA).")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch a missing public data set.")]

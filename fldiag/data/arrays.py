@@ -53,6 +53,11 @@ def read_npz(path: str | os.PathLike[str], *, join_val: bool = False) -> tuple[T
     return out[0], out[1], out[2], out[3]
 
 
+def ready(x: Tensor, device: str | torch.device, dtype: torch.dtype) -> Tensor:
+    """Model inputs on a device and in its precision; tokens stay integers."""
+    return x.to(device, dtype if x.is_floating_point() else None)
+
+
 def inputs(x: Any, where: str) -> Tensor:
     """Inputs as uint8 or float32, layout kept. Raises FldiagError for other kinds of arrays."""
     if not isinstance(x, Tensor):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 import torch
@@ -11,6 +11,7 @@ from torch import Generator, Tensor
 
 from fldiag.data import augment
 from fldiag.data.made import Made
+from fldiag.data.words import Text, Words
 from fldiag.errors import FldiagError
 
 
@@ -18,7 +19,8 @@ from fldiag.errors import FldiagError
 class Dataset:
     """Training and test split of a classification or regression problem.
 
-    ``train_x``, ``test_x``: uint8 [n, C, H, W] pixels 0..255, or float32 [n, d] / [n, C, H, W].
+    ``train_x``, ``test_x``: uint8 [n, C, H, W] pixels 0..255, float32 [n, d] / [n, C, H, W], or int32 [n, T] token numbers
+    of ``texts`` (training texts, then test texts), which ``words`` made.
     ``train_y``, ``test_y``: int64 [n] labels in 0..classes-1, or float32 [n, classes] regression targets.
     ``mean``, ``std``: one number a channel (a feature, for [n, d]) for pixels in [0, 1]; empty: uint8 is
     divided by 255 and nothing else. ``augment``: names from ``fldiag.data.augment``, applied to training
@@ -42,10 +44,12 @@ class Dataset:
     augment: tuple[str, ...] = ()
     repeat: int = 1
     side: int | None = None
+    words: Words | None = None
+    texts: tuple[Text, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        for field in ("mean", "std"):
-            object.__setattr__(self, field, tuple(float(v) for v in getattr(self, field)))
+        for name in ("mean", "std"):
+            object.__setattr__(self, name, tuple(float(v) for v in getattr(self, name)))
         object.__setattr__(self, "augment", tuple(self.augment))
         for split in ("train", "test"):
             self._check_split(split, getattr(self, f"{split}_x"), getattr(self, f"{split}_y"))
@@ -77,7 +81,9 @@ class Dataset:
         return f"{start}, minus the mean and over the deviation of each channel" if self.mean else start
 
     def normalise(self, raw: Tensor) -> Tensor:
-        """A stored batch [n, ...] as float32 model inputs [n, *shape]: the transform of evaluation."""
+        """A stored batch [n, ...] as model inputs [n, *shape], float32 or int64 tokens: the transform of evaluation."""
+        if self.words is not None:
+            return raw.long()
         return self._repeat(self._standardise(self._centre(raw)))
 
     def batch(self, index: Tensor, generator: Generator | None = None) -> Tensor:
@@ -112,7 +118,8 @@ class Dataset:
 
     @cached_property
     def _fingerprint(self) -> str:
-        shown = (self.classes, self.mean, self.std, self.repeat, *([] if self.side is None else [self.side]))
+        shown = (self.classes, self.mean, self.std, self.repeat, *([] if self.side is None else [self.side]),
+                 *([] if self.words is None else [self.words.spec]))
         digest = hashlib.sha256(repr(shown).encode())
         for array in (self.train_x, self.train_y, self.test_x, self.test_y):
             digest.update(f"{tuple(array.shape)} {array.dtype}".encode())
@@ -157,6 +164,10 @@ class Dataset:
             self._check_labels(split, y)
 
     def _check_inputs(self, split: str, x: Tensor) -> None:
+        if self.words is not None:
+            if x.ndim != 2 or x.dtype != torch.int32 or int(x.min()) < 0 or int(x.max()) >= self.words.size:
+                raise self._error(f"{split} inputs are {_spell(x)}", f"use int32 [n, T] tokens below {self.words.size}")
+            return
         if x.ndim not in (2, 4) or x.dtype not in (torch.uint8, torch.float32) or 0 in x.shape[1:]:
             raise self._error(f"{split} inputs are {_spell(x)}",
                               "use uint8 [n, C, H, W], float32 [n, C, H, W] or float32 [n, d]")

@@ -26,12 +26,13 @@ _HOLDOUT = re.compile(r"holdout:(\d+)")
 def load_public(spec: str, private: Dataset, root: str | os.PathLike[str] | None = None, download: bool = False,
                 size: int | None = None, seed: int = 0, normalise: Normalise | None = None,
                 find: Callable[..., Dataset] = load) -> tuple[Tensor, Sequence[int] | np.ndarray]:
-    """Public inputs float32 [M, *private.shape], and the training examples that stay private: indices int64 [n].
+    """Public inputs [M, *private.shape], and the training examples that stay private: indices int64 [n].
 
     ``spec`` is the name of a data set (as ``load`` takes it): its training and test inputs, in that order,
     normalised by its own transform, as in the FedProj experiments, or by ``normalise`` (see ``load``) where its name
     is not a registered one; or ``holdout:N``: N training examples of
     ``private`` become public, drawn by ``seed`` so that each class gives its share within one example.
+    Of texts they are the sentences, each once, in the private data's tokens.
     ``size`` keeps so many of the inputs, drawn by ``seed``, or all when there are fewer. ``find``: what a name is looked up
     with.
 
@@ -49,7 +50,11 @@ def load_public(spec: str, private: Dataset, root: str | os.PathLike[str] | None
     other = find(spec, root, download, normalise=None if spec in registry.dataset else normalise)
     if other.made:
         raise FldiagError(f"public data {spec!r} are made client by client", "use other data, or holdout:N", usage=True)
-    if other.shape != private.shape:
+    if other.words is not None and private.words is not None and other.name != private.name:
+        sentences = list(dict.fromkeys((sentence,) for text in other.texts for sentence in text))
+        chosen = [sentences[int(i)] for i in _chosen(len(sentences), size, seed)]
+        return private.normalise(private.words.numbers(chosen)), range(len(private.train_y))
+    if other.shape != private.shape or (other.words is None) != (private.words is None):
         raise FldiagError(f"public data {spec!r} has inputs of shape {other.shape}, and the private data "
                           f"{private.name!r} {private.shape}",
                           "use public data of that shape (npz:PATH for resized ones), or holdout:N", usage=True)

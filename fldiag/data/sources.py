@@ -18,6 +18,7 @@ from fldiag.data.arrays import inputs, labels, moments, read_npz
 from fldiag.data.dataset import Dataset
 from fldiag.data.images import folder
 from fldiag.data.preprocessing import choose, no_variants
+from fldiag.data.text import Reading, table
 from fldiag.errors import FldiagError, nearest, unknown
 from fldiag.sections import Normalise
 
@@ -27,13 +28,14 @@ MOST_CLASSES = 10_000
 
 def load(name: str, root: str | os.PathLike[str] | None = None, download: bool = False,
          variant: str | None = None, progress: Callable[[int, int, str], None] | None = None,
-         normalise: Normalise | None = None) -> Dataset:
+         normalise: Normalise | None = None, reading: Reading | None = None) -> Dataset:
     """The data set called ``name``:
 
     - a registered one (``digits``, ``iris``, ``mnist``, ``cifar10``, ...; ``registry.dataset.names()``);
       image sets are looked for under ``root``, else $FLDIAG_DATA, and fetched only with ``download``;
     - ``npz:PATH``: an npz file with train_images, train_labels, test_images, test_labels, where images are
       N,H,W or N,H,W,C (uint8 pixels, or floats) or features N,D;
+    - ``csv:PATH``: texts, see ``fldiag.data.text.table``;
     - any other NAME for which ``<root>/NAME.npz`` exists: that file;
     - ``pkg.mod:factory``: what the factory returns, called without arguments: a ``Dataset``, or
       (train_x, train_y, test_x, test_y) as tensors or arrays, inputs [n, C, H, W] or [n, d] as ``Dataset``
@@ -45,22 +47,24 @@ def load(name: str, root: str | os.PathLike[str] | None = None, download: bool =
     data are divided by 255 ("unit"), and other numbers stay as they are ("none").
 
     ``variant``: one of the ways in which papers normalise, augment and split a registered set
-    (``fldiag.data.preprocessing``); ``name@variant`` says the same. ``progress(done, total, text)`` is told about
+    (``fldiag.data.preprocessing``); ``name@variant`` says the same. ``reading``: how texts become tokens.
+    ``progress(done, total, text)`` is told about
     pictures that are decoded for the first time.
 
     Raises FldiagError when the name or the variant is unknown, the data are not there, or they do not fit together.
     """
     if not isinstance(name, str) or not name:
-        raise FldiagError(f"data set name {name!r}", "give a name, npz:PATH or pkg.mod:factory", usage=True)
+        raise FldiagError(f"data set name {name!r}", "give a name, npz:PATH, csv:PATH or pkg.mod:factory", usage=True)
     if normalise not in (None, *get_args(Normalise)):
         raise unknown("normalise", str(normalise), get_args(Normalise))
     name, variant = _name_and_variant(name, variant)
-    return _normalised(_load(name, root, download, variant, progress), normalise)
+    return _normalised(_load(name, root, download, variant, progress, reading), normalise)
 
 
 def of(section: sections.Data, download: bool = False) -> Dataset:
     """The data set that the section ``data`` of a config describes. Raises FldiagError as ``load``."""
-    return load(section.name, section.root, download, section.variant, normalise=section.normalise)
+    return load(section.name, section.root, download, section.variant, normalise=section.normalise,
+                reading=Reading.of(section.vocabulary, section.length))
 
 
 def blank(name: str, variant: str | None = None) -> Dataset | None:
@@ -86,13 +90,17 @@ def blank(name: str, variant: str | None = None) -> Dataset | None:
 def remarks(dataset: Dataset) -> list[str]:
     """What a user should know of a data set that no registered name stands for: how a model sees it."""
     known = dataset.name.partition("@")[0] in registry.dataset
-    return [] if known else [f"inputs of {dataset.name}: {dataset.scaling} (data.normalise, --normalise)"]
+    if known or dataset.words is not None:
+        return []
+    return [f"inputs of {dataset.name}: {dataset.scaling} (data.normalise, --normalise)"]
 
 
 def _load(name: str, root: str | os.PathLike[str] | None, download: bool, variant: str | None,
-          progress: Callable[[int, int, str], None] | None) -> Dataset:
+          progress: Callable[[int, int, str], None] | None, reading: Reading | None) -> Dataset:
     if name.startswith("npz:"):
         return _npz(name, name.removeprefix("npz:"))
+    if name.startswith("csv:"):
+        return table(name.removeprefix("csv:"), reading or Reading())
     if ":" in name:
         return _factory(name)
     if name not in registry.dataset:
@@ -101,7 +109,7 @@ def _load(name: str, root: str | os.PathLike[str] | None, download: bool, varian
     takes = inspect.signature(build).parameters
     if variant is not None and "variant" not in takes:
         raise no_variants(name, variant)
-    asked = {"variant": variant, "progress": progress}
+    asked = {"variant": variant, "progress": progress, "reading": reading}
     more = {key: value for key, value in asked.items() if value is not None and key in takes}
     return _dataset(build(root=root, download=download, **more), f"data set {name!r}")
 
@@ -125,7 +133,7 @@ def _file_of_that_name(name: str, root: str | os.PathLike[str] | None) -> Datase
         return _npz(name, str(own))
     looked = f" and there is no {own}" if own else ""
     raise FldiagError(f"unknown data set {name!r}{looked}",
-                      f"{nearest(name, registry.dataset.names())}; or npz:PATH, or pkg.mod:factory", usage=True)
+                      f"{nearest(name, registry.dataset.names())}; or npz:PATH, csv:PATH, or pkg.mod:factory", usage=True)
 
 
 def _npz(name: str, path: str) -> Dataset:
@@ -139,8 +147,9 @@ def _normalised(dataset: Dataset, how: Normalise | None) -> Dataset:
     if how is None:
         return dataset
     pixels = dataset.train_x.dtype == torch.uint8
-    if dataset.made:
-        raise FldiagError(f"data set {dataset.name!r} is normalised in its own way", "leave out data.normalise", usage=True)
+    if dataset.made or dataset.words is not None:
+        raise FldiagError(f"data set {dataset.name!r} cannot be normalised in another way", "leave out data.normalise",
+                          usage=True)
     if how == "unit" and not pixels:
         raise FldiagError(f"data set {dataset.name!r}: normalise = 'unit' divides pixels of 0 to 255 (uint8) by 255, and these "
                           "inputs are floats", "use none or standard", usage=True)

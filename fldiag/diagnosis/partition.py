@@ -17,6 +17,7 @@ from fldiag.data import partition
 from fldiag.data.public import deal
 from fldiag.diagnosis import subjects
 from fldiag.errors import FldiagError
+from fldiag.sections import FILES
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def partition_of(source: str | Path, overrides: Iterable[str] = (), *, download:
     if os.path.isfile(Path(source) / "run.json"):
         run = Run.open(source)
         config = run.config
-        if ":" in config.data.name and not config.data.name.startswith("npz:"):
+        if ":" in config.data.name and not config.data.name.startswith(FILES):
             raise FldiagError(f"{run.path} names the data {config.data.name!r}, user code that is never run because a file "
                               "says so", "give the TOML file of the run instead of its folder")
         dataset = data.of(config.data, download)

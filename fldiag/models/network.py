@@ -207,6 +207,7 @@ def forward_macs(module: nn.Module, shape: tuple[int, ...]) -> int:
     probe = copy.deepcopy(module).cpu().eval()
     for m in probe.modules():
         m.register_forward_hook(count)
+    tokens = any(isinstance(m, nn.Embedding) for m in probe.modules())
     with torch.no_grad():
-        probe(torch.zeros(1, *shape, dtype=next(probe.parameters()).dtype))
+        probe(torch.zeros(1, *shape, dtype=torch.int64 if tokens else next(probe.parameters()).dtype))
     return total

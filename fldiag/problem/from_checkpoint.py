@@ -15,10 +15,11 @@ from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.data import Dataset, partition
 from fldiag.data.public import deal
+from fldiag.data.text import Reading
 from fldiag.errors import FldiagError, unknown
 from fldiag.params import Layout
 from fldiag.problem.problem import Problem
-from fldiag.sections import Normalise, Partition
+from fldiag.sections import FILES, Normalise, Partition
 
 
 def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | None = None, client: int | None = None,
@@ -94,16 +95,17 @@ def _dataset(c: Checkpoint, root: str | None, download: bool, normalise: Normali
     spec = c.config.get("data", {})
     if "name" not in spec:
         raise FldiagError(f"{c.path} does not say which data it belongs to",
-                          "give them: --data digits | npz:PATH | pkg.mod:loader", usage=True)
+                          "give them: --data digits | npz:PATH | csv:PATH | pkg.mod:loader", usage=True)
     name = str(spec["name"])
-    if ":" in name and not name.startswith("npz:"):
+    if ":" in name and not name.startswith(FILES):
         raise FldiagError(f"{c.path} names the data {name!r}, user code that is never run because a file says so",
                           f"if you trust it, say so yourself: --data {name}")
     stored = spec.get("root")
     variant, how = spec.get("variant"), spec.get("normalise")
     found = data.load(name, root or (stored if isinstance(stored, str) and Path(stored).is_dir() else None), download,
                       variant if isinstance(variant, str) else None,
-                      normalise=how if how in get_args(Normalise) else None)
+                      normalise=how if how in get_args(Normalise) else None,
+                      reading=Reading.of(spec.get("vocabulary"), spec.get("length")))
     wanted = c.manifest.get("provenance", {}).get("data")
     if wanted and found.fingerprint() != wanted:
         raise FldiagError(f"the data set {name!r} found here is not the one {c.path} was trained on (fingerprint "

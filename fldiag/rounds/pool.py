@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fldiag import data, losses
 from fldiag.data import Dataset
+from fldiag.data.arrays import ready
 from fldiag.data.slices import Slice
 from fldiag.errors import FldiagError
 from fldiag.models.network import Bound, Network, forward_macs
@@ -90,10 +91,10 @@ class Pool:
     def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of examples start..stop-1, ready for a model."""
         if self._x is None and 4 * self.n * int(np.prod(self.dataset.shape)) <= KEEP_BYTES:
-            self._x = self.dataset.normalise(self.x_raw).to(self.device, self.dtype)
+            self._x = ready(self.dataset.normalise(self.x_raw), self.device, self.dtype)
         x = self._x[start:stop] if self._x is not None else self.dataset.normalise(self.x_raw[start:stop])
         y = self.y[start:stop].to(self.device)
-        return x.to(self.device, self.dtype), y.to(self.dtype) if y.is_floating_point() else y
+        return ready(x, self.device, self.dtype), y.to(self.dtype) if y.is_floating_point() else y
 
     def batches(self, where: slice, size: int, mixed: bool = True) -> Iterator[slice]:
         """The stretch in batches; without ``mixed``, no batch holds examples of two segments."""

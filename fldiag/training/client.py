@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fldiag.data import Dataset
+from fldiag.data.arrays import ready
 from fldiag.method import Method, Part
 from fldiag.seeding import torch_rng
 from fldiag.step import Local, Output, Step
@@ -98,7 +99,7 @@ class Feed:
         everything = torch.as_tensor(np.concatenate(parts), device=dataset.train_y.device)
         y = dataset.train_y[everything].to(device)
         self.y = y.to(dtype) if y.is_floating_point() else y
-        self.x = None if augment else dataset.batch(everything, None).to(device, dtype)
+        self.x = None if augment else ready(dataset.batch(everything, None), device, dtype)
         #: images as convolutions take them
         self._last = self.x.permute(0, 2, 3, 1).contiguous() if self.x is not None and self.x.dim() == 4 else None
 
@@ -129,7 +130,7 @@ class Feed:
             return self.x[where] if self._last is None else self._last[where].permute(0, 1, 4, 2, 3)
         rows = []
         for part, b, generator in zip(self.parts, now, self.augment or [], strict=False):
-            x = self.dataset.batch(torch.as_tensor(part[b]), generator).to(self.device, self.dtype)
+            x = ready(self.dataset.batch(torch.as_tensor(part[b]), generator), self.device, self.dtype)
             rows.append(torch.cat([x, x[:1].expand(width - len(b), *x.shape[1:])]) if len(b) < width else x)
         return torch.stack(rows)
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fldiag import losses
 from fldiag.data import Dataset
+from fldiag.data.arrays import ready
 from fldiag.models.network import Network
 
 BATCH = 500  # fixed, so the bits do not depend on the memory at hand
@@ -18,7 +19,7 @@ def evaluate(network: Network, w: Tensor, buffers: dict[str, Tensor], dataset: D
     with torch.no_grad():
         bound = network.bind(w.unsqueeze(0), {k: b.unsqueeze(0).clone() for k, b in buffers.items()})
         for i in range(0, n, BATCH):
-            x = dataset.normalise(dataset.test_x[i: i + BATCH]).to(w.device, w.dtype).unsqueeze(0)
+            x = ready(dataset.normalise(dataset.test_x[i: i + BATCH]), w.device, w.dtype).unsqueeze(0)
             y = dataset.test_y[i: i + BATCH].to(w.device).unsqueeze(0)
             y = y.to(w.dtype) if y.is_floating_point() else y
             logits = bound(x)

@@ -15,11 +15,13 @@ from torch import Tensor
 
 from fldiag.checkpoint.run import Run
 from fldiag.data import partition, slices
+from fldiag.data.arrays import ready
 from fldiag.errors import FldiagError
 from fldiag.method import Neighbours, Personal
 from fldiag.registry import Progress
 from fldiag.results.shares import share
 from fldiag.results.table import check, table
+from fldiag.sections import FILES
 from fldiag.seeding import numpy_rng
 from fldiag.training.evaluate import BATCH
 from fldiag.training.finetune import tuned
@@ -185,7 +187,7 @@ class Predictor:
         with torch.no_grad():
             bound = self.setup.network.bind(w.unsqueeze(0), {k: b.unsqueeze(0).clone() for k, b in buffers.items()})
             for chunk in raw.split(BATCH):
-                x = self.setup.dataset.normalise(chunk).to(w.device, w.dtype).unsqueeze(0)
+                x = ready(self.setup.dataset.normalise(chunk), w.device, w.dtype).unsqueeze(0)
                 if self.neighbours is None:
                     logits.append(bound(x)[0])
                     continue
@@ -218,7 +220,7 @@ def _epochs(epochs: Sequence[int]) -> tuple[int, ...]:
 def _setup(run: Run, device: str, root: str | None, download: bool, model: str | None, data: str | None) -> Setup:
     config = run.config
     for section, name, given in (("model", config.model.name, model), ("data", config.data.name, data)):
-        if ":" in name and not name.startswith("npz:") and given != name:
+        if ":" in name and not name.startswith(FILES) and given != name:
             raise FldiagError(f"{run.path} names the {section} {name!r}, user code that is never run because a file says so",
                               f"if you trust it, say so yourself: --{section} {name}")
         if given is not None and given != name:

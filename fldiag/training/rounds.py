@@ -100,6 +100,8 @@ def _opened(path: Path, config: Config, setup: Setup, federation: Federation, re
     """The run in a folder that this process owns, and the federation as it was left: new, or as far as it got."""
     if not os.path.exists(path / "run.json"):
         run = Run.create(path, config, partition_bytes(setup.parts), provenance(setup))
+        if (words := setup.dataset.words) is not None:
+            run.put("tokenizer.json", lambda file: file.write(words.spec.encode()))
         federation.clients = run.states
         return run
     if not resume:

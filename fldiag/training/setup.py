@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from fldiag import data, models, registry, sections
 from fldiag.config import Config
 from fldiag.data import partition
+from fldiag.data.arrays import ready
 from fldiag.data.public import deal, load_public
+from fldiag.data.text import Reading
 from fldiag.device import device_of
 from fldiag.errors import FldiagError
 from fldiag.method import Method
@@ -91,7 +93,8 @@ class Setup:
     def _found(self, name: str, root: str | None, download: bool, variant: str | None = None,
                normalise: sections.Normalise | None = None) -> data.Dataset:
         try:
-            return data.load(name, root, download, variant, normalise=normalise)
+            return data.load(name, root, download, variant, normalise=normalise,
+                             reading=Reading.of(self.config.data.vocabulary, self.config.data.length))
         except FldiagError as error:
             made = data.blank(name, variant) if self.rehearsal else None
             if made is None:
@@ -106,7 +109,7 @@ class Setup:
         if x is None and config.public is not None:
             x, _ = load_public(config.public, self.dataset, config.root, download, config.public_size, self.config.partition.seed,
                                config.normalise, self._found)
-        return None if x is None else x.to(self.device, self.dtype)
+        return None if x is None else ready(x, self.device, self.dtype)
 
     def _check_public(self) -> None:
         if self.public is None:
@@ -132,7 +135,7 @@ class Setup:
         smallest = int(last[client])
         if train.drop_last or (not self.network.buffers and not self.network.batch_dependent) or smallest // cuts > 1:
             return
-        x = self.dataset.batch(torch.zeros(1, dtype=torch.long), None).to(self.device, self.dtype)
+        x = ready(self.dataset.batch(torch.zeros(1, dtype=torch.long), None), self.device, self.dtype)
         buffers = {n: b.clone().unsqueeze(0) for n, b in self.network.buffers.items()}
         try:
             with torch.no_grad(), self.seeded("trial"):
@@ -156,7 +159,7 @@ class Setup:
         """One forward: a model that does not fit the data is refused here, with the shapes."""
         # Two for batch-norm; more because a ReLU that no example switches off would hide what a split leaves out.
         few = torch.arange(16) % len(self.dataset.train_y)
-        x = self.dataset.batch(few, None).to(self.device, self.dtype)
+        x = ready(self.dataset.batch(few, None), self.device, self.dtype)
         try:
             with torch.no_grad():
                 buffers = {n: b.clone().unsqueeze(0) for n, b in self.network.buffers.items()}

@@ -59,7 +59,7 @@ def personalise(runs: Sequence[Run], progress: Progress | None = None, *,
                 test: Annotated[str, Field(description="Tested on test (the client's class mixture) or own (all its "
                                                        "classes).")] = "test",
                 model: Annotated[str | None, Field(description="Model of a plain state_dict: NAME or pkg.mod:factory.")] = None,
-                data: Annotated[str | None, Field(description="Its data: NAME, npz:PATH or pkg.mod:loader.")] = None,
+                data: Annotated[str | None, Field(description="Its data: NAME, npz:PATH, csv:PATH or pkg.mod:loader.")] = None,
                 root: Annotated[str | None, Field(description="Folder that holds the data (default $FLDIAG_DATA).")] = None,
                 download: Annotated[bool, Field(description="Fetch a missing public data set.")] = False,
                 device: Annotated[str, Field(description="auto, cpu, cuda or mps.")] = "auto",

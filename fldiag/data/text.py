@@ -1,0 +1,145 @@
+"""Text sets: known by name, or one's own tables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fldiag import registry
+from fldiag.data.dataset import Dataset
+from fldiag.data.images import need_folder
+from fldiag.data.words import Text, Words
+from fldiag.errors import FldiagError
+from fldiag.sections import LENGTH, VOCABULARY
+
+#: Names that a column may have, in the order in which they are looked for.
+LABELS, TEXTS, SECONDS = ("label",), ("text", "sentence", "premise"), ("text_b", "hypothesis")
+TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How texts become numbers: so many word pieces, so many tokens a text."""
+
+    vocabulary: int = VOCABULARY
+    length: int = LENGTH
+
+    @classmethod
+    def of(cls, vocabulary: int | None, length: int | None) -> Reading:
+        """None: the default."""
+        return cls(vocabulary or cls.vocabulary, length or cls.length)
+
+
+@dataclass(frozen=True)
+class TextSet:
+    """What a named set must look like, which of its files are training data (the first that is there), and its source."""
+
+    name: str
+    classes: int
+    train: tuple[str, ...]
+    summary: str
+    source: str
+
+
+SETS = (
+    TextSet("sst2", 2, ("train",), "SST-2 film reviews, sentences and phrases, 2 classes (negative, positive).",
+            "R. Socher et al., EMNLP 2013, as in GLUE; its dev split is the test split."),
+    TextSet("snli", 3, ("train", "dev"), "SNLI pairs of sentences, 3 classes (entailment, neutral, contradiction).",
+            "S. Bowman et al., EMNLP 2015; without a train file the dev file is trained on."),
+    TextSet("agnews", 4, ("train", "train_sample_10k"), "AG News descriptions, 4 classes (World, Sports, Business, Sci/Tech).",
+            "A. Gulli's AG corpus, as arranged by X. Zhang et al., NIPS 2015."),
+)
+
+
+def table(path: str | os.PathLike[str], reading: Reading) -> Dataset:
+    """``csv:PATH``: a file with the columns ``label``, ``text`` (and ``text_b`` for pairs) and ``split`` (train or test), or a
+    folder that holds train.csv and test.csv. Files may end with .csv or .tsv, and be compressed (.gz). A .tsv has no quotes.
+
+    Labels are numbers 0, 1, ... or names, which are numbered in alphabetical order.
+
+    Raises FldiagError for what is missing or does not fit.
+    """
+    path = Path(path).expanduser()
+    if path.is_dir():
+        both = [_read(_file(path, split)) for split in ("train", "test")]
+    else:
+        frame = _read(path)
+        if "split" not in frame or not {"train", "test"} <= set(frame["split"]):
+            raise FldiagError(f"{path} does not say which texts are for training and which for testing",
+                              "give it a column 'split' with train and test, or name a folder with train.csv and test.csv")
+        both = [frame[frame["split"] == split] for split in ("train", "test")]
+    return _dataset(f"csv:{path}", both, reading, str(path))
+
+
+def _dataset(name: str, both: Sequence[pd.DataFrame], reading: Reading, where: str, classes: int | None = None) -> Dataset:
+    (train, train_y), (test, test_y) = (_columns(frame, where) for frame in both)
+    names = sorted({*train_y, *test_y})
+    numbered = all(n.isdecimal() for n in names)
+    numbers = {n: int(n) if numbered else i for i, n in enumerate(names)}
+    words = Words.learnt(train, reading.vocabulary, reading.length)
+    return Dataset(name, words.numbers(train), _labels(train_y, numbers), words.numbers(test), _labels(test_y, numbers),
+                   classes=classes or max(numbers.values()) + 1, words=words, texts=(*train, *test))
+
+
+def _labels(names: list[str], numbers: dict[str, int]) -> Tensor:
+    return torch.tensor([numbers[name] for name in names])
+
+
+def _read(path: Path) -> pd.DataFrame:
+    tabs = ".tsv" in path.suffixes
+    try:
+        return pd.read_csv(path, sep="\t" if tabs else ",", quoting=3 if tabs else 0, dtype=str, keep_default_na=False,
+                           encoding="utf-8", lineterminator="\n" if tabs else None)
+    except FileNotFoundError:
+        raise FldiagError(f"no file {path}", "check the path after csv:") from None
+    except (OSError, ValueError, EOFError) as error:  # pandas' own errors are ValueErrors
+        raise FldiagError(f"{path} is not a readable table ({str(error).splitlines()[0]})",
+                          "write it in UTF-8 with the columns label and text") from None
+
+
+def _columns(frame: pd.DataFrame, where: str) -> tuple[list[Text], list[str]]:
+    found = [next((c for c in names if c in frame), None) for names in (LABELS, TEXTS, SECONDS)]
+    if found[0] is None or found[1] is None:
+        raise FldiagError(f"{where} has the columns {', '.join(map(str, frame.columns))}",
+                          "name them label and text (and text_b for pairs)")
+    if not len(frame):
+        raise FldiagError(f"{where} has no text to train or to test on", "give both splits at least one")
+    return [*zip(*(frame[c] for c in found[1:] if c is not None), strict=True)], [*frame[found[0]]]
+
+
+def _file(folder: Path, stem: str) -> Path:
+    there = [folder / f"{stem}{ending}" for ending in TABLES if (folder / f"{stem}{ending}").is_file()]
+    if not there:
+        raise FldiagError(f"{folder} has no {stem}.csv", f"it needs a train and a test table ({', '.join(TABLES)})")
+    return there[0]
+
+
+def _named(spec: TextSet, root: str | os.PathLike[str] | None, reading: Reading) -> Dataset:
+    folder = need_folder(spec.name, root, f"{spec.name}_train.tsv and {spec.name}_test.tsv")
+    train = [folder / f"{spec.name}_{part}{ending}" for part in spec.train for ending in TABLES]
+    there = [path for path in train if path.is_file()]
+    if not there:
+        raise FldiagError(f"data set {spec.name!r} was not found: looked for {train[0]} and {len(train) - 1} other names",
+                          f"write its texts as {spec.name}_train.tsv and {spec.name}_test.tsv (columns label and text) there")
+    both = [_read(there[0]), _read(_file(folder, f"{spec.name}_test"))]
+    return _dataset(spec.name, both, reading, str(there[0]), spec.classes)
+
+
+def _register(spec: TextSet) -> None:
+    def build(root: str | None = None, download: bool = False, reading: Reading | None = None) -> Dataset:
+        return _named(spec, root, reading or Reading())
+
+    build.__doc__ = (f"{spec.summary}\n\nFrom {spec.name}_train.tsv and {spec.name}_test.tsv under data.root or $FLDIAG_DATA "
+                     f"(columns label and text; .csv and .gz too). Word pieces are learnt from the training texts. {spec.source}")
+    build.__name__ = spec.name
+    registry.dataset(spec.name)(build)
+
+
+for _spec in SETS:
+    _register(_spec)

@@ -1,0 +1,99 @@
+"""From texts to token numbers and back, with the library ``tokenizers``."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fldiag.errors import FldiagError
+
+#: Numbers 0, 1, 2 and 3, as in every tokenizer here.
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+PAD, UNKNOWN, START, END = range(4)
+#: One text, or two that belong together (a premise and a hypothesis).
+Text = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Words:
+    """A tokenizer: ``spec`` is its ``tokenizer.json``, ``length`` the tokens of a text (longer ones are cut, shorter padded)."""
+
+    spec: str
+    length: int
+
+    @classmethod
+    def learnt(cls, texts: Iterable[Text], pieces: int, length: int) -> Words:
+        """Word pieces in lower case: all characters of the texts, and the most frequent whole words.
+
+        The library's own training breaks ties by chance, so the vocabulary is counted here and the same texts always give the
+        same tokens. A word that is not in it is spelled in characters.
+
+        Raises FldiagError when ``pieces`` are fewer than the characters need, or ``tokenizers`` is not installed.
+        """
+        library = _library()
+        normal, split = library.normalizers.BertNormalizer(lowercase=True), library.pre_tokenizers.BertPreTokenizer()
+        words: Counter[str] = Counter()
+        for text in texts:
+            for part in text:
+                words.update(word for word, _ in split.pre_tokenize_str(normal.normalize_str(part)))
+        letters = sorted({letter for word in words for letter in word})
+        vocabulary = [*SPECIAL, *letters, *(f"##{letter}" for letter in letters)]
+        if len(vocabulary) > pieces:
+            raise FldiagError(f"data.vocabulary = {pieces}, and the characters of the texts alone need {len(vocabulary)}",
+                              f"set data.vocabulary to {len(vocabulary)} or more", usage=True)
+        known = set(vocabulary)
+        often = (word for word, _ in sorted(words.items(), key=lambda item: (-item[1], item[0])) if word not in known)
+        vocabulary += [word for word, _ in zip(often, range(pieces - len(vocabulary)), strict=False)]
+        made = library.Tokenizer(library.models.WordPiece({word: i for i, word in enumerate(vocabulary)}, unk_token=SPECIAL[1]))
+        made.normalizer, made.pre_tokenizer = normal, split
+        made.post_processor = library.processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", START), ("[SEP]", END)])
+        made.decoder = library.decoders.WordPiece(cleanup=False)
+        made.enable_truncation(length)
+        made.enable_padding(length=length, pad_id=PAD, pad_token=SPECIAL[0])
+        return cls(json.dumps(json.loads(made.to_str()), sort_keys=True, ensure_ascii=False), length)
+
+    @cached_property
+    def size(self) -> int:
+        """How many tokens there are."""
+        return int(self._tokenizer.get_vocab_size())
+
+    def numbers(self, texts: Sequence[Text]) -> Tensor:
+        """Token numbers of texts (or pairs), int32 [n, length]: [CLS] text [SEP], and of a pair the second text and [SEP]."""
+        found = np.empty((len(texts), self.length), dtype=np.int32)
+        for start in range(0, len(texts), 1000):  # the library's answers take a hundred times the memory of the numbers
+            some = [text if len(text) == 2 else text[0] for text in texts[start:start + 1000]]
+            found[start:start + len(some)] = [encoded.ids for encoded in self._tokenizer.encode_batch(some)]
+        return torch.from_numpy(found)
+
+    def text(self, numbers: Tensor) -> str:
+        """A row of token numbers in words, without padding and ends."""
+        return str(self._tokenizer.decode([int(i) for i in numbers if int(i) not in (PAD, START, END)]))
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return _library().Tokenizer.from_str(self.spec)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"spec": self.spec, "length": self.length}
+
+
+def _library() -> Any:
+    try:
+        import tokenizers
+        import tokenizers.decoders
+        import tokenizers.models
+        import tokenizers.normalizers
+        import tokenizers.pre_tokenizers
+        import tokenizers.processors
+    except ImportError:
+        raise FldiagError("texts need the package tokenizers", "pip install 'fldiag[text]'", usage=True) from None
+    return tokenizers
