@@ -1,12 +1,14 @@
 """What the number of clients costs: time a round, peak memory and disk for N = 100 to 100,000 clients, 100 of them sampled.
 
-    python analyses/speed/scale.py [--clients 100,1000,10000,100000] [--methods fedavg,scaffold] [--rounds 100] [--out FOLDER]
+    python analyses/speed/scale.py [--clients 100,1000,10000,100000] [--methods fedavg,scaffold] [--rounds 100] [--turns 40]
+                                   [--only memory|time] [--out FOLDER]
 
-The small CNN (46,594 parameters) on ``synthetic``: 32 examples a client, Dirichlet 0.3, one epoch in batches of 10. Every run is
-a process of its own, of which another one reads the memory: PSS of it and its children, from /proc/PID/smaps_rollup (Linux).
-Runs may be measured in several calls: each adds its rows to FOLDER/scale.csv, and the table is of all that are there. Aims: a
-peak of at most 1.5 GB that does not grow with the rounds, and a round within 10 % of that with the fewest clients; ✗ where one
-is missed.
+The small CNN (46,594 parameters) on ``synthetic``: 32 examples a client, Dirichlet 0.3, one epoch in batches of 10. Every run
+is a process of its own. Memory and disk: runs of ``--rounds``, one after the other, of which another process reads the PSS
+(with children, from /proc/PID/smaps_rollup, Linux). Time: shorter runs side by side, a round of each in turn, so that what else
+the machine does meets all of them; medians, and the median ratio to the fewest clients in the same turn. ``--only memory`` or
+``time`` makes one of the two; each call adds to FOLDER/scale.csv, and the table is of all that is there. Aims: a peak of at
+most 1.5 GB that does not grow with the rounds, and a round within 10 % of that with the fewest clients; ✗ where one is missed.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,21 @@ def config(method: str, clients: int, rounds: int) -> fldiag.Config:
         clients__per_round=SAMPLED, rounds=rounds, method__name=method, train__epochs=1, train__batch_size=10, train__lr=0.05)
 
 
-def child(method: str, clients: int, rounds: int, folder: str) -> None:
-    """Train, and say every event on standard output."""
+def child(method: str, clients: int, rounds: int, folder: str, paced: str) -> None:
+    """Train, and say every event on standard output; a ``paced`` one then waits for a line on standard input."""
     torch.set_num_threads(1)
-    fldiag.train(config(method, clients, rounds), out=folder, device="cpu",
-                 on_event=lambda event: print(json.dumps(event), flush=True))
+
+    def tell(event: dict[str, Any]) -> None:
+        print(json.dumps(event), flush=True)
+        if paced == "paced":
+            sys.stdin.readline()
+
+    fldiag.train(config(method, clients, rounds), out=folder, device="cpu", on_event=tell)
+
+
+def started(method: str, clients: int, rounds: int, folder: Path, pace: str) -> subprocess.Popen[str]:
+    words = [sys.executable, __file__, "--child", method, str(clients), str(rounds), str(folder), pace]
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 class Memory(threading.Thread):
@@ -69,45 +80,55 @@ def pss(process: int) -> float:
     return total
 
 
-def measure(method: str, clients: int, rounds: int) -> dict[str, Any]:
+def memory(method: str, clients: int, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        began, run = time.perf_counter(), Path(folder) / "run"
-        words = [sys.executable, __file__, "--child", method, str(clients), str(rounds), str(run)]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-            memory, seconds, start = Memory(process.pid), list[float](), 0.0
-            memory.start()
-            assert process.stdout is not None
-            for line in process.stdout:
-                event = json.loads(line)
-                memory.round = event["round"]
-                if event["event"] == "start":
-                    start = time.perf_counter() - began
-                elif event["event"] == "round":
-                    seconds.append(event["seconds"])
-            memory.done.set()
+        run = Path(folder) / "run"
+        with started(method, clients, rounds, run, "free") as process:
+            watch = Memory(process.pid)
+            watch.start()
+            for line in process.stdout or ():
+                watch.round = json.loads(line)["round"]
+            watch.done.set()
         if process.returncode:
             raise SystemExit(f"{method} with {clients} clients failed")
-        early = max(mb for r, mb in memory.peaks.items() if r <= max(1, rounds // 5))
-        state = prune.size(run / "state") / 1e6
-        return {"method": method, "clients": clients, "rounds": rounds, "start_s": start, "round_s": statistics.median(seconds),
-                "early_mb": early, "peak_mb": max(memory.peaks.values()), "disk_mb": prune.size(run) / 1e6, "state_mb": state,
-                "machine": machine(), "torch": torch.__version__, "threads": 1}
+        early = max(mb for r, mb in watch.peaks.items() if r <= max(1, rounds // 5))
+        return {"method": method, "clients": clients, "rounds": rounds, "early_mb": early, "peak_mb": max(watch.peaks.values()),
+                "disk_mb": prune.size(run) / 1e6, "state_mb": prune.size(run / "state") / 1e6}
+
+
+def times(method: str, clients: list[int], turns: int) -> list[dict[str, Any]]:
+    """Rounds of all numbers of clients in turn; the first one of each is left out."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        every = [stack.enter_context(started(method, n, turns + 1, Path(folder) / str(n), "paced")) for n in clients]
+        starts = [json.loads(process.stdout.readline()) for process in every]  # type: ignore[union-attr]
+        assert all(event["event"] == "start" for event in starts)
+        seconds: list[list[float]] = []
+        for _ in range(turns + 1):
+            seconds.append([])
+            for process in every:
+                print(file=process.stdin, flush=True)
+                seconds[-1].append(json.loads(process.stdout.readline())["seconds"])  # type: ignore[union-attr]
+        for process in every:
+            process.communicate("\n" * 9)
+    columns = list(zip(*seconds[1:], strict=True))
+    return [{"method": method, "clients": n, "turns": turns, "round_s": statistics.median(mine),
+             "ratio": statistics.median(a / b for a, b in zip(mine, columns[0], strict=True))}
+            for n, mine in zip(clients, columns, strict=True)]
 
 
 def table(found: pd.DataFrame) -> str:
-    lines = ["| method | clients N | start s | time a round, ms (ratio to the fewest clients) "
-             "| peak PSS MB (first fifth of the rounds) | disk MB (of it states) |", "|---|---|---|---|---|---|"]
-    for method, rows in found.groupby("method", sort=False):
-        first = rows["round_s"].iloc[0]
-        for row in rows.itertuples():
-            times, grown = row.round_s / first, row.peak_mb / row.early_mb
-            slow = " ✗" if times > MOST_TIMES else ""
-            large = " ✗" if row.peak_mb > MOST_MB or grown > MOST_TIMES else ""
-            lines.append(f"| {method} | {row.clients:,} | {row.start_s:.1f} | {1000 * row.round_s:,.0f} ({times:.2f}){slow} "
-                         f"| {row.peak_mb:,.0f} ({row.early_mb:,.0f}){large} | {row.disk_mb:,.0f} ({row.state_mb:,.0f}) |")
-    about = found[["machine", "torch", "threads", "rounds"]].drop_duplicates()
-    ends = [f"{row.rounds} rounds on {row.machine}, {row.threads} thread, torch {row.torch}." for row in about.itertuples()]
-    return "\n".join([*lines, "", *ends])
+    lines = ["| method | clients N | time a round, ms (ratio to the fewest clients) | peak PSS MB (first fifth of the rounds) "
+             "| disk MB (of it states) |", "|---|---|---|---|---|"]
+    for (method, clients), row in found.iterrows():
+        other = "" if 1 / MOST_TIMES <= row["ratio"] <= MOST_TIMES else " ✗"
+        large = "" if row["peak_mb"] <= min(MOST_MB, MOST_TIMES * row["early_mb"]) else " ✗"
+        time = "not measured" if pd.isna(row["ratio"]) else f"{1000 * row['round_s']:,.0f} ({row['ratio']:.2f}){other}"
+        mb = "not measured" if pd.isna(row["peak_mb"]) else f"{row['peak_mb']:,.0f} ({row['early_mb']:,.0f}){large}"
+        disk = "not measured" if pd.isna(row["disk_mb"]) else f"{row['disk_mb']:,.0f} ({row['state_mb']:,.0f})"
+        lines.append(f"| {method} | {clients:,} | {time} | {mb} | {disk} |")
+    rounds, turns = (", ".join(sorted({f"{n:g}" for n in found[key].dropna()})) for key in ("rounds", "turns"))
+    where = f"{', '.join(set(found['machine']))}, one thread, torch {', '.join(set(found['torch']))}"
+    return "\n".join([*lines, "", f"Memory and disk: {rounds} rounds; time: {turns} turns. {where}."])
 
 
 def main() -> None:
@@ -115,24 +136,29 @@ def main() -> None:
     parser.add_argument("--clients", default="100,1000,10000,100000")
     parser.add_argument("--methods", default="fedavg,scaffold")
     parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--turns", type=int, default=40)
+    parser.add_argument("--only", choices=("memory", "time"))
     parser.add_argument("--out", type=Path, default=Path("figures/speed"))
-    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
-        method, clients, rounds, folder = given.child
-        child(method, int(clients), int(rounds), folder)
+        method, number, rounds, folder, pace = given.child
+        child(method, int(number), int(rounds), folder, pace)
         return
     given.out.mkdir(parents=True, exist_ok=True)
-    file = given.out / "scale.csv"
-    found = pd.read_csv(file) if file.is_file() else pd.DataFrame()
+    file, key = given.out / "scale.csv", ["method", "clients"]
+    clients = [int(n) for n in given.clients.split(",")]
     for method in given.methods.split(","):
-        for clients in map(int, given.clients.split(",")):
-            row = measure(method, clients, given.rounds)
+        rows = times(method, clients, given.turns) if given.only != "memory" else []
+        for n in clients if given.only != "time" else ():
+            rows.append(memory(method, n, given.rounds))
+        for row in rows:
             print(row, flush=True)
-            found = pd.concat([found, pd.DataFrame([row])]).drop_duplicates(["method", "clients"], keep="last")
-            found = found.sort_values(["method", "clients"])
-            found.to_csv(file, index=False)
-    print(table(found))
+            new = pd.DataFrame([{**row, "machine": machine(), "torch": torch.__version__}]).set_index(key)
+            found = new.combine_first(pd.read_csv(file).set_index(key)) if file.is_file() else new
+            found.to_csv(file)
+    print(table(found.reindex(columns=["round_s", "ratio", "early_mb", "peak_mb", "disk_mb", "state_mb", "rounds", "turns",
+                                       "machine", "torch"])))
 
 
 if __name__ == "__main__":
