@@ -137,6 +137,11 @@ class Ingredients:
         return digest(names, list(self.layout.names), self.w, self.buffers, data, str(self.dtype),
                       *(["sum"] if self.reduction == "sum" else []))
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether the examples themselves were given, not a slice of a data set."""
+        return isinstance(self._data, inputs.TensorData)
+
     def guarded(self) -> contextlib.AbstractContextManager[None]:
         """Context in which global random states may be used and are put back."""
         return untouched_randomness(self.device)
