@@ -18,7 +18,7 @@ from fldiag.errors import FldiagError
 class Dataset:
     """Training and test split of a classification or regression problem.
 
-    ``train_x``, ``test_x``: uint8 [n, C, H, W] pixels 0..255, or float32 [n, d] / [n, C, H, W].
+    ``train_x``, ``test_x``: uint8 [n, C, H, W] pixels 0..255, float32 [n, d] / [n, C, H, W], or int64 [n, T] tokens.
     ``train_y``, ``test_y``: int64 [n] labels in 0..classes-1, or float32 [n, classes] regression targets.
     ``mean``, ``std``: one number a channel (a feature, for [n, d]) for pixels in [0, 1]; empty: uint8 is
     divided by 255 and nothing else. ``augment``: names from ``fldiag.data.augment``, applied to training
@@ -157,6 +157,8 @@ class Dataset:
             self._check_labels(split, y)
 
     def _check_inputs(self, split: str, x: Tensor) -> None:
+        if x.ndim == 2 and x.dtype == torch.int64 and x.shape[1]:  # tokens
+            return
         if x.ndim not in (2, 4) or x.dtype not in (torch.uint8, torch.float32) or 0 in x.shape[1:]:
             raise self._error(f"{split} inputs are {_spell(x)}",
                               "use uint8 [n, C, H, W], float32 [n, C, H, W] or float32 [n, d]")

@@ -90,10 +90,13 @@ class Pool:
     def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of examples start..stop-1, ready for a model."""
         if self._x is None and 4 * self.n * int(np.prod(self.dataset.shape)) <= KEEP_BYTES:
-            self._x = self.dataset.normalise(self.x_raw).to(self.device, self.dtype)
+            self._x = self._place(self.dataset.normalise(self.x_raw))
         x = self._x[start:stop] if self._x is not None else self.dataset.normalise(self.x_raw[start:stop])
         y = self.y[start:stop].to(self.device)
-        return x.to(self.device, self.dtype), y.to(self.dtype) if y.is_floating_point() else y
+        return self._place(x), y.to(self.dtype) if y.is_floating_point() else y
+
+    def _place(self, x: Tensor) -> Tensor:
+        return x.to(self.device, self.dtype if x.is_floating_point() else x.dtype)
 
     def batches(self, where: slice, size: int, mixed: bool = True) -> Iterator[slice]:
         """The stretch in batches; without ``mixed``, no batch holds examples of two segments."""

@@ -18,7 +18,8 @@ def evaluate(network: Network, w: Tensor, buffers: dict[str, Tensor], dataset: D
     with torch.no_grad():
         bound = network.bind(w.unsqueeze(0), {k: b.unsqueeze(0).clone() for k, b in buffers.items()})
         for i in range(0, n, BATCH):
-            x = dataset.normalise(dataset.test_x[i: i + BATCH]).to(w.device, w.dtype).unsqueeze(0)
+            x = dataset.normalise(dataset.test_x[i: i + BATCH])
+            x = x.to(w.device, w.dtype if x.is_floating_point() else x.dtype).unsqueeze(0)
             y = dataset.test_y[i: i + BATCH].to(w.device).unsqueeze(0)
             y = y.to(w.dtype) if y.is_floating_point() else y
             logits = bound(x)
