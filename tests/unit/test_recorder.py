@@ -1,9 +1,11 @@
 """One's own loop, recorded: what is stored, in every form of weights, and what can be asked of it at any moment."""
 
 import copy
+import importlib
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import helpers
 import numpy as np
@@ -153,6 +155,25 @@ def test_one_owner_and_no_second_run_in_a_folder(tmp_path):
     rec.round(clients={0: net}, received=net, aggregated=net)
     rec.close()
     assert not (tmp_path / "run" / "owner.json").exists() and json.loads((tmp_path / "run" / "run.json").read_text())["done"] == 1
+
+
+def test_the_example_of_the_documentation(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs"))
+    import own_loop
+
+    own_loop.main(str(tmp_path / "run"))
+    run = Run.open(tmp_path / "run")
+    assert run.rounds == [0, 1, 2, 3] and run.checkpoint().client_ids == list(range(10))
+    assert len(fldiag.diagnose(fldiag.load(run.path, model=own_loop.net()), "forgetting"))
+
+
+@pytest.mark.parametrize(("name", "package"), [("huggingface", "transformers"), ("lightning", "lightning")])
+def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch, name, package):
+    for module in (package, f"{package}.pytorch", "pytorch_lightning"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(FldiagError, match="is not installed") as caught:
+        importlib.import_module(f"fldiag.export.{name}").callback(None)
+    assert f"fldiag[{package}]" in caught.value.remedy
 
 
 @pytest.mark.parametrize(("wrong", "message"), [
