@@ -14,13 +14,14 @@ FedSOL is Lee et al., "FedSOL: Stabilized Orthogonal Learning with Proximal Rest
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fldiag.errors import FldiagError
 from fldiag.params import Layout, norm, ratio
 
 #: The proximal losses that need nothing but the received model.
@@ -67,9 +68,23 @@ def criterion(regression: bool) -> Callable[..., Tensor]:
     return half_squared_error if regression else F.cross_entropy
 
 
+def own(outputs: Any, batch: Any) -> Tensor:
+    """The loss that the model returns itself, as those of transformers do when labels are among their inputs."""
+    found = outputs.get("loss") if isinstance(outputs, Mapping) else None
+    if found is None:
+        raise FldiagError("the model returns no loss of its own", "give a loss of (outputs, batch), or labels among the inputs")
+    return found
+
+
+def multi_label(outputs: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+    """Binary cross entropy of logits [..., C] and labels 0 or 1 of every class [..., C]."""
+    return F.binary_cross_entropy_with_logits(outputs, y.to(outputs.dtype), reduction=reduction)
+
+
 #: What a diagnostic can be told to take: functions (outputs, y) -> the mean over the examples.
 BY_NAME: dict[str, Callable[..., Tensor]] = {
-    "cross_entropy": F.cross_entropy, "half_squared_error": half_squared_error, "mse": F.mse_loss}
+    "cross_entropy": F.cross_entropy, "half_squared_error": half_squared_error, "mse": F.mse_loss,
+    "multi_label": multi_label, "own": own}
 
 
 def kl(teacher: Tensor, student: Tensor, tau: float) -> Tensor:

@@ -76,6 +76,17 @@ def strip(state: State, prefix: str) -> State:
     return {k[len(prefix):]: v for k, v in state.items() if k.startswith(prefix)} if prefix else state
 
 
+def with_first_names(state: State, module: nn.Module) -> State:
+    """The state_dict, where a tied tensor that is there under its second name only gets the first too: files often hold one."""
+    first: dict[int, str] = {}
+    more = {}
+    for name, p in module.named_parameters(remove_duplicate=False):
+        kept = first.setdefault(id(p), name)
+        if kept not in state and name in state:
+            more[kept] = state[name]
+    return {**state, **more}
+
+
 def fit(state: State, module: nn.Module) -> tuple[State, str]:
     """(the module's parameters in its own order and the buffers that are there, the prefix that was stripped).
 

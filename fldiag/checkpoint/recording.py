@@ -28,20 +28,22 @@ class Recording:
     """A run folder that grows round by round from state_dicts named as the module names its tensors.
 
     ``model``, ``data``: what the run's files say of them (names; a reader never runs code that a file names);
-    without them they must be given with every question. ``parts``: client -> indices of its training examples.
-    ``method``, ``seed``: how tables call the run. ``origin``: plain values on where it comes from, kept in run.json;
-    a run with the same origin that was not finished goes on.
+    without them they must be given with every question. ``normalise``: how the data of that name are seen. ``parts``: client ->
+    indices of its training examples. ``method``, ``seed``: how tables call the run. ``origin``: plain values on where it comes
+    from, kept in run.json; a run with the same origin that was not finished goes on.
 
     Raises FldiagError when the folder holds another run or cannot be written.
     """
 
     def __init__(self, path: Path, module: nn.Module, *, origin: Mapping[str, Any], model: str | None = None,
                  data: str | None = None, root: str | None = None, dataset: Dataset | None = None,
-                 parts: Mapping[int, np.ndarray] | None = None, method: str = "foreign", seed: int = 0):
+                 parts: Mapping[int, np.ndarray] | None = None, method: str = "foreign", seed: int = 0,
+                 normalise: str | None = None):
         self.layout, self.method, self.seed = Layout.of(module), method, seed
         self.dataset = dataset
         self.waiting: list[Row] = []
-        config = {"name": path.resolve().name, "seed": seed, "rounds": 0, "data": {"name": data, "root": root} if data else {},
+        named = {"name": data, "root": root, **({"normalise": normalise} if normalise else {})} if data else {}
+        config = {"name": path.resolve().name, "seed": seed, "rounds": 0, "data": named,
                   "partition": {"kind": "unknown" if parts is None else "given"}, "clients": {"total": 0, "per_round": 0},
                   "model": {"name": model} if model else {}, "method": {"name": method}, "train": {},
                   "checkpoint": {"every": 1, "clients": "sampled"}}

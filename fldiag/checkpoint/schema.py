@@ -81,7 +81,7 @@ class Checkpoint:
     def label(self) -> str:
         """Short name for tables and captions."""
         if not self.manifest:
-            return self.path.stem
+            return self.path.absolute().parent.name if (self.path.parent / "config.json").is_file() else self.path.stem
         return f"{self.manifest['method']['name']} round {self.round}"
 
     @cached_property

@@ -19,9 +19,7 @@ def ask(console: Console, name: str, paths: Sequence[Path], options: Mapping[str
     """Raises FldiagError for whatever cannot be asked or answered."""
     given = {k: options[k] for k in ("model", "data") if k in options}
     of_runs = diagnostic(name).on in ("run", "runs")
-    targets: list[subjects.Target] = [
-        subjects.load(p) if os.path.isdir(p) else Run.open(p) if of_runs and not os.path.isfile(p) else subjects.load(p, **given)
-        for p in paths]
+    targets: list[subjects.Target] = [_opened(p, given, of_runs) for p in paths]
     found = answer(name, targets, options, out=out, bar=console.progress, tell=console.note)
     for made in found:
         show(console, made)
@@ -29,6 +27,12 @@ def ask(console: Console, name: str, paths: Sequence[Path], options: Mapping[str
     leading = {also.name for also in first.entry.also.values() if also.leads}
     ordered = sorted(found, key=lambda made: (made.entry.name in leading, made is first))
     console.done(*(file for made in ordered for file in made.files))  # what people look at first is named last
+
+
+def _opened(path: Path, given: Mapping[str, Any], of_runs: bool) -> subjects.Target:
+    if of_runs and not os.path.exists(path):
+        return Run.open(path)
+    return subjects.load(path, **({} if os.path.isfile(path / "run.json") else given))
 
 
 def show(console: Console, made: Answer) -> None:

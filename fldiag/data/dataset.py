@@ -14,13 +14,15 @@ from fldiag.data.made import Made
 from fldiag.data.words import Text, Words
 from fldiag.errors import FldiagError
 
+TOKENS = (torch.int32, torch.int64)
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Training and test split of a classification or regression problem.
 
-    ``train_x``, ``test_x``: uint8 [n, C, H, W] pixels 0..255, float32 [n, d] / [n, C, H, W], or int32 [n, T] token numbers
-    of ``texts`` (training texts, then test texts), which ``words`` made.
+    ``train_x``, ``test_x``: uint8 [n, C, H, W] pixels 0..255, float32 [n, d] / [n, C, H, W], or token numbers int32 or int64
+    [n, T]; ``words`` made them of ``texts`` (training texts, then test texts), where these are known.
     ``train_y``, ``test_y``: int64 [n] labels in 0..classes-1, or float32 [n, classes] regression targets.
     ``mean``, ``std``: one number a channel (a feature, for [n, d]) for pixels in [0, 1]; empty: uint8 is
     divided by 255 and nothing else. ``augment``: names from ``fldiag.data.augment``, applied to training
@@ -66,6 +68,11 @@ class Dataset:
         return (first * self.repeat, *rest)
 
     @property
+    def tokens(self) -> bool:
+        """Whether the inputs are token numbers."""
+        return self.train_x.dtype in TOKENS
+
+    @property
     def regression(self) -> bool:
         return self.train_y.is_floating_point()
 
@@ -82,7 +89,7 @@ class Dataset:
 
     def normalise(self, raw: Tensor) -> Tensor:
         """A stored batch [n, ...] as model inputs [n, *shape], float32 or int64 tokens: the transform of evaluation."""
-        if self.words is not None:
+        if raw.dtype in TOKENS:
             return raw.long()
         return self._repeat(self._standardise(self._centre(raw)))
 
@@ -164,9 +171,9 @@ class Dataset:
             self._check_labels(split, y)
 
     def _check_inputs(self, split: str, x: Tensor) -> None:
-        if self.words is not None:
-            if x.ndim != 2 or x.dtype != torch.int32 or int(x.min()) < 0 or int(x.max()) >= self.words.size:
-                raise self._error(f"{split} inputs are {_spell(x)}", f"use int32 [n, T] tokens below {self.words.size}")
+        if x.ndim == 2 and x.dtype in TOKENS and x.shape[1]:
+            if self.words is not None and (int(x.min()) < 0 or int(x.max()) >= self.words.size):
+                raise self._error(f"{split} tokens go from {int(x.min())} to {int(x.max())}", f"use 0 to {self.words.size - 1}")
             return
         if x.ndim not in (2, 4) or x.dtype not in (torch.uint8, torch.float32) or 0 in x.shape[1:]:
             raise self._error(f"{split} inputs are {_spell(x)}",

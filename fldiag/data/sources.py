@@ -90,7 +90,7 @@ def blank(name: str, variant: str | None = None) -> Dataset | None:
 def remarks(dataset: Dataset) -> list[str]:
     """What a user should know of a data set that no registered name stands for: how a model sees it."""
     known = dataset.name.partition("@")[0] in registry.dataset
-    if known or dataset.words is not None:
+    if known or dataset.tokens:
         return []
     return [f"inputs of {dataset.name}: {dataset.scaling} (data.normalise, --normalise)"]
 
@@ -102,7 +102,7 @@ def _load(name: str, root: str | os.PathLike[str] | None, download: bool, varian
     if name.startswith("csv:"):
         return table(name.removeprefix("csv:"), reading or Reading())
     if ":" in name:
-        return _factory(name)
+        return _dataset(made(name), f"data set {name!r}: {name.rpartition(':')[2]}()", name)
     if name not in registry.dataset:
         return _file_of_that_name(name, root)
     build = registry.dataset.get(name).build
@@ -147,7 +147,7 @@ def _normalised(dataset: Dataset, how: Normalise | None) -> Dataset:
     if how is None:
         return dataset
     pixels = dataset.train_x.dtype == torch.uint8
-    if dataset.made or dataset.words is not None:
+    if dataset.made or dataset.tokens:
         raise FldiagError(f"data set {dataset.name!r} cannot be normalised in another way", "leave out data.normalise",
                           usage=True)
     if how == "unit" and not pixels:
@@ -159,7 +159,8 @@ def _normalised(dataset: Dataset, how: Normalise | None) -> Dataset:
     return replace(dataset, mean=mean, std=std)
 
 
-def _factory(name: str) -> Dataset:
+def made(name: str) -> Any:
+    """What the function ``pkg.mod:loader`` returns. Raises FldiagError when it is not there or fails."""
     module_name, _, attribute = name.partition(":")
     if not module_name or not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
         raise FldiagError(f"data set {name!r} is not pkg.mod:factory",
@@ -180,26 +181,25 @@ def _factory(name: str) -> Dataset:
             raise FldiagError(f"data set {name!r}: module {module_name} {what} {attribute!r}",
                               nearest(attribute, public) if public else "define it there", usage=True)
         try:
-            made = build()
+            return build()
         except FldiagError:
             raise
         except Exception as error:
             raise FldiagError(f"data set {name!r}: {attribute}() failed ({_spell(error)})",
                               "the factory is called without arguments; mend it") from error
-    return _dataset(made, f"data set {name!r}: {attribute}()", name)
 
 
-def _dataset(made: Any, where: str, name: str = "") -> Dataset:
+def _dataset(found: Any, where: str, name: str = "") -> Dataset:
     """What a builder returned as a Dataset; arrays are accepted from a factory (``name`` given)."""
-    if isinstance(made, Dataset):
-        return made
-    if not name or not isinstance(made, (tuple, list)) or len(made) != 4:
-        size = f" of {len(made)}" if isinstance(made, (tuple, list)) else ""
+    if isinstance(found, Dataset):
+        return found
+    if not name or not isinstance(found, (tuple, list)) or len(found) != 4:
+        size = f" of {len(found)}" if isinstance(found, (tuple, list)) else ""
         also = ", or (train_x, train_y, test_x, test_y)" if name else ""
-        raise FldiagError(f"{where} returned a {type(made).__name__}{size}",
+        raise FldiagError(f"{where} returned a {type(found).__name__}{size}",
                           f"return fldiag.data.Dataset{also}")
     parts = []
-    for value, label in zip(made, ("train_x", "train_y", "test_x", "test_y"), strict=True):
+    for value, label in zip(found, ("train_x", "train_y", "test_x", "test_y"), strict=True):
         if label.endswith("x"):
             x = inputs(value, f"{where} {label}")
             parts.append(x[:, None] if x.ndim == 3 else x)

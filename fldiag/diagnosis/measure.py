@@ -17,6 +17,7 @@ from fldiag.clock import duration
 from fldiag.errors import FldiagError
 from fldiag.problem.ingredients import code_of
 from fldiag.problem.problem import Problem
+from fldiag.problem.trees import count
 from fldiag.registry import Diagnostic, Progress
 from fldiag.results.cache import Cache
 from fldiag.results.provenance import digest, provenance
@@ -142,4 +143,4 @@ def _timed(problem: Problem) -> float:
         with problem.guarded(), torch.enable_grad():
             w = problem.w.clone().requires_grad_()
             torch.autograd.grad(problem.criterion(problem.call(w, x), y).sum(), w)
-    return (time.perf_counter() - began) * problem.n / len(y)
+    return (time.perf_counter() - began) * problem.n / count(y)

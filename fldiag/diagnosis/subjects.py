@@ -17,7 +17,7 @@ import pydantic
 import torch
 
 from fldiag import registry
-from fldiag.checkpoint import schema
+from fldiag.checkpoint import pretrained, schema
 from fldiag.checkpoint.run import Run, verify
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.device import device_of
@@ -38,12 +38,12 @@ OPEN = (Problem, History)
 
 
 def load(path: str | Path, *, model: Any = None, data: Any = None) -> Run | Checkpoint:
-    """A run folder as Run; a ``.pt`` or ``.safetensors`` file as Checkpoint.
+    """A run folder as Run; a ``.pt`` or ``.safetensors`` file, or a model's folder of transformers, as Checkpoint.
 
     Args:
-        path: a run folder, its run.json, or a checkpoint file.
+        path: a run folder, its run.json, a checkpoint file, or what ``save_pretrained`` wrote (config.json and safetensors).
         model: for a plain state_dict: a module, a registered name or ``pkg.mod:factory``; overrides what a checkpoint says.
-        data: (x, y) tensors, a slice, a data set's name, ``npz:PATH`` or ``pkg.mod:loader``.
+        data: what ``Problem`` takes, a data set's name, ``npz:PATH`` or ``pkg.mod:loader``.
 
     Returns:
         What the path is, with the model and data that were given.
@@ -54,6 +54,8 @@ def load(path: str | Path, *, model: Any = None, data: Any = None) -> Run | Chec
     if not isinstance(path, (str, os.PathLike)):
         raise FldiagError(f"a {type(path).__name__} is no path", "give a run folder or a checkpoint file", usage=True)
     path = Path(path)
+    if pretrained.is_folder(path):
+        return given(pretrained.read(path), model, data)
     if os.path.isdir(path) or path.name == "run.json":
         return given(Run.open(path), model, data)
     verify(path)

@@ -22,18 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
-from fldiag import data as datasets
-from fldiag import models
-from fldiag.checkpoint import folder, foreign
 from fldiag.checkpoint.foreign import State
-from fldiag.checkpoint.recording import Recording, Row
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
-from fldiag.models.network import Network
-from fldiag.training.evaluate import evaluate as test
+from fldiag.export.given import rows_of
+from fldiag.export.recorder import Recorder
 
 Parts = Sequence[Any] | Mapping[Any, Any] | str | Path
 
@@ -57,17 +52,10 @@ def record(strategy: Any, out: str | Path, model: nn.Module | str, *, data: Data
     if not any(hasattr(strategy, name) for name in ("configure_train", "configure_fit")):
         raise FldiagError(f"a {type(strategy).__name__} is no Flower strategy: it has no configure_train",
                           "give one such as flwr.serverapp.strategy.FedAvg()", usage=True)
-    dataset = datasets.load(data) if isinstance(data, str) else data
-    if isinstance(model, str):
-        shape, classes = (dataset.shape, dataset.classes) if dataset is not None else ((), 0)
-        module, name = models.build(model, shape, classes, code=True), model
-    else:
-        module, name = model, None
-    recorder = _Recorder(strategy, module, dataset if evaluate else None, client, _parts(partition, dataset))
     kind, now = type(strategy).__name__, datetime.datetime.now().astimezone().isoformat()
-    recorder.recording = Recording(
-        Path(out), module, model=name, data=data if isinstance(data, str) else None, dataset=dataset, parts=recorder.parts,
-        method=kind.lower(), seed=seed, origin={"kind": "flower", "strategy": kind, "began": now})
+    kept = Recorder(out, model, data, partition, method=kind.lower(), seed=seed, evaluate=evaluate,
+                    origin={"kind": "flower", "strategy": kind, "began": now})
+    recorder = _Rounds(strategy, kept, client)
     wrapped = {"configure_train": recorder.configure, "aggregate_train": recorder.aggregate,
                "aggregate_evaluate": recorder.aggregate_evaluate, "start": recorder.start} if hasattr(
         strategy, "configure_train") else {"configure_fit": recorder.configure, "aggregate_fit": recorder.aggregate_fit,
@@ -75,6 +63,19 @@ def record(strategy: Any, out: str | Path, model: nn.Module | str, *, data: Data
     for method, wrapper in wrapped.items():
         setattr(strategy, method, _around(getattr(strategy, method), wrapper))
     return strategy
+
+
+def mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
+    """A client mod of Flower, ``ClientApp(mods=[flower.mod])``: every reply to a training says which client it is of.
+
+    It adds ``partition-id`` of the node's config to the reply's metrics, so that the client's code need not.
+    """
+    reply = call_next(message, context)
+    mine = context.node_config.get("partition-id")
+    if mine is not None and not reply.has_error():
+        for record in reply.content.metric_records.values():
+            record.setdefault("partition-id", int(mine))
+    return reply
 
 
 def _around(inner: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,29 +88,12 @@ def _around(inner: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[
     return call
 
 
-def _parts(given: Parts | None, dataset: Dataset | None) -> dict[int, np.ndarray] | None:
-    if given is None:
-        return None
-    if isinstance(given, (str, Path)):
-        given = folder.read_partition(Path(given))
-    pairs = given.items() if isinstance(given, Mapping) else enumerate(given)
-    named = {str(k): np.sort(np.asarray(v, dtype=np.int64)) for k, v in pairs}
-    if not named or not all(k.isdigit() for k in named):
-        raise FldiagError(f"the partition is of clients {', '.join(list(named)[:4]) or 'none'}",
-                          "number them as the clients' partition-id: 0, 1, 2, ...", usage=True)
-    if dataset is not None:
-        folder.check(named, len(dataset.train_y), dataset.name)
-    return {int(k): v for k, v in named.items()}
-
-
-class _Recorder:
+class _Rounds:
     """What is known of the round that is under way."""
 
-    recording: Recording
-
-    def __init__(self, strategy: Any, module: nn.Module, dataset: Dataset | None, key: str, parts: dict[int, np.ndarray] | None):
-        self.strategy, self.module, self.key, self.parts, self.dataset = strategy, module, key, parts, dataset
-        self.network = Network(module) if dataset is not None else None
+    def __init__(self, strategy: Any, kept: Recorder, key: str):
+        self.strategy, self.kept, self.key = strategy, kept, key
+        self.recording = kept.recording
         self.nodes: dict[str, int] = {}
         self.current: State = {}
         self.received: State | None = None
@@ -163,7 +147,7 @@ class _Recorder:
         replies = bound.arguments["replies"] = list(bound.arguments["replies"])
         metrics, t = inner(*bound.args, **bound.kwargs), int(bound.arguments["server_round"])
         with _Guard(self, t):
-            rows = _numbers(metrics, moment="aggregated", scope="global", source="clients' evaluation")
+            rows = rows_of(metrics, moment="aggregated", scope="global", source="clients' evaluation")
             key = getattr(self.strategy, "weighted_by_key", "num-examples")
             for reply in (r for r in replies if not r.has_error()):
                 numbers = _metrics(reply)
@@ -171,7 +155,7 @@ class _Recorder:
                 if self.key not in numbers and node not in self.nodes:
                     self.recording.note(f"round {t}: node {node} evaluated, and nothing says which client it is: left out")
                     continue
-                rows += _numbers(numbers, moment="aggregated", scope="client", source="clients' evaluation",
+                rows += rows_of(numbers, moment="aggregated", scope="client", source="clients' evaluation",
                                  client=self._client(node, numbers, t),
                                  n_examples=int(numbers[key]) if key in numbers else None)
             self.recording.add_rows(t, rows)
@@ -181,9 +165,8 @@ class _Recorder:
         score = bound.arguments.get("evaluate_fn")
         if score is not None:
             bound.arguments["evaluate_fn"] = lambda t, arrays: self._scored(t, score(t, arrays))
-        result = inner(*bound.args, **bound.kwargs)
-        self.recording.finish()
-        return result
+        with self.kept:
+            return inner(*bound.args, **bound.kwargs)
 
     def evaluate(self, inner: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
         found = inner(*bound.args, **bound.kwargs)
@@ -192,14 +175,14 @@ class _Recorder:
 
     def _scored(self, t: int, numbers: Mapping[str, Any] | None) -> Any:
         with _Guard(self, t):
-            self.recording.add_rows(t, _numbers(numbers, moment="aggregated", scope="global", source="evaluate_fn"))
+            self.recording.add_rows(t, rows_of(numbers, moment="aggregated", scope="global", source="evaluate_fn"))
         return numbers
 
     # -- what is written
 
     def _round(self, t: int, replies: Sequence[tuple[str, Any, Mapping[str, Any], Any]], arrays: Any, metrics: Any) -> None:
         clients: dict[int, State] = {}
-        rows = _numbers(metrics, moment="trained", scope="global", source="clients' training")
+        rows = rows_of(metrics, moment="trained", scope="global", source="clients' training")
         for node, weights, numbers, n in replies:
             k = self._client(node, numbers, t)
             if k in clients:
@@ -212,25 +195,17 @@ class _Recorder:
                     raise
                 self.recording.note(f"round {t}: the reply of client {k} is left out: {error.what}")
                 continue
-            rows += _numbers(numbers, moment="trained", scope="client", client=k, source="clients' training")
+            rows += rows_of(numbers, moment="trained", scope="client", client=k, source="clients' training")
             if n is not None:
                 self.recording.know(examples={k: int(n)})
         if arrays is None:
             self.recording.note(f"round {t}: the strategy made no new model of {len(replies)} replies, so the old one stays")
-        aggregated = self.state(arrays) if arrays is not None else self.current
-        if self.network is not None and self.dataset is not None:
-            w = torch.cat([aggregated[n].float().reshape(-1) for n in self.network.layout.names])
-            own = {n: aggregated.get(n, b) for n, b in self.network.buffers.items()}
-            scores = test(self.network, w, own, self.dataset)
-            size = int(scores.pop("n"))
-            rows += [{"moment": "aggregated", "scope": "global", "slice": "test", "metric": m, "value": v, "n_examples": size,
-                      "estimator": "exact"} for m, v in scores.items()]
-        self.recording.add(t, aggregated, clients, self.received, rows)
+        self.kept.store(t, self.state(arrays) if arrays is not None else self.current, clients, self.received, rows)
 
     def _client(self, node: str, numbers: Mapping[str, Any], t: int) -> int:
         if self.key in numbers:
             self.nodes[node] = int(numbers[self.key])
-        elif node not in self.nodes and self.parts is None:
+        elif node not in self.nodes and self.kept.parts is None:
             self.nodes[node] = max(self.nodes.values(), default=-1) + 1
         if node not in self.nodes:
             there = ", ".join(map(str, numbers)) or "no metrics"
@@ -250,29 +225,19 @@ class _Recorder:
     def state(self, arrays: Any) -> State:
         """Arrays of either interface as a state_dict of the model. Raises FldiagError when they do not fit it."""
         if hasattr(arrays, "keys"):
-            held = {str(k): torch.from_numpy(np.array(v.numpy())) for k, v in arrays.items()}
-        else:
-            from flwr.common import parameters_to_ndarrays
+            held = {str(k): np.array(v.numpy()) for k, v in arrays.items()}
+            own = set(self.recording.layout.names)
+            listed = all(k.isdigit() for k in held) and not own <= held.keys()
+            return self.kept.state(list(held.values()) if listed else held)
+        from flwr.common import parameters_to_ndarrays
 
-            held = {str(i): torch.from_numpy(np.array(a)) for i, a in enumerate(parameters_to_ndarrays(arrays))}
-        own = {n for n, _ in self.module.named_parameters()}
-        if all(k.isdigit() for k in held) and not own <= held.keys():  # a list, in the order of state_dict() or parameters()
-            whole = list(self.module.state_dict())
-            names = whole if len(held) == len(whole) else [n for n, _ in self.module.named_parameters()]
-            if len(held) != len(names):
-                raise FldiagError(f"{len(held)} arrays, and the model's state_dict has {len(whole)}",
-                                  "send the arrays of the model's state_dict() in its order")
-            held = dict(zip(names, held.values(), strict=True))
-        state, _ = foreign.fit(held, self.module)
-        kinds = {n: t.dtype for n, t in [*self.module.named_parameters(), *self.module.named_buffers()]}
-        # strategies make float64 of float32, and fractions of counters; clients load both as the model has them
-        return {n: (v if kinds[n].is_floating_point else v.round()).to(kinds[n]) for n, v in state.items()}
+        return self.kept.state(parameters_to_ndarrays(arrays))
 
 
 class _Guard:
     """In the first round what is wrong stops training; later it costs a warning and the round's record."""
 
-    def __init__(self, recorder: _Recorder, t: int):
+    def __init__(self, recorder: _Rounds, t: int):
         self.recorder, self.t = recorder, t
 
     def __enter__(self) -> None:
@@ -295,12 +260,3 @@ def _equal(a: Any, b: Any) -> bool:
     if hasattr(a, "keys"):
         return a.keys() == b.keys() and all(np.array_equal(a[k].numpy(), b[k].numpy()) for k in a)
     return bool(a == b)
-
-
-def _numbers(record: Mapping[str, Any] | None, **about: Any) -> list[Row]:
-    """A row for every number in a record, and for every entry of a list of them."""
-    about = {k: v for k, v in about.items() if v is not None}
-    entries = [(name, i, v) for name, value in (record or {}).items()
-               for i, v in (enumerate(value) if isinstance(value, (list, tuple)) else [(None, value)])]
-    return [{**about, "metric": str(name), "value": float(v), **({} if i is None else {"index": i})}
-            for name, i, v in entries if isinstance(v, (int, float)) and not isinstance(v, bool)]

@@ -15,14 +15,14 @@ from fldiag.models import size
 from fldiag.seeding import seed_for
 
 
-def build(name: str, shape: tuple[int, ...], classes: int, options: Mapping[str, Any] | None = None, *, seed: int = 0,
+def build(name: str, shape: tuple[int, ...] | None, classes: int, options: Mapping[str, Any] | None = None, *, seed: int = 0,
           code: bool = False, most: int | None = None) -> nn.Module:
     """A freshly initialised model (PyTorch's default initialisation under ``seed``); global RNG untouched.
 
     ``name`` is a registered model, or with ``code=True`` also ``pkg.mod:factory``, which is imported and
-    called as factory(shape, classes, **options) or factory(). Only what a user typed may be passed with
-    ``code=True``, never a name found in a checkpoint. ``most``: how many parameters there can be, where a file says how
-    large the model is and holds its weights.
+    called as factory(shape, classes, **options) or factory(), the latter where the inputs have no one shape (None). Only what
+    a user typed may be passed with ``code=True``, never a name found in a checkpoint. ``most``: how many parameters there can
+    be, where a file says how large the model is and holds its weights.
 
     Raises FldiagError for an unknown model or option, and for a registered model that is larger than ``most`` or than the
     memory of this machine: before anything is allocated.
@@ -32,6 +32,9 @@ def build(name: str, shape: tuple[int, ...], classes: int, options: Mapping[str,
         torch.manual_seed(seed_for(seed, "init"))
         if ":" not in name:
             entry = registry.model.get(name)
+            if shape is None:
+                raise FldiagError(f"the model {name!r} takes one tensor, and the data have several",
+                                  "give pkg.mod:factory", usage=True)
             options = entry.validate(options)
             size.check(name, lambda: entry.build(shape, classes, **options), most)
             torch.manual_seed(seed_for(seed, "init"))
@@ -41,7 +44,7 @@ def build(name: str, shape: tuple[int, ...], classes: int, options: Mapping[str,
                               f"if you trust it, say so yourself: --model {name}")
         factory = import_object(name, "model")
         try:
-            module = factory(shape, classes, **options)
+            module = factory(shape, classes, **options) if shape is not None else factory(**options)
         except TypeError:
             module = factory(**options)
     if not isinstance(module, nn.Module):

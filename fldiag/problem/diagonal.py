@@ -17,6 +17,7 @@ from fldiag.errors import FldiagError
 from fldiag.problem.eigenpairs import NOISE, finite_loss
 from fldiag.problem.exact_curvature import at_once, inexact, piece
 from fldiag.problem.problem import Problem
+from fldiag.problem.trees import count, cut
 from fldiag.registry import Progress
 from fldiag.results.table import Row
 
@@ -59,9 +60,10 @@ def _exactly(problem: Problem, total: bool, progress: Progress | None) -> dict[s
     for i, (start, stop) in enumerate(problem.bounds):
         x, y = problem.batch(i)
         for at in range(0, stop - start, step):
-            xs, ys = x[at:at + step], y[at:at + step]
+            some = slice(at, at + step)
+            xs, ys = cut(x, some), cut(y, some)
             for name, value in piece(problem, xs, ys, total).items():
-                found[name].add_(value, alpha=len(xs) / problem.n)
+                found[name].add_(value, alpha=count(xs) / problem.n)
         if progress:
             progress(stop, problem.n, "exact trace" if total else "exact diagonal")
     odd = next((n for n, v in found.items() if not bool(torch.isfinite(v).all())), None)

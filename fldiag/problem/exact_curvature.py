@@ -15,7 +15,6 @@ from torch import Tensor
 from fldiag.curvature import exact_diagonal as exact
 from fldiag.curvature.hvp import Hessian
 from fldiag.curvature.piecewise_linear import obstacle
-from fldiag.problem.probe import sample
 from fldiag.problem.problem import Problem
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
@@ -40,7 +39,7 @@ def _inexact(problem: Problem) -> str | None:
     why = obstacle(problem.module)
     if why:
         return why
-    x, y = sample(problem, max(4, min(16, at_once(problem))))
+    x, y = problem.sample(max(4, min(16, at_once(problem))))
     try:
         piece(problem, x, y, total=True)
         # the loss is out of the comparison: where examples are fitted, curvature and products are rounding alone

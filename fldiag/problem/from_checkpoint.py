@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,11 +14,14 @@ from fldiag import data, losses, models
 from fldiag.checkpoint import foreign
 from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
-from fldiag.data import Dataset, partition
+from fldiag.data import Dataset, partition, sources
 from fldiag.data.public import deal
 from fldiag.data.text import Reading
 from fldiag.errors import FldiagError, unknown
+from fldiag.models import pretrained
 from fldiag.params import Layout
+from fldiag.problem import inputs
+from fldiag.problem.ingredients import Reduction, unwrapped
 from fldiag.problem.problem import Problem
 from fldiag.sections import FILES, Normalise, Partition
 
@@ -25,34 +29,42 @@ from fldiag.sections import FILES, Normalise, Partition
 def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | None = None, client: int | None = None,
             round: int | None = None, device: str = "auto", dtype: torch.dtype = torch.float32, memory: int = 2 * 2**30,
             root: str | None = None, download: bool = False, normalise: Normalise | None = None,
-            name: str | None = None, loss: str | Callable[..., Tensor] | None = None) -> Problem:
+            name: str | None = None, loss: str | Callable[..., Any] | None = None, reduction: Reduction = "mean") -> Problem:
     """The loss surface of stored weights on a slice.
 
     ``client``: the trained weights of that client instead of the aggregated ones (only if stored). ``slice``,
     ``samples``: see ``fldiag.data.take``. ``round``: of a run (default: the last). ``normalise``: of data that are given,
     see ``fldiag.data.load``. ``loss``: a name of ``losses.BY_NAME``, ``pkg.mod:function`` or a function (outputs, y) -> the mean;
-    by default what training minimises on such labels.
+    by default what training minimises on such labels, and of batches that are dicts the model's own. ``reduction``: see
+    ``Problem``.
 
     Raises FldiagError when model or data are not known and not given, do not fit, or are user code that only
     a file names: such code is never run.
     """
     checkpoint = target.checkpoint(round) if isinstance(target, Run) else target
-    given = checkpoint.data
-    dataset = None if _is_examples(given) else _dataset(checkpoint, root, download, normalise)
+    if isinstance(checkpoint.data, str) and ":" in checkpoint.data and not checkpoint.data.startswith("npz:"):
+        checkpoint = replace(checkpoint, data=_loaded(checkpoint.data))
+    examples = inputs.as_data(checkpoint.data) if _is_examples(checkpoint.data) else None
+    checkpoint = checkpoint if examples is None else replace(checkpoint, data=examples)
+    dataset = None if examples is not None else _dataset(checkpoint, root, download, normalise)
     module = _module(checkpoint, dataset)
     state, told = _named(checkpoint, module)
     params, buffers = _weights(checkpoint, module, state, client)
-    if dataset is None:
+    where: Any = examples
+    if examples is not None:
+        if normalise is not None:
+            raise FldiagError(f"normalise = {normalise!r} is for a data set, and the examples themselves were given",
+                              "leave it out, and give them as the model sees them", usage=True)
         if slice != "train" or samples is not None:
             raise FldiagError("slice and samples choose from a data set, and the examples themselves were given",
                               "leave them out, or give the data set", usage=True)
-        examples = given
-        y = given[1] if isinstance(given, (tuple, list)) else given.batch(0, 1)[1]
-        regression = torch.as_tensor(y).is_floating_point()
+        y = examples.batch(0, 1)[1]
+        made_of = _loss(loss, y.is_floating_point() if isinstance(y, Tensor) else None)
     else:
+        assert dataset is not None
         parts = _partition(checkpoint, dataset) if slice.startswith("client") or dataset.made else None
-        examples = data.take(dataset, slice, parts, samples)
-        regression = dataset.regression
+        where = data.take(dataset, slice, parts, samples)
+        made_of = _loss(loss, dataset.regression)
     labels: dict[str, Any] = {"moment": "aggregated" if client is None else "trained",
                               "scope": "global" if client is None else "client"}
     if client is not None:
@@ -61,15 +73,16 @@ def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | No
         labels |= {"method": str(checkpoint.manifest["method"].get("name")), "round": checkpoint.round,
                    "seed": checkpoint.manifest["seed"]}
     label = name or (checkpoint.label if client is None else f"{checkpoint.label} client {client}")
-    made = Problem(module, _loss(loss, regression), examples, params, buffers, name=label, dtype=dtype, device=device,
-                   memory=memory, labels=labels)
-    made.remarks = [*told, *([] if dataset is None else data.remarks(dataset))]
+    made = Problem(module, made_of, where, params, buffers, name=label, dtype=dtype, device=device,
+                   memory=memory, labels=labels, reduction=reduction)
+    made.remarks += [*told, *([] if dataset is None else data.remarks(dataset))]
     return made
 
 
-def _loss(named: str | Callable[..., Tensor] | None, regression: bool) -> Callable[..., Tensor]:
+def _loss(named: str | Callable[..., Any] | None, regression: bool | None) -> Callable[..., Any]:
+    """``regression`` None: the targets are no single tensor."""
     if named is None or callable(named):
-        return named or losses.criterion(regression)
+        return named or (losses.own if regression is None else losses.criterion(regression))
     if ":" in named:
         found: Callable[..., Tensor] = models.import_object(named, "loss")
         if not callable(found):
@@ -81,7 +94,13 @@ def _loss(named: str | Callable[..., Tensor] | None, regression: bool) -> Callab
 
 
 def _is_examples(given: Any) -> bool:
-    return isinstance(given, (tuple, list)) or (hasattr(given, "batch") and hasattr(given, "n"))
+    return not isinstance(given, (str, Path, Dataset)) and given is not None
+
+
+def _loaded(name: str) -> Any:
+    """What a user's loader returns: a data set, or examples."""
+    found = sources.made(name)
+    return name if isinstance(found, Dataset) or (isinstance(found, (tuple, list)) and len(found) == 4) else found
 
 
 def _dataset(c: Checkpoint, root: str | None, download: bool, normalise: Normalise | None = None) -> Dataset:
@@ -119,6 +138,8 @@ def _module(c: Checkpoint, dataset: Dataset | None) -> nn.Module:
     if c.model is not None:
         shape, classes = (dataset.shape, dataset.classes) if dataset is not None else _shapes(c)
         return models.build(str(c.model), shape, classes, code=True)
+    if not c.manifest and (c.path.parent / pretrained.CONFIG).is_file():
+        return pretrained.build(c.path.parent)
     spec = dict(c.config.get("model", {}))
     if "name" not in spec:
         raise FldiagError(f"{c.path} holds weights but does not say which model they belong to",
@@ -128,15 +149,20 @@ def _module(c: Checkpoint, dataset: Dataset | None) -> nn.Module:
     return models.build(name, tuple(c.manifest["shape"]), c.manifest["classes"], spec, most=held)
 
 
-def _shapes(c: Checkpoint) -> tuple[tuple[int, ...], int]:
+def _shapes(c: Checkpoint) -> tuple[tuple[int, ...] | None, int]:
     if c.manifest:
         return tuple(c.manifest["shape"]), c.manifest["classes"]
-    x, y = map(torch.as_tensor, c.data if isinstance(c.data, (tuple, list)) else c.data.batch(0, c.data.n))
+    x, y = c.data.batch(0, c.data.n)
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+        return None, 0
     return tuple(x.shape[1:]), int(y.shape[1]) if y.is_floating_point() else int(y.max()) + 1
 
 
 def _named(c: Checkpoint, module: nn.Module) -> tuple[foreign.State, list[str]]:
     """The state_dict with the model's own names, and a remark where it had others."""
+    module = unwrapped(module)[0]
+    if not c.manifest:
+        c = replace(c, state=foreign.with_first_names(c.state, module))
     prefix = "" if c.manifest else foreign.prefix_of(c.state, module)
     if not prefix:
         return c.state, []

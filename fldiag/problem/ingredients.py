@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fldiag.checkpoint import foreign
 from fldiag.device import device_of
 from fldiag.errors import FldiagError
 from fldiag.params import Layout
 from fldiag.problem import inputs
+from fldiag.problem.trees import Tree, arguments, cut, join
 from fldiag.results.provenance import digest
 
 
@@ -46,6 +49,28 @@ def code_of(function: Any) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
+def unwrapped(model: nn.Module) -> tuple[nn.Module, list[str]]:
+    """The module inside torch.compile, DataParallel and the like, and what was taken off, in words."""
+    told: list[str] = []
+    while True:
+        parallel = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
+        inner = getattr(model, "module" if parallel else "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            return model, told
+        told.append(f"the model is taken out of the {type(model).__name__} that wraps it")
+        model = inner
+
+
+def spread(n: int, count: int = 32) -> list[range]:
+    """Up to ``count`` examples in four runs spread over n (a slice is often sorted by class)."""
+    return [range(i * n // 4, i * n // 4 + count // 4) for i in range(4)] if n > count else [range(n)]
+
+
+#: What a loss returns for a batch: its mean over the examples, or its sum.
+Reduction = Literal["mean", "sum"]
+Criterion = Callable[[Any, Any], Tensor]
+
+
 class Ingredients:
     """Copies of a model and a loss, in eval mode, with the weights ``w`` [P], the buffers and the data they are evaluated on.
 
@@ -54,15 +79,18 @@ class Ingredients:
     Raises FldiagError when model, weights, buffers or data do not fit each other.
     """
 
-    def __init__(self, model: nn.Module, loss: Callable[[Any, Tensor], Tensor], data: Any, params: Any = None,
+    def __init__(self, model: nn.Module, loss: Callable[[Any, Any], Any], data: Any, params: Any = None,
                  buffers: Any = None, name: str = "", *, dtype: torch.dtype = torch.float32,
                  device: str | torch.device | None = None, memory: int = 2 * 2**30,
-                 labels: Mapping[str, Any] | None = None):
+                 labels: Mapping[str, Any] | None = None, reduction: Reduction = "mean"):
         if not isinstance(model, nn.Module):
             raise FldiagError(f"model is a {type(model).__name__}", "give a torch.nn.Module", usage=True)
+        model, told = unwrapped(model)
         if not callable(loss):
             raise FldiagError(f"loss is a {type(loss).__name__}",
                               "give a function of (outputs, y)", usage=True)
+        if reduction not in get_args(Reduction):
+            raise FldiagError(f"reduction = {reduction!r}", "say what the loss returns for a batch: 'mean' or 'sum'", usage=True)
         if dtype not in (torch.float32, torch.float64):
             raise FldiagError(f"dtype = {dtype} is too coarse for curvature",
                               "use torch.float32 or torch.float64", usage=True)
@@ -70,11 +98,15 @@ class Ingredients:
         if lazy:
             raise FldiagError(f"parameter {lazy[0]!r} has no shape yet",
                               "run the model once on a batch first")
-        self.layout = Layout.of(model)
+        self.layout, self.remarks, self.reduction = Layout.of(model), told, reduction
         self.name, self.dtype, self.memory, self.labels = name, dtype, int(memory), dict(labels or {})
         self.device = torch.device(device_of(device, dtype)) if device is not None else next(model.parameters()).device
-        self._data = inputs.as_data(data)
+        with self.guarded():  # a loader may shuffle
+            self._data = inputs.as_data(data)
         self.n, self.slice_name = int(self._data.n), str(self._data.name)
+        if isinstance(params, Mapping) and (prefix := foreign.prefix_of(params, model)):
+            params = foreign.strip(dict(params), prefix)
+            self.remarks.append(f"the names of the weights fit the model without {prefix!r} before them")
         self.w = inputs.weights(model, self.layout, params, dtype, self.device)
         self.buffers = inputs.buffers(model, buffers, params, dtype, self.device)
         with self.guarded():
@@ -85,7 +117,12 @@ class Ingredients:
                 raise FldiagError(f"the model cannot be copied: {error}",
                                   "keep no results of forward as attributes of the module") from error
         self.module.to(self.device, dtype).eval()
-        self.criterion = own_loss.to(self.device, dtype) if isinstance(own_loss, nn.Module) else own_loss
+        self.given_loss = own_loss.to(self.device, dtype) if isinstance(own_loss, nn.Module) else own_loss
+
+    @property
+    def criterion(self) -> Criterion:
+        """The mean over the examples of a batch, of which the loss of the slice is the mean: see ``objective``."""
+        raise NotImplementedError
 
     def digest(self) -> str:
         """Changes when the model, loss, weights, buffers, data or precision change."""
@@ -93,23 +130,46 @@ class Ingredients:
 
     @cached_property
     def _digest(self) -> str:
-        names = [re.sub(r" at 0x[0-9a-f]+", "", repr(thing)) for thing in (self.module, self.criterion)]
-        names += [code_of(self.criterion), *(code_of(type(m).forward) for m in self.module.modules())]
+        names = [re.sub(r" at 0x[0-9a-f]+", "", repr(thing)) for thing in (self.module, self.given_loss)]
+        names += [code_of(self.given_loss), *(code_of(type(m).forward) for m in self.module.modules())]
         with self.guarded():  # in pieces of fixed size: memory must not enter
             data = [digest(*self.read(i, min(i + 1024, self.n))) for i in range(0, self.n, 1024)]
-        return digest(names, list(self.layout.names), self.w, self.buffers, data, str(self.dtype))
+        return digest(names, list(self.layout.names), self.w, self.buffers, data, str(self.dtype),
+                      *(["sum"] if self.reduction == "sum" else []))
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the examples themselves were given, not a slice of a data set."""
+        return isinstance(self._data, inputs.TensorData)
 
     def guarded(self) -> contextlib.AbstractContextManager[None]:
         """Context in which global random states may be used and are put back."""
         return untouched_randomness(self.device)
 
-    def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    def read(self, start: int, stop: int) -> tuple[Tree, Tree]:
         """Examples start..stop-1, fresh from the slice, on the device."""
         return inputs.convert(*self._data.batch(start, stop), self.dtype, self.device)
 
-    def call(self, w: Tensor | dict[str, Tensor], x: Tensor, buffers: dict[str, Tensor] | None = None) -> Any:
+    def sample(self, count: int) -> tuple[Tree, Tree]:
+        """Up to ``count`` examples spread over the slice."""
+        parts = [self.read(r.start, r.stop) for r in spread(self.n, count)]
+        x = join([p[0] for p in parts])
+        return x, x if parts[0][1] is parts[0][0] else join([p[1] for p in parts])
+
+    def targets(self) -> Iterator[Tree]:
+        """The targets of the whole slice, in pieces of fixed size."""
+        y = getattr(self._data, "y", None)
+        for i in range(0, self.n, 1024):
+            where = slice(i, min(i + 1024, self.n))
+            yield self.read(where.start, where.stop)[1] if y is None else cut(y, where)
+
+    @cached_property
+    def _forward(self) -> inspect.Signature:
+        return inspect.signature(self.module.forward)
+
+    def call(self, w: Tensor | dict[str, Tensor], x: Tree, buffers: dict[str, Tensor] | None = None) -> Any:
         """The model's outputs on x [b, ...] with weights w [P] (and buffers; default: copies of its own)."""
         if buffers is None:
             buffers = {n: b.clone() for n, b in self.buffers.items()}
         views = self.layout.views(w) if isinstance(w, Tensor) else w
-        return torch.func.functional_call(self.module, {**views, **buffers}, (x,))
+        return torch.func.functional_call(self.module, {**views, **buffers}, *arguments(self._forward, x))

@@ -8,9 +8,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from fldiag.errors import FldiagError
 from fldiag.params import Layout, flatten
+from fldiag.problem.trees import Tree, count, cut, join, named
 
 
 class Data(Protocol):
@@ -19,48 +22,132 @@ class Data(Protocol):
     n: int
     name: str
 
-    def batch(self, start: int, stop: int) -> tuple[Tensor, Tensor]: ...
+    def batch(self, start: int, stop: int) -> tuple[Tree, Tree]: ...
 
 
 class TensorData:
     """Inputs and targets held in memory, seen as a slice."""
 
-    def __init__(self, x: Tensor, y: Tensor, name: str = "data"):
-        self.x, self.y, self.n, self.name = x, y, len(x), name
+    def __init__(self, x: Tree, y: Tree, name: str = "data"):
+        self.x, self.y, self.n, self.name = x, y, count(x), name
 
-    def batch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        return self.x[start:stop], self.y[start:stop]
+    def batch(self, start: int, stop: int) -> tuple[Tree, Tree]:
+        x = cut(self.x, slice(start, stop))
+        return x, x if self.y is self.x else cut(self.y, slice(start, stop))
 
 
 def as_data(data: Any) -> Data:
-    """A slice as it is, a pair (x, y) of tensors or arrays as a slice. Raises FldiagError otherwise."""
+    """A slice as it is; a pair (x, y), a dict, a ``Dataset`` or a ``DataLoader`` as a slice.
+
+    A dict is both inputs and targets: the model gets the entries that its forward names, the loss all of them. Raises
+    FldiagError for anything else, and for parts of unequal length.
+    """
     if all(hasattr(data, a) for a in ("n", "name", "batch")):
         if data.n < 1:
             raise FldiagError(f"the slice {data.name!r} is empty", "choose a slice with at least one example")
         return data
-    if not isinstance(data, (tuple, list)) or len(data) != 2:
+    plain = isinstance(data, (Mapping, tuple, list, str, Tensor, np.ndarray))
+    if isinstance(data, (DataLoader, Dataset)) or (not plain and hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        x, y = _drawn(data)
+    elif isinstance(data, Mapping):
+        x, y = data, data
+    elif isinstance(data, (tuple, list)) and len(data) == 2:
+        x, y = data
+    else:
         raise FldiagError(f"data is a {type(data).__name__}",
-                          "give a pair (x, y) of tensors, or a slice with n, name and batch(start, stop)",
-                          usage=True)
-    x, y = (torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in data)
-    for part, what in ((x, "x"), (y, "y")):
-        if not isinstance(part, Tensor) or part.ndim == 0:
+                          "give a pair (x, y) of tensors, a dict of tensors, a Dataset, a DataLoader, or a slice with n, name "
+                          "and batch(start, stop)", usage=True)
+    held = _tensors(x, "x")
+    target = held if y is x else _tensors(y, "y")
+    lengths = {f"{what}{'.' if n and n[0] != '[' else ''}{n}": len(t)
+               for what, part in (("x", held), *((("y", target),) if y is not x else ())) for n, t in named(part).items()}
+    (first, n), *others = lengths.items()
+    for name, length in others:
+        if length != n:
+            raise FldiagError(f"{first} has {n} examples and {name} has {length}", "give each example a target", usage=True)
+    if n == 0:
+        raise FldiagError("the data are empty", "give at least one example", usage=True)
+    return TensorData(held, target)
+
+
+def _tensors(part: Any, what: str) -> Tree:
+    """Arrays as tensors, mappings as dicts. Raises FldiagError for what is no tensor with examples along axis 0."""
+    if isinstance(part, Mapping):
+        held: Tree = {str(k): _tensors(v, f"{what}.{k}") for k, v in part.items()}
+    elif isinstance(part, tuple) and hasattr(part, "_fields"):
+        held = type(part)(*(_tensors(v, f"{what}.{k}") for k, v in zip(part._fields, part, strict=True)))
+    elif isinstance(part, (tuple, list)) and all(isinstance(v, (Mapping, tuple, list, Tensor, np.ndarray)) for v in part):
+        held = tuple(_tensors(v, f"{what}[{i}]") for i, v in enumerate(part))
+    else:
+        held = torch.from_numpy(part) if isinstance(part, np.ndarray) else part
+        if not isinstance(held, Tensor) or held.ndim == 0:
             raise FldiagError(f"{what} of the data is a {type(part).__name__} without examples along axis 0",
                               "give tensors whose first axis counts the examples", usage=True)
-    if len(x) != len(y):
-        raise FldiagError(f"x has {len(x)} examples and y has {len(y)}",
-                          "give each example a target", usage=True)
-    if len(x) == 0:
-        raise FldiagError("the data are empty", "give at least one example", usage=True)
-    return TensorData(x.detach(), y.detach())
+        return held.detach()
+    if not held:
+        raise FldiagError(f"{what} of the data holds no tensor", "give tensors whose first axis counts the examples", usage=True)
+    return held
 
 
-def convert(x: Tensor, y: Tensor, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """A batch on the device: floating inputs and targets in ``dtype``, integer targets as class numbers."""
-    x = x.to(device, dtype if x.is_floating_point() else x.dtype)
-    if y.is_floating_point():
-        return x, y.to(device, dtype)
-    return x, y.to(device, y.dtype if y.dtype == torch.bool else torch.int64)
+def _drawn(source: DataLoader[Any] | Dataset[Any]) -> tuple[Tree, Tree]:
+    """Everything that a loader or a data set yields, drawn once and kept in that order.
+
+    Raises FldiagError where nothing comes, where batches do not fit each other, or another number than was announced.
+    """
+    loader = source if isinstance(source, DataLoader) else DataLoader(
+        source, batch_size=256, collate_fn=_collated)
+    parts = [_pair(batch, i) for i, batch in enumerate(loader)]
+    kind = type(source).__name__
+    if not parts:
+        raise FldiagError(f"the {kind} yields nothing", "give at least one example", usage=True)
+    announced = None if isinstance(loader.dataset, IterableDataset) else len(loader)
+    if announced not in (None, len(parts)):
+        raise FldiagError(f"the {kind} announces {announced} batches and yields {len(parts)}", "mend its sampler", usage=True)
+    shapes = [{f"{what} {n}": list(t.shape[1:]) for what, part in zip("xy", pair, strict=True) for n, t in named(part).items()}
+              for pair in parts]
+    for i, found in enumerate(shapes):
+        for name, shape in shapes[0].items():
+            if found.get(name) != shape:
+                raise FldiagError(f"batch {i + 1} of the {kind} has {name.strip()} of shape {found.get(name)} an example, and "
+                                  f"the first {shape}: batches of unequal length",
+                                  "pad all examples to one length (padding='max_length')", usage=True)
+    same = parts[0][1] is parts[0][0]
+    x = join([p[0] for p in parts])
+    y = x if same else join([p[1] for p in parts])
+    return x, y
+
+
+def _collated(examples: list[Any]) -> Any:
+    try:
+        return default_collate(examples)
+    except (RuntimeError, TypeError) as error:
+        raise FldiagError(f"the examples of the Dataset do not make a batch: {str(error).splitlines()[0]}",
+                          "pad all examples to one length, or give a DataLoader with a collate_fn", usage=True) from None
+
+
+def _pair(batch: Any, i: int) -> tuple[Tree, Tree]:
+    """Inputs and targets of a batch: of a dict both are the whole, of a tuple the last is the target."""
+    if isinstance(batch, Mapping):
+        whole = _tensors(batch, f"batch {i + 1}")
+        return whole, whole
+    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+        raise FldiagError(f"batch {i + 1} of the data is a {type(batch).__name__} without targets",
+                          "yield (inputs, targets), or a dict that holds both", usage=True)
+    first = batch[0] if len(batch) == 2 else tuple(batch[:-1])
+    return _tensors(first, f"x of batch {i + 1}"), _tensors(batch[-1], f"y of batch {i + 1}")
+
+
+def convert(x: Tree, y: Tree, dtype: torch.dtype, device: torch.device) -> tuple[Tree, Tree]:
+    """A batch on the device: floating inputs and targets in ``dtype``, integers (tokens, say) as they are, integer targets as
+    class numbers."""
+    def placed(t: Tensor) -> Tensor:
+        return t.to(device, dtype if t.is_floating_point() else t.dtype)
+
+    def target(t: Tensor) -> Tensor:
+        return placed(t) if t.is_floating_point() or t.dtype == torch.bool else t.to(device, torch.int64)
+
+    held = tree_map(placed, x)
+    return held, held if y is x else tree_map(target, y)
 
 
 def _misfit(kind: str, missing: list[str], unexpected: list[str], wrong: list[str]) -> FldiagError:
@@ -73,7 +160,7 @@ def _misfit(kind: str, missing: list[str], unexpected: list[str], wrong: list[st
                        "give the weights of this very architecture, named as in its state_dict()", usage=True)
 
 
-def _named(kind: str, given: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], optional: set[str],
+def _chosen(kind: str, given: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], optional: set[str],
            ignored: set[str]) -> dict[str, Tensor]:
     """The tensors of ``given`` that ``shapes`` asks for; ``optional`` may lack, ``ignored`` may be there."""
     missing = [n for n in shapes if n not in given and n not in optional]
@@ -105,7 +192,7 @@ def weights(module: nn.Module, layout: Layout, given: Any, dtype: torch.dtype,
         also = {n for n, _ in module.named_buffers()}
         also |= {n for n, _ in module.named_parameters(remove_duplicate=False)}
         shapes = dict(zip(layout.names, layout.shapes, strict=True))
-        found = _named("params", given, shapes, set(), also)
+        found = _chosen("params", given, shapes, set(), also)
         w = torch.cat([found[n].detach().reshape(-1) for n in layout.names])
     elif isinstance(given, Tensor):
         w = _vector("params", given.detach(), layout.size)
@@ -135,6 +222,6 @@ def buffers(module: nn.Module, given: Any, params: Any, dtype: torch.dtype,
     if given is not None:
         kept = set(module.state_dict())
         optional = {n for n in own if n not in kept or n.endswith("num_batches_tracked")}
-        own |= _named("buffers", given, {n: b.shape for n, b in own.items()}, optional, set())
+        own |= _chosen("buffers", given, {n: b.shape for n, b in own.items()}, optional, set())
     return {n: b.detach().to(device, dtype if b.is_floating_point() else b.dtype, copy=True)
             for n, b in own.items()}

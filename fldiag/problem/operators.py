@@ -15,7 +15,7 @@ from fldiag.curvature.r_operator import ChainOperator
 from fldiag.errors import FldiagError, nearest
 from fldiag.models.chain import links
 from fldiag.problem.ingredients import Ingredients
-from fldiag.problem.probe import sample
+from fldiag.problem.trees import Tree
 from fldiag.seeding import torch_rng
 
 Form = Literal["auto", "double backward", "r-operator", "linearize"]
@@ -24,7 +24,7 @@ AGREEMENT = {torch.float32: 1e-5, torch.float64: 1e-9}
 #: Examples the forms are compared on, spread over the slice.
 COMPARED = 32
 
-Batches = list[Callable[[], tuple[Tensor, Tensor]]]
+Batches = list[Callable[[], tuple[Tree, Tree]]]
 
 
 def build(problem: Ingredients, form: str, matrix: Matrix, w: Tensor, batches: Batches, shares: list[float], *,
@@ -67,7 +67,7 @@ def build(problem: Ingredients, form: str, matrix: Matrix, w: Tensor, batches: B
 
 def agrees(problem: Ingredients, form: str, matrix: Matrix) -> bool:
     """Whether this form gives the product of double backward on a random vector and a few examples."""
-    x, y = sample(problem, COMPARED)
+    x, y = problem.sample(COMPARED)
     v = torch.randn(problem.layout.size, dtype=torch.float64, generator=torch_rng(0, "compared products"))
     try:
         pair = [build(problem, f, matrix, problem.w, [lambda: (x, y)], [1.0]) for f in (form, "double backward")]

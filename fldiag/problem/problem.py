@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -13,9 +13,11 @@ from torch import Tensor
 from fldiag.curvature.hvp import derivative
 from fldiag.curvature.operator import Matrix, Operator
 from fldiag.errors import FldiagError
-from fldiag.problem.ingredients import Ingredients
+from fldiag.problem.ingredients import Criterion, Ingredients
+from fldiag.problem.objective import check_labels
 from fldiag.problem.operators import Batches, Form, agrees, build, choose
-from fldiag.problem.probe import Facts, check_labels, examine
+from fldiag.problem.probe import Facts, examine
+from fldiag.problem.trees import Tree, count, join, nbytes
 
 #: Batch size of a model whose outputs depend on the batch (batch-norm without running statistics): such a
 #: loss has no meaning without a batch size, so it is fixed and does not follow the memory at hand.
@@ -36,8 +38,13 @@ class Problem(Ingredients):
     Args:
         model: any module. It is copied and put in eval mode; the caller's, its buffers, its mode and the global random state
             stay as they are.
-        loss: (outputs, y) -> the mean over the examples.
-        data: a pair (x, y) of tensors, or a slice with ``n``, ``name`` and ``batch(start, stop)``.
+        loss: (outputs, y) -> the mean over the examples of a batch, or a pair (sum, count) where masks or weights decide how
+            much counts; then the loss of the slice is all sums over all counts. Class weights, ignored labels and label
+            smoothing of torch's ``cross_entropy`` are understood, and so is the ``loss`` that a transformers model returns
+            itself (``lambda out, batch: out.loss``).
+        data: a pair (x, y); a dict, of which the model gets the entries that its forward names, and the loss all; a ``Dataset``
+            or ``DataLoader``, drawn once; or a slice with ``n``, ``name`` and ``batch(start, stop)``. x and y are tensors, or
+            tensors in dicts (passed by name) and tuples (passed by place). Integers stay integers.
         params: weights to take instead of the module's: a vector [P] or a dict of named tensors.
         buffers: buffers to take instead of the module's, by name.
         name: what tables and pictures call it.
@@ -45,6 +52,7 @@ class Problem(Ingredients):
         device: auto, cpu, cuda, cuda:N or mps; by default where the model is.
         memory: bytes that a batch and its graph may take.
         labels: columns of every result table, such as method, round, seed, moment, scope, client.
+        reduction: what the loss returns for a batch, ``mean`` or ``sum``; a sum makes everything that of the sum over the slice.
 
     Raises:
         FldiagError: model, weights, buffers or data do not fit each other.
@@ -54,8 +62,6 @@ class Problem(Ingredients):
     Problem('mine', 9 parameters, 2 examples of 'data', torch.float32)
     """
 
-    #: What a reader of its numbers should know of its data.
-    remarks: Sequence[str] = ()
     #: Where a diagnostic may do parts of its work, see ``fldiag.execution.choice.chosen``.
     executor: Any = "serial"
 
@@ -81,7 +87,14 @@ class Problem(Ingredients):
 
     @cached_property
     def _facts(self) -> Facts:
-        return examine(self)
+        facts = examine(self)
+        self.remarks += [text for text in facts.objective.told if text not in self.remarks]
+        return facts
+
+    @property
+    def criterion(self) -> Criterion:
+        """(outputs, y) of a batch -> the mean over its examples, of which the loss of the slice is the mean; see ``loss``."""
+        return self._facts.objective.criterion
 
     @property
     def batch_dependent(self) -> bool:
@@ -99,8 +112,8 @@ class Problem(Ingredients):
         else:
             room = self.memory // 4 if self.device.type != "cpu" else min(self.memory // 4, CPU_BATCH_BYTES)
             size = max(1, min(LARGEST_BATCH, room // self._facts.graph_bytes))
-        count = -(-self.n // size)
-        return [(i * self.n // count, (i + 1) * self.n // count) for i in range(count)]
+        many = -(-self.n // size)
+        return [(i * self.n // many, (i + 1) * self.n // many) for i in range(many)]
 
     @property
     def common(self) -> dict[str, Any]:
@@ -110,18 +123,18 @@ class Problem(Ingredients):
     # -- parts of an evaluation
 
     @cached_property
-    def _held(self) -> dict[int, tuple[Tensor, Tensor]]:
+    def _held(self) -> dict[int, tuple[Tree, Tree]]:
         """The batches that stay in memory."""
         return {}
 
-    def batch(self, i: int) -> tuple[Tensor, Tensor]:
+    def batch(self, i: int) -> tuple[Tree, Tree]:
         """Batch i, kept for the next evaluation while all batches fit a quarter of the memory."""
         if i not in self._held:
             start, stop = self.bounds[i]
             with self.guarded():
                 x, y = self.read(start, stop)
-            check_labels(y, self._facts.classes, range(start, stop), self.slice_name)
-            if x.nbytes / len(x) * self.n > self.memory / 4:
+            check_labels(y, self._facts.objective.classes, range(start, stop), self.slice_name)
+            if nbytes(x) / count(x) * self.n > self.memory / 4:
                 return x, y
             self._held[i] = x, y
         return self._held[i]
@@ -134,7 +147,7 @@ class Problem(Ingredients):
                               "give a flat vector in the order of layout.names")
         return w.detach().to(self.w)
 
-    def _outputs(self, w: Tensor) -> Iterator[tuple[Any, Tensor]]:
+    def _outputs(self, w: Tensor) -> Iterator[tuple[Any, Tree]]:
         channels_last = self._facts.channels_last
         views = self.layout.views(w)
         if channels_last:  # also the weights: with one input channel the layout of x alone decides nothing
@@ -149,11 +162,11 @@ class Problem(Ingredients):
 
     # -- evaluations
 
-    def outputs(self, w: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def outputs(self, w: Tensor | None = None) -> tuple[Any, Tree]:
         """The model's outputs [n, ...] on the whole slice, and the targets [n, ...]."""
         self.probe()
         parts = list(self._outputs(self._vector(w)))
-        return torch.cat([z for z, _ in parts]), torch.cat([y for _, y in parts])
+        return join([z for z, _ in parts]), join([y for _, y in parts])
 
     def losses(self, w: Tensor | None = None) -> Tensor | None:
         """The loss of each example [n] in float64, None when the loss cannot be taken per example."""
@@ -172,11 +185,27 @@ class Problem(Ingredients):
         losses = self.losses(w)
         if losses is not None:
             mean = float(losses.mean())
-            return mean, float(losses.std()) / math.sqrt(self.n) if self.n > 1 else None
+            return mean, self.stderr(losses)
         with self.guarded(), torch.no_grad():
             parts = [float(self.criterion(z, y)) * (stop - start) / self.n for (z, y), (start, stop)
                      in zip(self._outputs(self._vector(w)), self.bounds, strict=True)]
         return math.fsum(parts), None
+
+    def stderr(self, losses: Tensor) -> float | None:
+        """The standard error of the mean of the examples' losses [n]; where they are not counted alike, that of the ratio of
+        sums (to first order). None for one example."""
+        if self.n < 2:
+            return None
+        counts = self.recall("counts", self._counts)
+        return float((losses if counts is None else losses - losses.mean() * counts).std()) / math.sqrt(self.n)
+
+    def _counts(self) -> Tensor | None:
+        """By how much every example counts [n]."""
+        each = self._facts.objective.counts
+        if each is None:
+            return None
+        with self.guarded(), torch.no_grad():
+            return torch.cat([each(z, y) for z, y in self._outputs(self.w)])
 
     def _terms(self) -> tuple[list[Callable[[Tensor], Tensor]], list[float]]:
         """The mean loss of each batch as a function of the weights, and the batch's share of the examples."""

@@ -22,7 +22,6 @@ from fldiag.models.layers.links import Weighted
 from fldiag.models.network import Network
 from fldiag.problem.eigenpairs import NOISE, basis_limit
 from fldiag.problem.operators import AGREEMENT, COMPARED, build
-from fldiag.problem.probe import sample
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress
 from fldiag.seeding import torch_rng
@@ -140,7 +139,7 @@ def _sound(problem: Problem) -> bool:
         facts = problem.probe()
     except FldiagError:
         return False
-    return facts.per_example is not None and not facts.batch_dependent
+    return facts.per_example is not None and facts.objective.each is None and not facts.batch_dependent
 
 
 def _agreeing(problems: Sequence[Problem], able: list[int]) -> list[int]:
@@ -148,7 +147,7 @@ def _agreeing(problems: Sequence[Problem], able: list[int]) -> list[int]:
     chosen = [problems[i] for i in able]
     if not chosen:
         return []
-    some = [sample(p, COMPARED) for p in chosen]
+    some = [p.sample(COMPARED) for p in chosen]
     v = torch.randn(chosen[0].layout.size, dtype=torch.float64, generator=torch_rng(0, "compared products")).to(chosen[0].device)
     try:
         products = side_by_side(chosen, some)(v.expand(len(chosen), -1))

@@ -21,8 +21,8 @@ from fldiag.errors import FldiagError
 from fldiag.models.layers import LAYERS
 from fldiag.models.layers.sequence import pool_first
 from fldiag.models.network import chain_of
-from fldiag.problem.probe import same
 from fldiag.problem.problem import Problem
+from fldiag.problem.trees import same
 
 Views = dict[str, Tensor]
 BuffersAt = Callable[..., dict[str, Tensor]]
@@ -176,7 +176,7 @@ class Evaluator:
             return p.loss(self.at(*coefficients))
         each = self.losses(*coefficients)
         if each is not None:
-            return float(each.mean()), float(each.std()) / math.sqrt(p.n) if p.n > 1 else None
+            return float(each.mean()), p.stderr(each)
         with p.guarded(), torch.no_grad():
             parts = [float(p.criterion(z, p.batch(i)[1])) * (stop - start) / p.n for (i, z), (start, stop)
                      in zip(enumerate(self._outputs(coefficients)), p.bounds, strict=True)]

@@ -119,6 +119,60 @@ def test_a_density_beyond_the_memory_is_refused_before_the_spectrum(own, monkeyp
     assert not list(Path("fldiag-out").rglob("*.parquet"))
 
 
+LANGUAGE = '''
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+TOKENS = torch.arange(40).reshape(8, 5) * 7 % 6
+MASK = torch.arange(5) < torch.tensor([5, 3, 4, 1, 5, 2, 5, 4])[:, None]
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(6, 3), torch.nn.Linear(3, 6)
+
+    def forward(self, tokens):
+        return self.head(self.table(tokens).tanh())
+
+
+def words():
+    return {"tokens": TOKENS, "mask": MASK}
+
+
+def batches():
+    return DataLoader(TensorDataset(TOKENS, TOKENS.flip(1).masked_fill(~MASK, -100)), batch_size=3)
+
+
+def masked(z, batch):
+    each = cross_entropy(z.transpose(1, 2), batch["tokens"].flip(1), reduction="none")
+    return (each * batch["mask"]).sum(), batch["mask"].sum()
+
+
+def summed(z, y):
+    return cross_entropy(z.transpose(1, 2), y, reduction="sum")
+'''
+
+
+def test_tokens_masks_and_sums_from_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "language.py").write_text(LANGUAGE)
+    names: dict = {}
+    exec(LANGUAGE, names)
+    net = names["Net"]()
+    torch.save({"_orig_mod." + k: v for k, v in net.state_dict().items()}, "net.pt")
+    left = int(names["MASK"].sum())
+    expected = float(names["masked"](net(names["TOKENS"]), names["words"]())[0].detach()) / left
+    for more, value, told in ((("--data", "language:words", "--loss", "language:masked"), expected, f"over what it counts: {left} in 8"),
+                              (("--data", "language:batches"), expected, f"{40 - left} targets are ignored"),
+                              (("--data", "language:batches", "--loss", "language:summed", "--reduction", "sum"), left * expected, "sum")):
+        result = run("spectrum", "net.pt", "--model", "language:Net", "--k", "1", "--json", *more)
+        assert json.loads(result.stdout)["rows"][0]["value"] == pytest.approx(value, rel=1e-5)
+        assert told in result.stdout + result.stderr and "without '_orig_mod.'" in result.stdout + result.stderr
+    assert "no loss of its own" in run("spectrum", "net.pt", "--model", "language:Net", "--data", "language:words", code=1).stderr
+
+
 def test_another_loss(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_loss.py").write_text("from torch.nn.functional import cross_entropy\n\n\n"

@@ -46,9 +46,9 @@ def world():
     return data, parts, nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
 
 
-def app(data, parts, module, names=True, broken=()):
+def app(data, parts, module, names=True, broken=(), mods=()):
     """A real client app: some steps of SGD on the client's examples."""
-    made = ClientApp()
+    made = ClientApp(mods=list(mods))
 
     @made.train()
     def train(message: Message, context: Context) -> Message:
@@ -104,9 +104,9 @@ class InProcess(Grid):
     set_run = create_message = get_nodes = push_messages = pull_messages = lambda self, *a, **k: None
 
 
-def start(tmp_path, strategy, rounds=2, *, broken=(), names=True, evaluate_fn=None, **options):
+def start(tmp_path, strategy, rounds=2, *, broken=(), names=True, mods=(), evaluate_fn=None, **options):
     data, parts, net = world()
-    grid = InProcess(app(data, parts, net, names, broken))
+    grid = InProcess(app(data, parts, net, names, broken, mods))
     initial = ArrayRecord(OrderedDict((k, v.clone()) for k, v in net.state_dict().items()))
     recorded = flower.record(strategy, tmp_path / "run", net, **{"data": data, "partition": parts, **options})
     assert recorded is strategy
@@ -243,6 +243,17 @@ def test_clients_that_do_not_say_who_they_are(tmp_path):
     run, *_ = start(tmp_path / "b", FedAvg(), names=False, partition=None)
     c1, c2 = run.checkpoint(1), run.checkpoint(2)
     assert c1.client_ids == c2.client_ids == [0, 1, 2] and set(run.origin["names"].values()) == {f"node {n}" for n in NODES}
+
+
+def test_a_client_mod_says_who_replied(tmp_path):
+    run, *_ = start(tmp_path, FedAvg(), names=False, mods=[flower.mod])
+    assert run.checkpoint(2).client_ids == [0, 1, 2] and run.origin["names"].keys() == {0, 1, 2}
+
+
+def test_the_folder_has_an_owner_while_flower_trains(tmp_path):
+    owners = []
+    start(tmp_path, FedAvg(), evaluate_fn=lambda t, a: owners.append((tmp_path / "run" / "owner.json").exists()))
+    assert owners and all(owners) and not (tmp_path / "run" / "owner.json").exists()
 
 
 def test_another_architecture_stops_the_first_round(tmp_path):

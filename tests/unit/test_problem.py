@@ -259,8 +259,10 @@ def test_the_digest_follows_everything_that_decides_the_numbers():
     assert len({same, *(p.digest() for p in others)}) == 7
 
 
-def test_a_module_that_only_wraps_another_is_named_with_what_to_give_instead():
-    x, y = torch.randn(8, 4), torch.arange(8) % 3
-    for wrapped, inside in ((nn.DataParallel(nn.Linear(4, 3)), "model.module"), (torch.compile(nn.Linear(4, 3)), "model._orig_mod")):
-        with pytest.raises(FldiagError, match=inside):
-            Problem(wrapped, nn.functional.cross_entropy, (x, y))
+@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile, lambda net: torch.compile(nn.DataParallel(net))])
+def test_a_module_that_only_wraps_another_is_taken_out_with_a_word(wrap):
+    net, given = mlp(), data()
+    bare, wrapped = Problem(net, CE, given), wrap(net)
+    p = Problem(wrapped, CE, given, params=wrapped.state_dict())
+    assert p.layout.names == bare.layout.names and torch.equal(p.w, bare.w) and p.loss() == bare.loss()
+    assert "that wraps it" in p.remarks[0] and "before them" in p.remarks[-1] and not bare.remarks

@@ -19,7 +19,7 @@ from fldiag.diagnosis.options import SHARED
 from fldiag.diagnosis.question import diagnostic
 from fldiag.diagnosis.subjects import _schema
 
-PUBLIC = ["Checkpoint", "Config", "FldiagError", "History", "Method", "Part", "Problem", "Run", "catalogue", "diagnose", "draw",
+PUBLIC = ["Checkpoint", "Config", "FldiagError", "History", "Method", "Part", "Problem", "Recorder", "Run", "catalogue", "diagnose", "draw",
           "load", "sweep", "train"]
 
 
@@ -67,7 +67,7 @@ def of_the_class(cls):
     return found
 
 
-@pytest.mark.parametrize("name", ["Checkpoint", "Config", "FldiagError", "History", "Method", "Part", "Problem", "Run"])
+@pytest.mark.parametrize("name", ["Checkpoint", "Config", "FldiagError", "History", "Method", "Part", "Problem", "Recorder", "Run"])
 def test_docstrings_of_classes_and_their_methods(name):
     cls = getattr(fldiag, name)
     text = inspect.getdoc(cls)

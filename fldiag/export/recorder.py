@@ -1,0 +1,286 @@
+"""One's own training loop as a run of fldiag: three lines in the script, and every diagnostic of runs works on it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fldiag import models
+from fldiag.checkpoint import foreign, owner
+from fldiag.checkpoint.foreign import State
+from fldiag.checkpoint.recording import Recording
+from fldiag.checkpoint.run import Run
+from fldiag.data import Dataset
+from fldiag.errors import FldiagError
+from fldiag.export.given import examples_of, number_of, partition_of, read_clients, rows_of, seen_as
+from fldiag.models.network import Network
+from fldiag.problem.ingredients import unwrapped
+from fldiag.results.table import Row
+from fldiag.training.evaluate import evaluate as test_model
+
+#: What holds a model's weights: a state_dict, the module itself, a flat vector, or arrays in the order of its state_dict.
+Weights = Any
+
+
+class Recorder:
+    """A run folder that one's own loop writes, round by round.
+
+    Weights are given as state_dicts, modules, flat vectors of the parameters, or lists of arrays in the order of the state_dict
+    (or of the parameters). They are copied to the disk at once; nothing of the model is changed. Every round is written whole
+    before ``round`` returns, so a script that stops, or is stopped, leaves a run that can be diagnosed.
+
+    Args:
+        out: the run's folder, which this process owns until ``close``, the end of a ``with`` block, or its own end.
+        model: the network, or its registered name or ``pkg.mod:factory``: it names the tensors.
+        data: the federation's data: (x, y) of the training examples, a ``fldiag.data.Dataset`` or a data set's name. The global
+            model is tested after every round; arrays of up to 256 MB are kept with the run.
+        clients: who holds which examples: for each client the indices into ``data`` (a list, a dict or a partition's file), or
+            without ``data`` the examples themselves: (x, y), a ``Dataset`` or a ``DataLoader`` each.
+        test: (x, y) of the test examples; without them the training examples stand in, which every table says.
+        method: what tables call the training.
+        seed: of the training, for tables of several.
+        evaluate: test the global model after every round.
+        resume: go on with the run in ``out`` after its last stored round.
+        origin: plain values that tell where the run comes from.
+
+    Raises:
+        FldiagError: the folder is taken, or what is given does not fit together.
+
+    >>> import tempfile, fldiag, torch
+    >>> net, x, y = torch.nn.Linear(2, 2), torch.randn(8, 2), torch.arange(8) % 2
+    >>> with fldiag.Recorder(tempfile.mkdtemp() + "/run", net, data=(x, y), clients=[range(4), range(4, 8)]) as rec:
+    ...     rec.round(received=net, clients={0: net, 1: net}, aggregated=net, metrics={"lr": 0.1})
+    >>> rec.run.rounds
+    [1]
+    """
+
+    def __init__(self, out: str | Path, model: nn.Module | str, data: Any = None, clients: Any = None, *, test: Any = None,
+                 method: str = "own", seed: int = 0, evaluate: bool = True, resume: bool = False,
+                 origin: Mapping[str, Any] | None = None):
+        path = Path(out)
+        if data is None and clients is not None and not isinstance(clients, (str, Path)):
+            data, clients = read_clients(clients)
+        self.dataset, keep = examples_of(data, test)
+        if isinstance(model, str):
+            shape = None if self.dataset is None else self.dataset.shape
+            module, name = models.build(model, shape, 0 if self.dataset is None else self.dataset.classes, code=True), model
+        else:
+            module, name = unwrapped(model)[0], None
+        self.parts = None if clients is None else partition_of(clients, self.dataset)
+        self.module = module
+        own = dict([*module.named_parameters(), *module.named_buffers()])
+        self._kinds, self._shapes = {n: t.dtype for n, t in own.items()}, {n: t.shape for n, t in own.items()}
+        self._network = Network(module) if evaluate and self.dataset is not None else None
+        self._staged: dict[int, State] = {}
+        self._received: State | None = None
+        self._last: State | None = None
+        self._rows: list[Row] = []
+        self._stack = contextlib.ExitStack()
+        if (path / "run.json").is_file() and not resume:
+            raise FldiagError(f"{path} already holds a run", "choose another folder, or go on with it: resume=True", usage=True)
+        self._stack.enter_context(owner.hold(path))
+        atexit.register(self._stack.close)
+        try:
+            self.recording = Recording(path, module, model=name, data=_name(data, path, keep), dataset=self.dataset,
+                                       parts=self.parts, method=method, seed=seed, normalise=seen_as(keep),
+                                       origin={"kind": "recorder", "method": method, "seed": seed, **(origin or {})})
+            if self.run.done:
+                self._last = self.run.checkpoint().state
+            if keep is not None and "data.npz" not in self.run.index["files"]:
+                self.run.put("data.npz", lambda f: np.savez(f, **keep))  # type: ignore[arg-type]
+                self.run.commit()
+        except BaseException:
+            self._release()
+            raise
+        if self.dataset is not None and test is None and not isinstance(data, (str, Dataset)):
+            self.note("no test examples were given: what is called test is the training data")
+
+    def __repr__(self) -> str:
+        return f"Recorder({str(self.run.path)!r}, {self.run.done} rounds, {self.recording.layout.size:,} parameters)"
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._release()
+
+    @property
+    def run(self) -> Run:
+        """The run as it is now."""
+        return self.recording.run
+
+    # -- what a loop says
+
+    def client(self, number: int, weights: Weights, *, metrics: Mapping[str, Any] | None = None,
+               examples: int | None = None) -> None:
+        """What a client made of the weights it received, for the round under way.
+
+        Args:
+            number: the client's.
+            weights: after its training.
+            metrics: numbers of its training, by name.
+            examples: how many it trained on, where the data do not say.
+
+        Raises:
+            FldiagError: the weights do not fit the model.
+        """
+        self._staged[number_of(number)] = self.state(weights)
+        self._rows += rows_of(metrics, moment="trained", scope="client", client=int(number), source="the loop")
+        if examples is not None:
+            self.recording.know(examples={int(number): int(examples)})
+
+    def received(self, weights: Weights) -> None:
+        """The weights that the clients of the round under way start from.
+
+        Args:
+            weights: of the global model.
+
+        Raises:
+            FldiagError: the weights do not fit the model.
+        """
+        self._received = self.state(weights)
+        if not self.run.rounds:
+            self.recording.initial(self._received)
+
+    def round(self, *, aggregated: Weights, received: Weights | None = None, clients: Mapping[int, Weights] | None = None,
+              metrics: Mapping[str, Any] | None = None, number: int | None = None) -> None:
+        """Write a round.
+
+        Args:
+            aggregated: the global model after it.
+            received: what its clients started from; by default what ``received`` was told, else the global model before.
+            clients: client -> its trained weights, besides those that ``client`` was told.
+            metrics: numbers of the round by name; a dict under a name holds a number for each client.
+            number: the round's; by default the next.
+
+        Raises:
+            FldiagError: weights do not fit the model, or the disk refuses.
+        """
+        t = self.run.done + 1 if number is None else int(number)
+        if received is not None:
+            self.received(received)
+        for k, weights in (clients or {}).items():
+            self.client(k, weights)
+        rows = [*self._rows, *rows_of(metrics, moment="aggregated", scope="global", source="the loop")]
+        self.store(t, aggregated, self._staged, self._last if self._received is None else self._received, rows)
+        self._staged, self._received, self._rows = {}, None, []
+
+    def close(self) -> Run:
+        """Say that no round will follow, and let go of the folder.
+
+        Returns:
+            The run.
+        """
+        if self.run.done:
+            self.recording.finish()
+        self._release()
+        return self.run
+
+    # -- what recorders of other programs use
+
+    def store(self, t: int, aggregated: Weights, clients: Mapping[int, State], received: State | None,
+              rows: Sequence[Row]) -> None:
+        """Write round t with the global model's scores on the test examples.
+
+        Args:
+            t: the round's number, from 1.
+            aggregated: the global model after it.
+            clients: what they made of it, as ``state`` gives it.
+            received: what they started from, None where that is not known.
+            rows: numbers of the round.
+
+        Raises:
+            FldiagError: weights do not fit, or the disk refuses.
+        """
+        state = self.state(aggregated)
+        self.recording.add(t, state, clients, received, [*rows, *self._scores(state)])
+        self._last = state
+
+    def note(self, text: str) -> None:
+        """Remember what was missing or had to be supposed; every table of the run will say so.
+
+        Args:
+            text: in words.
+        """
+        self.recording.note(text)
+
+    def state(self, weights: Weights) -> State:
+        """Weights in any form as a copy of the model's state_dict.
+
+        Args:
+            weights: see the class.
+
+        Returns:
+            Name -> tensor on the CPU, in the model's types.
+
+        Raises:
+            FldiagError: they do not fit the model.
+        """
+        held = self._named(weights)
+        if {n: v.shape for n, v in held.items()} == self._shapes:  # as a rule; walking the module takes as long as the disk
+            state = {n: held[n] for n in self._kinds}
+        else:
+            state, _ = foreign.fit(foreign.with_first_names(held, self.module), self.module)
+        # loops and servers make float64 of float32, and fractions of counters; a model loads both as it has them
+        return {n: (v if self._kinds[n].is_floating_point else v.round()).to("cpu", self._kinds[n], copy=True)
+                for n, v in state.items()}
+
+    def _named(self, weights: Weights) -> State:
+        if isinstance(weights, nn.Module):
+            return dict(unwrapped(weights)[0].state_dict())
+        if isinstance(weights, Mapping):
+            return {str(k): _tensor(v) for k, v in weights.items()}
+        flat = _tensor(weights) if isinstance(weights, (Tensor, np.ndarray)) else None
+        if flat is not None and flat.ndim == 1:
+            if flat.numel() != self.recording.layout.size:
+                raise FldiagError(f"a vector of {flat.numel():,} numbers, and the model has "
+                                  f"{self.recording.layout.size:,} parameters",
+                                  "give the parameters in the order of model.parameters()")
+            now = {n: b for n, b in self.module.state_dict().items() if n not in self.recording.layout.names}
+            return {**now, **self.recording.layout.views(flat)}
+        if flat is None and isinstance(weights, Iterable) and not isinstance(weights, (str, bytes)):
+            arrays, whole = [_tensor(a) for a in weights], list(self.module.state_dict())
+            names = whole if len(arrays) == len(whole) else list(self.recording.layout.names)
+            if len(arrays) != len(names):
+                raise FldiagError(f"{len(arrays)} arrays, and the model's state_dict has {len(whole)}",
+                                  "give the arrays of the model's state_dict() in its order")
+            return {**self.module.state_dict(), **dict(zip(names, arrays, strict=True))}
+        raise FldiagError(f"a {type(weights).__name__} holds no weights",
+                          "give a state_dict, a module, a flat vector or a list of arrays", usage=True)
+
+    def _scores(self, state: State) -> list[Row]:
+        if self._network is None or self.dataset is None:
+            return []
+        w = torch.cat([state[n].float().reshape(-1) for n in self._network.layout.names])
+        scores = test_model(self._network, w, {n: state.get(n, b) for n, b in self._network.buffers.items()}, self.dataset)
+        size = int(scores.pop("n"))
+        return [{"moment": "aggregated", "scope": "global", "slice": "test", "metric": m, "value": v, "n_examples": size,
+                 "estimator": "exact"} for m, v in scores.items()]
+
+    def _release(self) -> None:
+        atexit.unregister(self._stack.close)
+        self._stack.close()
+
+
+def _name(data: Any, path: Path, keep: Mapping[str, np.ndarray] | None) -> str | None:
+    """What the run's files say of the data."""
+    if keep is not None:
+        return f"npz:{path.absolute() / 'data.npz'}"
+    return data if isinstance(data, str) else None
+
+
+def _tensor(value: Any) -> Tensor:
+    try:
+        return value.detach() if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+    except (TypeError, ValueError):
+        raise FldiagError(f"a {type(value).__name__} is no array", "give tensors or arrays", usage=True) from None

@@ -1,0 +1,304 @@
+"""What a loss is divided by: the examples, or what it counts of them (masks, ignored labels, class weights).
+
+A mean over the examples is the same whichever batches it is taken in. A mean over counted targets is not: a batch in which
+little is counted weighs as much as a full one. So such a loss is taken as a sum, and divided by what is counted in the whole
+slice, which is found before anything is evaluated::
+
+    L(w) = sum_j s_j(w) / W = mean_j of (n / W) s_j(w)        s_j: the sum over example j's targets, W: all that is counted
+
+Written so it is a mean over the examples again, and everything that is known of those holds for it: batches of any size give
+the same loss, gradient and curvature.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._pytree import tree_map
+
+from fldiag.errors import FldiagError
+from fldiag.problem.each import Each, mapped
+from fldiag.problem.ingredients import Criterion, Ingredients, spread
+from fldiag.problem.trees import Tree, clone, count, cut, described, rows
+
+#: (outputs, y) of a batch -> the sum of its losses, and how much is counted in it.
+Pair = Callable[[Any, Any], tuple[Tensor, Any]]
+#: What transformers' models and torch's losses pass over unless told otherwise.
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class Objective:
+    """``criterion``: (outputs, y) of a batch -> the mean over its examples. ``each``: the loss of every example, None where
+    nobody knows how to take it. ``counts``: by how much every example is counted, 1 on average (None: all alike).
+    ``classes``: labels that are still to be checked must lie below it. ``told``: what was found out, in words."""
+
+    criterion: Criterion
+    each: Each | None = None
+    counts: Each | None = None
+    classes: int | None = None
+    told: tuple[str, ...] = ()
+
+
+def settle(problem: Ingredients, x: Tree, y: Tree, z: Any) -> Objective:
+    """How the problem's loss is taken, from what it is and what it returns for a sample and its outputs z.
+
+    Raises FldiagError when the loss fails, returns neither a number nor a pair, or counts nothing.
+    """
+    loss = problem.given_loss
+    if problem.reduction == "sum":
+        return _summed(problem, _value(loss, z, y))
+    entropy = _entropy(loss)
+    if entropy is not None and isinstance(z, Tensor) and isinstance(y, Tensor) and _whole(y) and z.ndim > 1:
+        return _classes(problem, entropy, z, y)
+    classes, numbers = _class_count(z, y), [i for r in spread(problem.n, count(y)) for i in r]
+    try:
+        check_labels(y, classes, numbers, problem.slice_name)
+    except FldiagError:  # a loss of its own may pass over such labels; on an accelerator one that does not would bring it down
+        if not isinstance(_tried(loss, z, y), (tuple, list)):
+            raise
+    value = _value(loss, z, y)
+    if isinstance(value, Tensor) and isinstance(z, Mapping) and value is z.get("loss"):
+        return _own(problem, x, y)
+    if isinstance(value, (tuple, list)) and len(value) == 2:
+        return _counted(problem, loss, z, y)
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        raise FldiagError(f"the loss returns {described(value)} for {count(y)} examples, not one number",
+                          'use the mean over examples (reduction="mean"), or return (sum, count)')
+    return Objective(loss, classes=classes)
+
+
+def _class_count(z: Any, y: Any) -> int | None:
+    """How many classes the labels must come from, where the shapes say it."""
+    if not isinstance(z, Tensor) or not isinstance(y, Tensor) or not _whole(y) or z.ndim != 2 or y.ndim != 1:
+        return None
+    return z.shape[1] if z.shape[1] > 1 else None
+
+
+def _tried(loss: Callable[..., Any], z: Any, y: Any) -> Any:
+    try:
+        return loss(z.cpu(), y.cpu())
+    except Exception:  # then the labels are what is wrong
+        return None
+
+
+def _whole(y: Tensor) -> bool:
+    return not y.is_floating_point() and y.dtype != torch.bool
+
+
+def _value(loss: Callable[..., Any], z: Any, y: Tree) -> Any:
+    try:
+        return loss(z, y)
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
+        several = not isinstance(z, Tensor)
+        raise FldiagError(f"the loss failed on outputs {described(z)} and targets {described(y)}: {error}",
+                          "give a loss (outputs, y) that picks what it compares: lambda out, y: F.cross_entropy(out[0], y)"
+                          if several else "check that the loss takes (outputs, y) of this shape and type") from error
+
+
+def _scaled(pair: Pair, factor: float) -> Criterion:
+    def criterion(z: Any, y: Any) -> Tensor:
+        return pair(z, y)[0] * (factor / count(y))
+
+    return criterion
+
+
+def _alone(pair: Pair, which: int, factor: float) -> Each:
+    return lambda z, y: mapped(lambda z, y: torch.as_tensor(pair(z, y)[which]), z, y).double() * factor
+
+
+def _summed(problem: Ingredients, value: Any) -> Objective:
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        raise FldiagError(f"the loss returns {described(value)}, and reduction = 'sum' wants the sum over a batch",
+                          "return one number")
+
+    def pair(z: Any, y: Any) -> tuple[Tensor, int]:
+        return problem.given_loss(z, y), 1
+
+    n = float(problem.n)
+    return Objective(_scaled(pair, n), each=_alone(pair, 0, n), told=(f"the loss is the sum over all {problem.n:,} examples",))
+
+
+# -- a loss that says itself what it counts
+
+def _counted(problem: Ingredients, pair: Pair, z: Any, y: Tree) -> Objective:
+    b, parts = count(y), []
+    if float(pair(z, y)[1]) != float(pair(_other(z), y)[1]):
+        raise FldiagError("what the loss counts depends on the outputs",
+                          "let the second of (sum, count) depend on the targets alone")
+    for some in problem.targets():  # the outputs decide nothing here, so any will do
+        for i in range(0, count(some), b):
+            piece = cut(some, slice(i, i + b))
+            parts.append(float(pair(rows(z, b, slice(0, count(piece))), _placed(problem, piece))[1]))
+    total = _total(parts)
+    factor = problem.n / total
+    return Objective(_scaled(pair, factor), each=_alone(pair, 0, factor), counts=_alone(pair, 1, factor),
+                     told=(f"the loss is the mean over what it counts: {total:g} in {problem.n:,} examples",))
+
+
+def _other(z: Any) -> Any:
+    return tree_map(lambda t: 2 * t + 1 if isinstance(t, Tensor) and t.is_floating_point() else t, z)
+
+
+def _placed(problem: Ingredients, y: Tree) -> Tree:
+    return tree_map(lambda t: t.to(problem.device, problem.dtype if t.is_floating_point() else t.dtype), y)
+
+
+def _total(parts: list[float]) -> float:
+    total = sum(parts)
+    if not total > 0:
+        raise FldiagError("the loss counts none of the targets", "give data in which some targets are neither masked nor ignored")
+    return total
+
+
+# -- torch's losses of class labels
+
+@dataclass(frozen=True)
+class _Entropy:
+    """Cross entropy or its half that starts at logarithms, with its settings."""
+
+    take: Callable[..., Tensor]
+    weight: Tensor | None
+    ignored: int
+    more: dict[str, Any]
+
+    def losses(self, z: Tensor, y: Tensor) -> Tensor:
+        weight = None if self.weight is None else self.weight.to(z)
+        return self.take(z, y, weight=weight, ignore_index=self.ignored, reduction="none", **self.more)
+
+    def weights(self, y: Tensor) -> Tensor:
+        """How much every label counts, in float64."""
+        kept = (y != self.ignored).double()
+        return kept if self.weight is None else kept * self.weight.to(y.device).double()[y.clamp_min(0) * kept.long()]
+
+
+def _entropy(loss: Any) -> _Entropy | None:
+    """The settings of a mean that torch takes over labels; None for any other loss."""
+    if type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss):
+        take = F.cross_entropy if isinstance(loss, nn.CrossEntropyLoss) else F.nll_loss
+        given = {k: getattr(loss, k) for k in ("weight", "ignore_index", "reduction", "label_smoothing") if hasattr(loss, k)}
+    else:
+        take, given = (loss.func, dict(loss.keywords)) if isinstance(loss, functools.partial) and not loss.args else (loss, {})
+    if take not in (F.cross_entropy, F.nll_loss) or given.pop("reduction", "mean") != "mean":
+        return None
+    weight, ignored = given.pop("weight", None), given.pop("ignore_index", IGNORED)
+    if set(given) - {"label_smoothing"}:
+        return None
+    return _Entropy(take, weight, ignored, given)
+
+
+def _classes(problem: Ingredients, entropy: _Entropy, z: Tensor, y: Tensor) -> Objective:
+    axis, told = _class_axis(z, y), []
+    classes = z.shape[axis]
+    if entropy.weight is not None and len(entropy.weight) != classes:
+        raise FldiagError(f"the loss has {len(entropy.weight)} class weights, and the model {classes} outputs",
+                          "give one weight per class")
+    parts: list[Tensor] = []
+    missing = 0
+    for some in problem.targets():
+        start = sum(map(len, parts))
+        check_labels(some, classes, range(start, start + len(some)), problem.slice_name, entropy.ignored)
+        parts.append(entropy.weights(some).reshape(len(some), -1).sum(1))
+        missing += int((some == entropy.ignored).sum())
+    known = Objective(problem.given_loss)
+    if axis != 1:
+        told.append(f"outputs {list(z.shape[1:])} an example: the classes are on the last axis")
+    if not missing and entropy.weight is None and axis == 1:
+        return replace(known, told=tuple(told))
+    each_weight = torch.cat(parts)
+    factor = problem.n / _total([float(each_weight.sum())])
+    if missing:
+        told.append(f"{missing:,} targets are ignored (label {entropy.ignored})")
+    if entropy.weight is not None:
+        told.append("the loss is the mean weighted by class")
+
+    def losses(z: Tensor, y: Tensor) -> Tensor:
+        return entropy.losses(z.movedim(-1, 1) if axis != 1 else z, y)
+
+    def pair(z: Tensor, y: Tensor) -> tuple[Tensor, Any]:
+        return losses(z, y).sum(), None
+
+    return replace(known, criterion=_scaled(pair, factor), told=tuple(told),
+                   each=lambda z, y: losses(z, y).reshape(len(y), -1).double().sum(1) * factor,
+                   counts=lambda z, y: entropy.weights(y).reshape(len(y), -1).sum(1) * factor)
+
+
+def _class_axis(z: Tensor, y: Tensor) -> int:
+    """1 as torch has it, or the last, as language models do."""
+    first, last = y.shape == z[:, 0].shape, y.shape == z.shape[:-1]
+    if first and last and z.ndim > 2:
+        raise FldiagError(f"outputs {list(z.shape)} and targets {list(y.shape)}: which axis holds the classes cannot be told",
+                          "give a loss that says it: lambda z, y: F.cross_entropy(z.flatten(0, 1), y.flatten())", usage=True)
+    if not first and not last:
+        raise FldiagError(f"the loss failed on outputs a tensor {list(z.shape)} and targets a tensor {list(y.shape)}: the "
+                          "targets have another shape than the outputs without their classes",
+                          "check that the loss takes (outputs, y) of this shape and type")
+    return 1 if first else z.ndim - 1
+
+
+def check_labels(y: Any, classes: int | None, numbers: Sequence[int], where: str, ignored: int | None = None) -> None:
+    """Raises FldiagError naming the first label outside 0..classes-1; ``numbers``: of the examples."""
+    if classes is None or (int(y.min()) >= 0 and int(y.max()) < classes):
+        return
+    bad = ((y < 0) | (y >= classes)).reshape(len(y), -1)
+    if ignored is not None:
+        bad &= (y != ignored).reshape(len(y), -1)
+    if bool(bad.any()):
+        at = int(bad.any(1).nonzero()[0])
+        raise FldiagError(f"example {numbers[at]} of slice {where!r} has label {int(y.reshape(len(y), -1)[at][bad[at]][0])}, "
+                          f"the model has {classes} outputs", f"labels must lie in 0..{classes - 1}")
+
+
+# -- a loss that the model takes itself
+
+def _own(problem: Ingredients, x: Tree, y: Tree) -> Objective:
+    """What the mean is over that the model returns as its ``loss``: found by trying, at other weights and with other labels
+    masked, because no two models say it alike."""
+    labels = y.get("labels") if isinstance(y, Mapping) else None
+    rules: dict[str, Callable[[Any], float]] = {"examples": lambda y: count(y)}
+    if isinstance(labels, Tensor) and not labels.is_floating_point() and labels.ndim > 1:
+        rules[f"labels that are not {IGNORED}"] = lambda y: int((y["labels"] != IGNORED).sum())
+        rules[f"labels after the first that are not {IGNORED}"] = lambda y: int((y["labels"][:, 1:] != IGNORED).sum())
+    name, counted = _fitting(problem, x, rules)
+    total = _total([float(counted(some)) for some in problem.targets()])
+
+    def pair(z: Any, y: Any) -> tuple[Tensor, float]:
+        c = counted(y)
+        return (z["loss"] * c if c else z["loss"].new_zeros(())), c
+
+    return Objective(_scaled(pair, problem.n / total), told=(f"the model's own loss is the mean over {total:g} {name}",))
+
+
+def _fitting(problem: Ingredients, x: Tree, rules: dict[str, Callable[[Any], float]]) -> tuple[str, Callable[[Any], float]]:
+    b = count(x)
+    if b < 2:
+        return next(iter(rules.items()))
+    rng = torch.Generator().manual_seed(0)
+    w = problem.w + 0.3 * torch.randn(len(problem.w), generator=rng).to(problem.w) * problem.w.std()
+    x = clone(x)
+    if len(rules) > 1:  # ever more masked from example to example
+        places = torch.rand(x["labels"].shape, generator=rng) < torch.linspace(0, 0.7, b)[:, None]
+        x["labels"][places.to(problem.device)] = IGNORED
+    half = b // 2
+    pieces = [slice(0, b), slice(0, half), slice(half, b)]
+    try:
+        values = [float(problem.call(w, cut(x, piece))["loss"]) for piece in pieces]
+    except (RuntimeError, IndexError):  # not a model that passes over labels
+        return next(iter(rules.items()))
+    errors = {}
+    for name, rule in rules.items():
+        whole, first, second = (rule(cut(x, piece)) for piece in pieces)
+        if whole:
+            expected = (values[1] * first + values[2] * second) / whole
+            errors[name] = abs(expected - values[0]) / max(abs(values[0]), 1e-30)
+    name = min(errors, key=lambda k: errors[k])
+    if not errors[name] <= 1e-4:
+        raise FldiagError("the model's own loss is the mean neither over the examples nor over the labels",
+                          "give a loss (outputs, batch) that returns (sum, count)")
+    return name, rules[name]
