@@ -38,8 +38,8 @@ SHARED = (
     Shared("memory", "str", None, "Memory for batches, graphs and bases of vectors, such as 500M (default 2G); "
                                   "model, data and single vectors come on top.", any=True),
     Shared("model", "str", None, "Model of a plain state_dict: NAME or pkg.mod:factory.", any=True),
-    Shared("data", "str", None, "Its data: NAME, npz:PATH, csv:PATH or pkg.mod:loader (which returns a data set's four arrays, or what a "
-                                "Problem takes: (x, y), a dict, a Dataset, a DataLoader).", any=True),
+    Shared("data", "str", None, "Its data: NAME, npz:PATH, csv:PATH or pkg.mod:loader (which returns a data set's four arrays, "
+                                "or what a Problem takes: (x, y), a dict, a Dataset, a DataLoader).", any=True),
     Shared("normalise", "str", None, "How a model sees data given with --data: none (as stored), unit (pixels / 255) or standard "
                                      "(minus the mean, over the deviation); default: unit for uint8 pixels, else none."),
     Shared("loss", "str", None, "Its loss: cross_entropy, half_squared_error, mse, multi_label, own (the model's) or "
