@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fldiag.choices import Which
 from fldiag.curvature.basis import Basis
 from fldiag.errors import FldiagError
 from fldiag.seeding import torch_rng
-
-Which = Literal["largest", "smallest", "magnitude"]
 
 
 def height(values: np.ndarray, which: Which) -> np.ndarray:

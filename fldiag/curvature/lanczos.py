@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fldiag.choices import Which
 from fldiag.curvature.basis import Krylov
-from fldiag.curvature.iteration import Iteration, Ritz, Which, height
+from fldiag.curvature.iteration import Iteration, Ritz, height
 from fldiag.curvature.overlooked import Unseen, innocent
 from fldiag.errors import FldiagError
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from fldiag.curvature.lanczos import EigenPairs, Which, lanczos
-from fldiag.curvature.operator import Block, Matrix, Operator
+from fldiag.choices import Matrix, Which
+from fldiag.curvature.lanczos import EigenPairs, lanczos
+from fldiag.curvature.operator import Block, Operator
 from fldiag.errors import FldiagError
 from fldiag.models.size import memory
 from fldiag.problem.exact_curvature import within_a_layer

@@ -8,11 +8,11 @@ gone, and grouped convolutions gain nothing: they take as long as the convolutio
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from fldiag.choices import Stack
 from fldiag.curvature.batched_lanczos import batched_lanczos
 from fldiag.curvature.lanczos import EigenPairs, Search
 from fldiag.curvature.r_operator import ChainOperator
@@ -25,8 +25,6 @@ from fldiag.problem.operators import AGREEMENT, COMPARED, build
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress
 from fldiag.seeding import torch_rng
-
-Stack = Literal["auto", "on", "off"]
 
 #: Weights times examples of one model up to which a stack is faster (analyses/speed/curvature.py, job round).
 WORK = 2_300_000

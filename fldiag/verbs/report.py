@@ -8,7 +8,7 @@ from typing import Any
 
 from fldiag.console import Console
 from fldiag.diagnosis.answer import answer
-from fldiag.diagnosis.subjects import FALLBACK, prepare
+from fldiag.diagnosis.places import FALLBACK, prepare
 from fldiag.errors import FldiagError
 from fldiag.plotting.collected import Collected, Member
 from fldiag.report import build, summary
