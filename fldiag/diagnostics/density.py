@@ -46,7 +46,8 @@ def quadrature(operator: Callable[[Tensor], Tensor], start: Tensor, steps: int, 
     from fldiag.curvature.iteration import Iteration
 
     it = Iteration(operator, start.numel(), "largest", noise, 0, start.device)
-    j: int | None = it.basis.append(start / torch.linalg.vector_norm(start))
+    it.basis.append(start / torch.linalg.vector_norm(start))
+    j: int | None = 0
     for _ in range(steps):
         if j is None:
             break

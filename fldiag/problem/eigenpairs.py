@@ -49,7 +49,8 @@ def eigenpairs(problem: Problem, k: int = 5, *, which: Which = "largest", tol: f
     product: Operator | Block = whole if params is None else Block(whole, block_index(problem, params))
     limit = basis_limit(problem, k, product.size)
     return lanczos(product, product.size, k, which=which, tol=tol, max_products=max_products, miss=miss,
-                   noise=NOISE[problem.dtype], limit=limit, strict=strict, seed=seed, device=problem.device, progress=progress)
+                   noise=NOISE[problem.dtype], limit=limit, strict=strict, seed=seed, device=problem.device,
+                   dtype=problem.dtype, progress=progress)
 
 
 def check_count(k: int, size: int) -> None:

@@ -121,7 +121,8 @@ def eigenpairs(problems: Sequence[Problem], k: int, *, tol: float, max_products:
             return side_by_side(chosen, [_examples(p) for p in chosen])
 
         searches = [Search(size, k, which="largest", tol=tol, max_products=max_products, miss=MISS, noise=noise, seed=seed,
-                           limit=limit, strict=True, device=first.device, progress=tell(i)).steps() for i in range(len(some))]
+                           limit=limit, strict=True, device=first.device, dtype=first.dtype, progress=tell(i)).steps()
+                    for i in range(len(some))]
         for i, result in zip(some, batched_lanczos(operator, searches), strict=True):
             found[i] = None if isinstance(result, FldiagError) else result
     return found
