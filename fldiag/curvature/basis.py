@@ -31,8 +31,8 @@ class Basis:
         return [b[: min(self.block, self.count - i * self.block)] for i, b in enumerate(self._blocks)]
 
     def __getitem__(self, i: int) -> Tensor:
-        """Row i in float64."""
-        return self._blocks[i // self.block][i % self.block].double()
+        """Row i as it is kept."""
+        return self._blocks[i // self.block][i % self.block]
 
     def append(self, v: Tensor) -> float:
         """Keep a unit vector as the last row; the norm of what rounding changed."""

@@ -81,9 +81,9 @@ class Iteration:
         assert self.operator is not None
         return self.take(j, self.operator(self.basis[j]))
 
-    def take(self, j: int, product: Tensor) -> int | None:
-        """``step`` with the product of basis vector j at hand."""
-        u = product.detach().to(self.device, torch.float64, copy=True)
+    def take(self, j: int, product: Tensor, *, copy: bool = True) -> int | None:
+        """``step`` with the product of basis vector j at hand, which is overwritten without ``copy``."""
+        u = product.detach().to(self.device, torch.float64, copy=copy)
         size = float(torch.linalg.vector_norm(u))
         if not np.isfinite(size):
             raise FldiagError("a Hessian-vector product is not finite",

@@ -68,10 +68,10 @@ def lanczos(operator: Callable[[Tensor], Tensor], size: int, k: int, *, which: W
     ``limit`` basis vectors (default: 100, or 3 k + 20) it restarts from the best; the second sequence holds as
     many at most. ``strict``: also the residuals
     must be within ``tol``, so that the vectors are as accurate as their gaps allow (the values are far more
-    accurate then). ``dtype``: in which basis vectors are kept. In float32 they are orthonormal within 1.2e-7 (see ``Basis``).
-    What rounding takes from a product's remainder is counted in the residuals, so these remain bounds for the
-    vectors as they are kept. A value differs from the Rayleigh quotient of its vector by at most 6e-8 sqrt(n) ||H||, n the
-    number of basis vectors: 6e-7 ||H|| for 100, which is below the rounding error of a product in float32.
+    accurate then). ``dtype``: in which basis vectors are kept and multiplied. In float32 they are orthonormal within 1.2e-7
+    (see ``Basis``). What rounding takes from a product's remainder is counted in the residuals, so these remain bounds for
+    the vectors as they are kept. A value differs from the Rayleigh quotient of its vector by at most 6e-8 sqrt(n) ||H||, n
+    the number of basis vectors: 6e-7 ||H|| for 100, which is below the rounding error of a product in float32.
     Returns min(k, P) pairs; those not converged within ``max_products`` say so.
 
     Raises FldiagError for a wrong option or a product that is not finite.
@@ -202,7 +202,7 @@ class Search:
         while risk > self.miss and self.products < self.max_products and new is not None and len(second.basis) <= self.most:
             j, product = new, (yield second.basis[new])
             self._count(r)
-            new = second.take(j, outside(product.to(first.device, torch.float64)))
+            new = second.take(j, outside(product.to(first.device, torch.float64)), copy=False)
             ahead = second.ritz()
             if height(ahead.values, self.which)[0] > edge:
                 first.add(second.vectors(ahead, 1)[0])

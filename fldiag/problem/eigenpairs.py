@@ -66,8 +66,8 @@ def check_count(k: int, size: int) -> None:
 
 def basis_limit(problem: Problem, k: int, size: int) -> int:
     """Vectors that each of the two sequences of ``lanczos`` may hold."""
-    # the basis is double precision; below k + 8 vectors a restart would never converge
-    return min(max(100, 3 * k + 20), max(k + 8, problem.memory // 4 // (8 * size)))
+    # below k + 8 vectors a restart would never converge
+    return min(max(100, 3 * k + 20), max(k + 8, problem.memory // 4 // (problem.dtype.itemsize * size)))
 
 
 def in_form(problem: Problem, matrix: Matrix, params: str | Sequence[str] | None) -> Matrix:
