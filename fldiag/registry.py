@@ -151,6 +151,7 @@ class Diagnostic(Entry):
     - ``variant``: options of a table -> a word for those that a report shows beside the others, not instead of them (""
       where there is one kind only); None: it shows none such.
     - ``parts``: whether it does parts of its work wherever its subject's ``executor`` says.
+    - ``cheap``: whether ``fldiag report --compute`` makes its table, with the defaults.
     - ``cost``: (subject, options) -> gradients of the whole slice that it takes, for the forecast.
     - ``check``: (subject, options) -> nothing; raises FldiagError before anything is computed.
     - ``choose``: (targets, options, options of the subject) -> ``Choice``: which are asked, and how.
@@ -168,6 +169,7 @@ class Diagnostic(Entry):
     order: int = 100
     variant: Callable[[dict[str, Any]], str | None] = lambda options: ""
     parts: bool = False
+    cheap: bool = False
     cost: Callable[..., float] | None = None
     check: Callable[..., None] | None = None
     choose: Callable[..., Any] | None = None

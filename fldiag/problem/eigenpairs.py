@@ -66,8 +66,8 @@ def check_count(k: int, size: int) -> None:
 
 def basis_limit(problem: Problem, k: int, size: int) -> int:
     """Vectors that each of the two sequences of ``lanczos`` may hold."""
-    # below k + 8 vectors a restart would never converge
-    return min(max(100, 3 * k + 20), max(k + 8, problem.memory // 4 // (problem.dtype.itemsize * size)))
+    # as many as fit in double precision, in which single precision takes half; below k + 8 a restart would never converge
+    return min(max(100, 3 * k + 20), max(k + 8, problem.memory // 4 // (8 * size)))
 
 
 def in_form(problem: Problem, matrix: Matrix, params: str | Sequence[str] | None) -> Matrix:

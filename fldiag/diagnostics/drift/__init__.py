@@ -31,7 +31,7 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
     return len(history.rounds) * (float(options["gradients"]) + share * (3 + len(options["rho"])))
 
 
-@diagnostic("drift", on="run", parts=True, needs="clients", draw=picture.draw, summary=summary, cost=cost,
+@diagnostic("drift", on="run", parts=True, cheap=True, needs="clients", draw=picture.draw, summary=summary, cost=cost,
             section=section, order=40,
             example="checkpoints/digits-fedavg-s0-1a2b3c4d --rho 0 --rho 2")
 def drift(history: History, progress: Progress | None = None, *,

@@ -31,7 +31,7 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
                                                                                      - history.pool.clients.start))
 
 
-@diagnostic("forgetting", on="run", parts=True, needs="clients", draw=picture.curves_if_any,
+@diagnostic("forgetting", on="run", parts=True, cheap=True, needs="clients", draw=picture.curves_if_any,
             more={"-classes": picture.heatmap_if_any},
             summary=summary, cost=cost, also={"why": Also(
                 "account", "Also the second-order account of each update on the global loss, of the last round (or all of "
