@@ -13,12 +13,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fldiag import known
+from fldiag import known, registry
 from fldiag.checkpoint.run import Run
 from fldiag.config import Config
-from fldiag.diagnosis.answer import joined, tables
-from fldiag.diagnosis.question import diagnostic, question
+from fldiag.diagnosis.question import question
 from fldiag.diagnosis.subjects import Target, load
+from fldiag.diagnosis.tables import joined, tables
 from fldiag.errors import FldiagError
 from fldiag.registry import Progress
 
@@ -156,7 +156,7 @@ def draw(table: pd.DataFrame, ax: Axes | None = None, *, name: str = "") -> Figu
     of = name or str(table.attrs.get("diagnostic", ""))
     if not of:
         raise FldiagError("the table does not say which diagnostic it is of", "give name=", usage=True)
-    entry = diagnostic(of)
+    entry = registry.diagnostic.get(of)
     if "diagnostic" in table.columns:
         table = table[table["diagnostic"] == of].drop(columns="diagnostic")
     if entry.draw is None:

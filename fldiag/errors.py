@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class FldiagError(Exception):
@@ -46,3 +47,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> FldiagError:
     return FldiagError(f"unknown {kind} {name!r}", nearest(name, known), usage=True)
+
+
+def shown(path: Path) -> str:
+    """A path for a message: the end of one that is longer than any file system allows."""
+    text = str(path)
+    return text if len(text) <= 300 else f"...{text[-60:]}"

@@ -21,15 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fldiag.choices import Proximal, Rule
 from fldiag.errors import FldiagError
 from fldiag.params import Layout, norm, ratio
-
-#: The proximal losses that need nothing but the received model.
-Proximal = Literal["kl", "l2"]
-#: Lambda: by how far each entry has moved, or 1 everywhere.
-Strength = Literal["adaptive", "fixed"]
-#: Over what Lambda is normalised; ``dim0`` is the released code's reading.
-Rule = Literal["layer", "tensor", "dim0"]
 
 #: Added to the norm of a gradient before dividing by it.
 GUARD = 1e-12

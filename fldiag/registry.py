@@ -12,13 +12,14 @@ import importlib
 import inspect
 import pkgutil
 import sys
+import types
 import typing
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import pydantic
 
@@ -51,11 +52,12 @@ class Entry:
 
     @cached_property
     def options(self) -> type[pydantic.BaseModel]:
-        hints = typing.get_type_hints(self.build, include_extras=True)
+        own = {p.name: p for p in inspect.signature(self.build).parameters.values() if self.is_option(p)}
+        # hints of options only: those of the subject may name what is imported when something is measured
+        asked = types.SimpleNamespace(__annotations__={n: h for n, h in self.build.__annotations__.items() if n in own})
+        hints = typing.get_type_hints(asked, self.build.__globals__, include_extras=True)
         fields: dict[str, Any] = {}
-        for p in inspect.signature(self.build).parameters.values():
-            if not self.is_option(p):
-                continue
+        for p in own.values():
             default = ... if p.default is p.empty else p.default
             fields[p.name] = (hints.get(p.name, Any), default)
         config = pydantic.ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False,
@@ -149,6 +151,7 @@ class Diagnostic(Entry):
     - ``variant``: options of a table -> a word for those that a report shows beside the others, not instead of them (""
       where there is one kind only); None: it shows none such.
     - ``parts``: whether it does parts of its work wherever its subject's ``executor`` says.
+    - ``cheap``: whether ``fldiag report --compute`` makes its table, with the defaults.
     - ``cost``: (subject, options) -> gradients of the whole slice that it takes, for the forecast.
     - ``check``: (subject, options) -> nothing; raises FldiagError before anything is computed.
     - ``choose``: (targets, options, options of the subject) -> ``Choice``: which are asked, and how.
@@ -166,6 +169,7 @@ class Diagnostic(Entry):
     order: int = 100
     variant: Callable[[dict[str, Any]], str | None] = lambda options: ""
     parts: bool = False
+    cheap: bool = False
     cost: Callable[..., float] | None = None
     check: Callable[..., None] | None = None
     choose: Callable[..., Any] | None = None
@@ -182,7 +186,10 @@ def _points(group: str, folders: tuple[str, ...]) -> list[EntryPoint]:
     return sorted(entry_points(group=group), key=lambda point: point.name)
 
 
-class Registry:
+E = TypeVar("E", bound=Entry)
+
+
+class Registry(Generic[E]):
     """The entries of one kind: those of fldiag's own packages, and those of other packages, by their entry points.
 
     What is built in is imported when anything is first asked for. Of another package, ``get`` imports the one entry asked for,
@@ -194,10 +201,10 @@ class Registry:
     """
 
     def __init__(self, kind: str, packages: str | tuple[str, ...], *, given: tuple[str, ...] = (),
-                 entry: Callable[..., Entry] | None = None):
+                 entry: Callable[..., E]):
         self.kind, self.packages, self.given = kind, (packages,) if isinstance(packages, str) else packages, given
         self._entry = entry
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, E] = {}
         self._discovered = False
         self._loaded: dict[EntryPoint, FldiagError | None] = {}
 
@@ -207,8 +214,7 @@ class Registry:
         def register(build: Callable[..., Any]) -> Callable[..., Any]:
             if name in self._entries and self._entries[name].build.__module__ != build.__module__:
                 raise FldiagError(f"{self.kind} {name!r} is registered twice", "choose another name")
-            self._entries[name] = (self._entry(self.kind, name, build, self.given, **meta) if self._entry else
-                                   Entry(self.kind, name, build, self.given, meta))
+            self._entries[name] = self._entry(self.kind, name, build, self.given, **meta)
             return build
 
         return register
@@ -256,11 +262,11 @@ class Registry:
             self._usable(point)
         return sorted(self._entries)
 
-    def registered(self) -> list[Entry]:
+    def registered(self) -> list[E]:
         """What is registered so far; nothing is imported."""
         return list(self._entries.values())
 
-    def get(self, name: str) -> Entry:
+    def get(self, name: str) -> E:
         """Raises FldiagError naming the nearest known entry, or saying why that of another package cannot be imported."""
         self._discover()
         points = self.plugins() if name not in self._entries else []
@@ -276,7 +282,11 @@ class Registry:
         return name in self._entries or any(point.name == name and self._usable(point) for point in self.plugins())
 
 
-method = Registry("method", "fldiag.methods")
-model = Registry("model", "fldiag.models", given=("shape", "classes"))
-dataset = Registry("dataset", "fldiag.data", given=("root", "download", "progress", "reading"))
+def _plain(kind: str, name: str, build: Callable[..., Any], given: tuple[str, ...], **meta: Any) -> Entry:
+    return Entry(kind, name, build, given, meta)
+
+
+method = Registry("method", "fldiag.methods", entry=_plain)
+model = Registry("model", "fldiag.models", given=("shape", "classes"), entry=_plain)
+dataset = Registry("dataset", "fldiag.data", given=("root", "download", "progress", "reading"), entry=_plain)
 diagnostic = Registry("diagnostic", ("fldiag.diagnostics", "fldiag.training.diagnostics"), entry=Diagnostic)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def seed_for(seed: int, purpose: str, *indices: int) -> int:
@@ -19,4 +22,6 @@ def numpy_rng(seed: int, purpose: str, *indices: int) -> np.random.Generator:
 
 
 def torch_rng(seed: int, purpose: str, *indices: int, device: str | torch.device = "cpu") -> torch.Generator:
+    import torch  # only here: grids and tables draw from numpy's
+
     return torch.Generator(device=device).manual_seed(seed_for(seed, purpose, *indices))

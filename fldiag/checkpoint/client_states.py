@@ -28,14 +28,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from fldiag.checkpoint.index import STATES
 from fldiag.checkpoint.tensor_files import read_tensors
 from fldiag.errors import FldiagError
 
 State = dict[str, Tensor]
 #: Bytes of new states that wait in memory between stored rounds; when there are more, all go to the disk.
 HELD = 256 * 2**20
-#: Key of a segment in ``state`` of run.json. Earlier versions had a file a client, under the client's number.
-KEY = r"clients-(\d{8,})"
 
 
 class ClientStates(Mapping[int, State]):
@@ -57,7 +56,7 @@ class ClientStates(Mapping[int, State]):
         self._living: dict[str, dict[int, int]] = {}  # segment -> client -> row, of rows that none superseded
         self._sizes: dict[str, int] = {}  # segment -> rows
         for key, name in sorted(listed.items()):
-            if (found := re.fullmatch(KEY, key)) is not None:
+            if (found := re.fullmatch(STATES, key)) is not None:
                 self._number = int(found[1])
                 with _opened(verified(name)) as file:
                     self._add(name, file.get_tensor("ids").tolist())

@@ -8,9 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fldiag.checkpoint import client_states, journal
-from fldiag.checkpoint.tensor_files import shown
-from fldiag.errors import FldiagError
+from fldiag.checkpoint import journal
+from fldiag.errors import FldiagError, shown
 from fldiag.results.table import Row
 
 #: Of an index that is whole, and of one that a journal continues: a reader that knows no journals must not take it for whole.
@@ -19,6 +18,8 @@ WHOLE, CONTINUED = 1, 2
 KINDS: dict[str, type] = {"hash": str, "status": str, "config": dict, "state": dict, "files": dict, "provenance": dict,
                           "done": int, "schema": int}
 SECTIONS = ("data", "partition", "clients", "model", "method", "train", "checkpoint", "metrics")
+#: Key of a segment of clients' states in ``state``. Earlier versions had a file a client, under the client's number.
+STATES = r"clients-(\d{8,})"
 #: Names of files that say of which round they are.
 NUMBERED = {"rounds": r"rounds/\d{1,9}\.pt", "steps": r"steps/\d{1,9}\.parquet"}
 EDITED = "the file was edited; restore it or train again"
@@ -86,7 +87,7 @@ def check(index: Any) -> None:
         if name.startswith("/") or ".." in name.split("/") or "\0" in name or (
                 folder in NUMBERED and not re.fullmatch(NUMBERED[folder], name)):
             raise ValueError(f"it lists {name!r}, which no run has")
-    odd = [k for k in index["state"] if k != "server" and not k.isdecimal() and not re.fullmatch(client_states.KEY, k)]
+    odd = [k for k in index["state"] if k != "server" and not k.isdecimal() and not re.fullmatch(STATES, k)]
     if odd:
         raise ValueError(f"state of {odd[0]!r}, which is no client")
     for key in ("metrics", "journal"):

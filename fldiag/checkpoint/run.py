@@ -24,11 +24,9 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-import torch
-from torch import Tensor
 
 from fldiag.checkpoint import schema
 from fldiag.checkpoint.index import CONTINUED, WHOLE, read_index
@@ -38,6 +36,9 @@ from fldiag.config import Config
 from fldiag.errors import FldiagError
 from fldiag.results import files
 from fldiag.results.table import Row
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: What training itself writes into these folders (with the temporary names of a write that was cut off): nothing else is
 #: ever removed from them.
@@ -105,6 +106,8 @@ class Run(StoredRun):
 
     def put_tensors(self, name: str, content: dict[str, Any]) -> None:
         """Write a file of tensors and list it."""
+        import torch  # only here: who reads tables has no need of it
+
         self.put(name, lambda f: torch.save(content, f))
 
     def put_checkpoint(self, round: int, manifest: dict[str, Any], state: dict[str, Tensor], **tensors: Any) -> None:

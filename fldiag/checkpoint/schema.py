@@ -13,16 +13,14 @@ import json
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from fldiag.checkpoint import foreign
-from fldiag.checkpoint.tensor_files import check_kinds, read_tensors
 from fldiag.errors import FldiagError
 from fldiag.identity import as_stored
 from fldiag.results import files
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SCHEMA = 1
 #: Rounds, clients and seeds are smaller: tables hold them as int64.
@@ -92,6 +90,8 @@ class Checkpoint:
 
 def write(path: Path, manifest: dict[str, Any], state: dict[str, Tensor], **tensors: Any) -> str:
     """Write a checkpoint atomically; returns its sha256. Raises FldiagError when the disk refuses."""
+    import torch  # only in what reads and writes: a Checkpoint can be spoken of without it
+
     made = content(manifest, state, **tensors)
     return files.write_atomic(path, lambda f: torch.save(made, f))
 
@@ -108,6 +108,9 @@ def read(path: str | Path) -> Checkpoint:
 
     Raises FldiagError when the content is neither, or was written by a later schema.
     """
+    from fldiag.checkpoint import foreign
+    from fldiag.checkpoint.tensor_files import check_kinds, read_tensors
+
     path = Path(path)
     content = read_tensors(path)
     if isinstance(content, dict) and isinstance(content.get("manifest"), str):
@@ -137,6 +140,10 @@ def read(path: str | Path) -> Checkpoint:
 
 def _check(c: Checkpoint) -> None:
     """The manifest must have what every reader relies on: a hand-edited one is refused here, not later."""
+    from torch import Tensor
+
+    from fldiag.checkpoint.tensor_files import check_kinds
+
     needed = {"round": int, "seed": int, "config": dict, "method": dict, "shape": list, "classes": int, "clients": list}
     for key, kind in needed.items():
         if not isinstance(c.manifest.get(key), kind):
@@ -161,6 +168,8 @@ def _check(c: Checkpoint) -> None:
 
 
 def _tensors(path: Path, content: Any) -> dict[str, Tensor]:
+    from torch import Tensor
+
     if not isinstance(content, dict) or not content or not all(
             isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items()):
         raise FldiagError(f"checkpoint {path} is not a state_dict (names with tensors)",

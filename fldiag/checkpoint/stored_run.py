@@ -8,20 +8,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pydantic
 
 from fldiag import registry
 from fldiag.checkpoint import schema
-from fldiag.checkpoint.client_states import ClientStates
 from fldiag.checkpoint.schema import Checkpoint
-from fldiag.checkpoint.tensor_files import read_tensors
 from fldiag.config import Config
 from fldiag.errors import FldiagError
 from fldiag.results import files
 from fldiag.results.table import Row, table
+
+if TYPE_CHECKING:
+    from fldiag.checkpoint.client_states import ClientStates
 
 
 class StoredRun:
@@ -180,10 +181,14 @@ class StoredRun:
     @cached_property
     def states(self) -> ClientStates:
         """What the clients carry from round to round, as stored last; every row is read when it is asked for."""
+        from fldiag.checkpoint.client_states import ClientStates  # imports PyTorch
+
         return ClientStates(self.path, self.index["state"], self.verified)
 
     @property
     def server_state(self) -> dict[str, Any]:
         """The server's weights, buffers and state as stored last."""
+        from fldiag.checkpoint.tensor_files import read_tensors  # imports PyTorch
+
         found: dict[str, Any] = read_tensors(self.verified(self.index["state"]["server"]))
         return found

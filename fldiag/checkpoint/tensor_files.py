@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fldiag.checkpoint import flat
-from fldiag.errors import FldiagError, out_of_memory
+from fldiag.errors import FldiagError, out_of_memory, shown
 
 #: What a file may claim to hold: so many times its own size, and so many bytes more. Compression and shared storages make a
 #: tensor larger than its bytes in the file, though never by much in a checkpoint.
@@ -54,12 +54,6 @@ def read_tensors(path: Path) -> Any:
                           "copy it again, or use another file") from None
     _bounded(path, content, size)
     return content
-
-
-def shown(path: Path) -> str:
-    """A path for a message: the end of one that is longer than any file system allows."""
-    text = str(path)
-    return text if len(text) <= 300 else f"...{text[-60:]}"
 
 
 def check_kinds(path: Path, state: Mapping[str, Tensor]) -> None:

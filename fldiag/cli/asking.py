@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fldiag import registry
 from fldiag.checkpoint.run import Run
 from fldiag.console import Console
-from fldiag.diagnosis import subjects
 from fldiag.diagnosis.answer import Answer, answer
-from fldiag.diagnosis.question import diagnostic
 from fldiag.results.summary import Note, Say, Small
+
+if TYPE_CHECKING:
+    from fldiag.diagnosis.subjects import Target
 
 
 def ask(console: Console, name: str, paths: Sequence[Path], options: Mapping[str, Any], out: Path | None) -> None:
     """Raises FldiagError for whatever cannot be asked or answered."""
     given = {k: options[k] for k in ("model", "data") if k in options}
-    of_runs = diagnostic(name).on in ("run", "runs")
-    targets: list[subjects.Target] = [_opened(p, given, of_runs) for p in paths]
+    of_runs = registry.diagnostic.get(name).on in ("run", "runs")
+    targets = [_opened(p, given, of_runs) for p in paths]
     found = answer(name, targets, options, out=out, bar=console.progress, tell=console.note)
     for made in found:
         show(console, made)
@@ -29,10 +31,12 @@ def ask(console: Console, name: str, paths: Sequence[Path], options: Mapping[str
     console.done(*(file for made in ordered for file in made.files))  # what people look at first is named last
 
 
-def _opened(path: Path, given: Mapping[str, Any], of_runs: bool) -> subjects.Target:
-    if of_runs and not os.path.exists(path):
+def _opened(path: Path, given: Mapping[str, Any], of_runs: bool) -> Target:
+    if os.path.isfile(path / "run.json") or (of_runs and not os.path.exists(path)):
         return Run.open(path)
-    return subjects.load(path, **({} if os.path.isfile(path / "run.json") else given))
+    from fldiag.diagnosis.subjects import load  # imports PyTorch
+
+    return load(path, **given)
 
 
 def show(console: Console, made: Answer) -> None:

@@ -6,13 +6,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+#: Columns of a basis in float32 that are widened at a time.
+PIECE = 2**15
+
 
 class Basis:
-    """Orthonormal rows in float64, in blocks so that growing copies nothing."""
+    """Orthonormal rows, in blocks so that growing copies nothing.
 
-    def __init__(self, size: int, device: torch.device, block: int = 16):
-        self.size, self.device, self.block, self.count = size, device, block, 0
+    Kept in ``dtype``, and all sums are in float64. A row in float32 differs from the unit vector it stands for by at most
+    2^-24 = 6e-8, so two rows are orthogonal within 1.2e-7, whatever their number: rounding does not add up, as every vector is
+    made orthogonal to the rows as they are kept. ``append`` says by how much the kept row differs.
+    """
+
+    def __init__(self, size: int, device: torch.device, dtype: torch.dtype = torch.float64, block: int = 16):
+        self.size, self.device, self.dtype, self.block, self.count = size, device, dtype, block, 0
         self._blocks: list[Tensor] = []
+        step = size if dtype == torch.float64 else PIECE
+        self._pieces = [slice(i, i + step) for i in range(0, size, max(step, 1))]
 
     def __len__(self) -> int:
         return self.count
@@ -21,41 +31,55 @@ class Basis:
         return [b[: min(self.block, self.count - i * self.block)] for i, b in enumerate(self._blocks)]
 
     def __getitem__(self, i: int) -> Tensor:
+        """Row i as it is kept."""
         return self._blocks[i // self.block][i % self.block]
 
-    def append(self, v: Tensor) -> int:
+    def append(self, v: Tensor) -> float:
+        """Keep a unit vector as the last row; the norm of what rounding changed."""
         if self.count == self.block * len(self._blocks):
-            self._blocks.append(torch.empty(self.block, self.size, dtype=torch.float64, device=self.device))
-        self._blocks[-1][self.count % self.block] = v
+            self._blocks.append(torch.empty(self.block, self.size, dtype=self.dtype, device=self.device))
+        row = self._blocks[-1][self.count % self.block]
+        row.copy_(v)
         self.count += 1
-        return self.count - 1
+        changed = [torch.linalg.vector_norm(v[piece] - row[piece].double()) for piece in self._pieces]
+        return float(torch.linalg.vector_norm(torch.stack(changed)))
+
+    def _parts(self, v: Tensor) -> Tensor:
+        """The coefficients [count] of v."""
+        found = v.new_zeros(self.count)
+        for piece in self._pieces:
+            found += torch.cat([b[:, piece].double() @ v[piece] for b in self._filled()])
+        return found
+
+    def _subtract(self, v: Tensor, coefficients: Tensor) -> None:
+        """v less the rows times the coefficients, in place."""
+        blocks = self._filled()
+        for piece in self._pieces:
+            for b, c in zip(blocks, coefficients.split([len(b) for b in blocks]), strict=True):
+                v[piece].addmv_(b[:, piece].double().T, c, alpha=-1.0)
 
     def remove_from(self, v: Tensor, only: Tensor | None = None) -> Tensor:
         """Subtracts from v its part in the basis (in the rows where ``only`` is 1), in place; the coefficients."""
-        parts = self._filled()
-        if not parts:
+        if not self.count:
             return v.new_zeros(0)
-        coefficients = torch.cat([b @ v for b in parts])
-        if only is not None:
-            coefficients = coefficients * only
-        for b, c in zip(parts, coefficients.split([len(b) for b in parts]), strict=True):
-            v.addmv_(b.T, c, alpha=-1.0)
+        coefficients = self._parts(v) if only is None else self._parts(v) * only
+        self._subtract(v, coefficients)
         return coefficients
 
     def without(self, v: Tensor, coefficients: Tensor) -> Tensor:
         """v less its part in the space of the orthonormal combinations [count, k]: none of them is formed."""
-        inside = torch.cat([b @ v for b in self._filled()])
-        inside, v = coefficients @ (coefficients.T @ inside), v.clone()
-        for b, c in zip(self._filled(), inside.split([len(b) for b in self._filled()]), strict=True):
-            v.addmv_(b.T, c, alpha=-1.0)
+        inside = coefficients @ (coefficients.T @ self._parts(v))
+        v = v.clone()
+        self._subtract(v, inside)
         return v
 
     def combine(self, coefficients: np.ndarray) -> Tensor:
-        """[count, k] -> rows [k, P]."""
+        """[count, k] -> rows [k, P] in float64."""
         c = torch.as_tensor(coefficients, dtype=torch.float64, device=self.device)
         out = torch.zeros(c.shape[1], self.size, dtype=torch.float64, device=self.device)
-        for b, part in zip(self._filled(), c.split([len(b) for b in self._filled()]), strict=True):
-            out.addmm_(part.T, b)
+        for piece in self._pieces:
+            for b, part in zip(self._filled(), c.split([len(b) for b in self._filled()]), strict=True):
+                out[:, piece].addmm_(part.T, b[:, piece].double())
         return out
 
     def quadratic(self, matrix: np.ndarray) -> Tensor:
@@ -63,7 +87,7 @@ class Basis:
         m = torch.as_tensor(matrix, dtype=torch.float64, device=self.device)
         out = torch.zeros(self.size, dtype=torch.float64, device=self.device)
         for piece in range(0, self.size, 2**16):
-            rows = torch.cat([b[:, piece:piece + 2**16] for b in self._filled()])
+            rows = torch.cat([b[:, piece:piece + 2**16].double() for b in self._filled()])
             out[piece:piece + 2**16] = (rows * (m @ rows)).sum(0)
         return out
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fldiag.choices import Which
 from fldiag.curvature.basis import Basis
 from fldiag.errors import FldiagError
 from fldiag.seeding import torch_rng
-
-Which = Literal["largest", "smallest", "magnitude"]
 
 
 def height(values: np.ndarray, which: Which) -> np.ndarray:
@@ -36,9 +34,9 @@ class Iteration:
     """The basis, the products so far, the next steps that are open (``operator`` None: products are handed in)."""
 
     def __init__(self, operator: Callable[[Tensor], Tensor] | None, size: int, which: Which, noise: float, seed: int,
-                 device: torch.device):
+                 device: torch.device, dtype: torch.dtype = torch.float64):
         self.operator, self.which, self.noise, self.seed, self.device = operator, which, noise, seed, device
-        self.basis = Basis(size, device)
+        self.basis = Basis(size, device, dtype)
         self.processed: list[int] = []
         self.columns: list[np.ndarray] = []  # column j: coefficients of H v_processed[j] on the basis
         self.lost: list[float] = []  # norm of what was cut off from that product
@@ -64,7 +62,8 @@ class Iteration:
                     break
                 v /= norm
             if norm > 0.5:  # the last pass must have had nothing left to remove
-                return self.basis.append(v)
+                self.basis.append(v)
+                return len(self.basis) - 1
 
     def add(self, v: Tensor) -> None:
         """Make what is new in the unit vector v the next to be processed."""
@@ -74,16 +73,17 @@ class Iteration:
         if norm > self.noise:
             v = v / norm
             self.basis.remove_from(v)
-            self.waiting[:0] = [self.basis.append(v / torch.linalg.vector_norm(v))]
+            self.basis.append(v / torch.linalg.vector_norm(v))
+            self.waiting[:0] = [len(self.basis) - 1]
 
     def step(self, j: int) -> int | None:
         """One product; the basis grows by its new direction, whose index is returned (None: no new one)."""
         assert self.operator is not None
         return self.take(j, self.operator(self.basis[j]))
 
-    def take(self, j: int, product: Tensor) -> int | None:
-        """``step`` with the product of basis vector j at hand."""
-        u = product.detach().to(self.device, torch.float64, copy=True)
+    def take(self, j: int, product: Tensor, *, copy: bool = True) -> int | None:
+        """``step`` with the product of basis vector j at hand, which is overwritten without ``copy``."""
+        u = product.detach().to(self.device, torch.float64, copy=copy)
         size = float(torch.linalg.vector_norm(u))
         if not np.isfinite(size):
             raise FldiagError("a Hessian-vector product is not finite",
@@ -98,7 +98,8 @@ class Iteration:
             if norm < 1e-3 * self.scale:
                 self.basis.remove_from(u)
                 u /= torch.linalg.vector_norm(u)
-            new, lost = self.basis.append(u), 0.0
+            lost = norm * self.basis.append(u)
+            new = len(self.basis) - 1
             column = np.append(column, norm)
         self.processed.append(j)
         self.columns.append(column)
@@ -146,9 +147,10 @@ class Iteration:
     def vectors(self, r: Ritz, k: int) -> Tensor:
         """The first k Ritz vectors [k, P], unit norm, largest entry positive."""
         rows = self.basis.combine(self.on_basis(r, k))
-        rows /= torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-        largest = rows.gather(1, rows.abs().argmax(1, keepdim=True))
-        return rows * torch.where(largest < 0, -1.0, 1.0).to(rows)
+        for row in rows:  # one after the other: a copy of all is as large as a dozen rows of the basis
+            row /= torch.linalg.vector_norm(row)
+            row *= -1.0 if row[row.abs().argmax()] < 0 else 1.0
+        return rows
 
     def shrink(self, keep: int, extra: int) -> int:
         """Thick restart (Wu and Simon 2000): only the first ``keep`` Ritz vectors and the unprocessed vectors
@@ -160,10 +162,12 @@ class Iteration:
         lost = np.hypot(np.linalg.norm(rest[self.processed], axis=0), np.asarray(self.lost) @ np.abs(y))
         chosen = self.on_basis(r, keep)
         outside = [*self.waiting, extra]
-        old, self.basis = self.basis, Basis(self.basis.size, self.device)
-        for v in [*old.combine(chosen), *(old[i] for i in outside)]:
-            self.basis.append(v)
+        old, self.basis = self.basis, Basis(self.basis.size, self.device, self.basis.dtype)
         size = y.shape[1]
+        for i in range(size):  # H x = theta x + rest becomes that of the x that is kept
+            lost[i] += 2 * self.scale * self.basis.append(old.combine(chosen[:, i:i + 1])[0])
+        for i in outside:
+            self.basis.append(old[i])
         self.columns = [np.concatenate([np.eye(size)[i] * theta[i], rest[outside, i]]) for i in range(size)]
         self.processed, self.lost = list(range(size)), list(lost)
         self.waiting = list(range(size, size + len(self.waiting)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from fldiag.errors import FldiagError
 
 #: Numbers added at a time.
 PIECE = 1 << 17
-Matrix = Literal["hessian", "ggn"]
 
 
 def add(total: Tensor, part: Tensor, weight: float) -> None:

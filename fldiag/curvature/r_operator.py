@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fldiag.curvature.operator import Matrix, Operator
+from fldiag.choices import Matrix
+from fldiag.curvature.operator import Operator
 from fldiag.models.chain import Pass
 from fldiag.models.layers.links import Link, Weighted
 from fldiag.params import Layout

@@ -13,7 +13,7 @@ from fldiag.data.dataset import Dataset
 DIGITS_MEAN, DIGITS_STD = 0.3053, 0.3760
 
 
-@registry.dataset("digits")
+@registry.dataset("digits", embedded=True)
 def digits(root: str | None = None, download: bool = False) -> Dataset:
     """Handwritten digits, 8x8 gray, 10 classes, 1,500 train / 297 test (embedded, from scikit-learn).
 
@@ -27,7 +27,7 @@ def digits(root: str | None = None, download: bool = False) -> Dataset:
                    mean=(DIGITS_MEAN,), std=(DIGITS_STD,))
 
 
-@registry.dataset("iris")
+@registry.dataset("iris", embedded=True)
 def iris(root: str | None = None, download: bool = False) -> Dataset:
     """Iris flowers, 4 features, 3 classes, 120 train / 30 test (embedded, from scikit-learn).
 

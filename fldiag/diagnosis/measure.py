@@ -14,6 +14,7 @@ import torch
 from fldiag import registry
 from fldiag.checkpoint.run import Run
 from fldiag.clock import duration
+from fldiag.diagnosis.options import plain
 from fldiag.errors import FldiagError
 from fldiag.problem.ingredients import code_of
 from fldiag.problem.problem import Problem
@@ -71,14 +72,6 @@ def _build(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], prog
 def _marked(entry: Diagnostic, options: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
     frame.attrs = {"diagnostic": entry.name, "options": plain(options)}
     return frame
-
-
-def plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a file can say; weight sets and stores cannot. Where it was computed is not said: it changes nothing."""
-    options = {k: v for k, v in options.items() if k != "executor"}
-    kinds = (str, int, float, bool, type(None))
-    lists = {k: list(v) for k, v in options.items() if isinstance(v, (list, tuple)) and all(isinstance(e, kinds) for e in v)}
-    return {k: lists.get(k, v) for k, v in options.items() if isinstance(v, kinds) or k in lists}
 
 
 def identity(subject: Subject) -> Any:

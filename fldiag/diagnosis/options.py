@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,3 +104,11 @@ def rounds(text: str | int | Sequence[int] | None, there: Sequence[int]) -> list
         raise FldiagError(f"--rounds {text}: no such round is stored",
                           f"stored are {there[0]} to {there[-1]}" if there else "train first", usage=True)
     return sorted(set(found))
+
+
+def plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that a file can say; weight sets and stores cannot. Where it was computed is not said: it changes nothing."""
+    options = {k: v for k, v in options.items() if k != "executor"}
+    kinds = (str, int, float, bool, type(None))
+    lists = {k: list(v) for k, v in options.items() if isinstance(v, (list, tuple)) and all(isinstance(e, kinds) for e in v)}
+    return {k: lists.get(k, v) for k, v in options.items() if isinstance(v, kinds) or k in lists}

@@ -15,7 +15,7 @@ from fldiag import data
 from fldiag.checkpoint.run import Run
 from fldiag.data import partition
 from fldiag.data.public import deal
-from fldiag.diagnosis import subjects
+from fldiag.diagnosis import places, subjects
 from fldiag.errors import FldiagError
 from fldiag.sections import FILES
 
@@ -62,4 +62,4 @@ def dealt(config: configs.Config, *, download: bool = False) -> Partition:
     parts = deal(dataset, spec, config.clients.total, config.data.public)
     name = "-".join(["partition", config.data.name.replace(":", "-").replace("/", "-"), spec.kind,
                      *(f"{k}{v}" for k, v in spec.options.items() if k != "min_size")])
-    return Partition(partition.summary(parts, dataset.train_y), parts, subjects.FALLBACK, name)
+    return Partition(partition.summary(parts, dataset.train_y), parts, places.FALLBACK, name)

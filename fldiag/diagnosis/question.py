@@ -10,8 +10,8 @@ from fldiag import data, registry
 from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.diagnosis import subjects
-from fldiag.diagnosis.measure import Subject, plain
-from fldiag.diagnosis.options import rounds
+from fldiag.diagnosis.measure import Subject
+from fldiag.diagnosis.options import plain, rounds
 from fldiag.diagnosis.subjects import Target
 from fldiag.errors import FldiagError
 from fldiag.execution.choice import chosen
@@ -36,13 +36,6 @@ class Question:
     notes: list[str] = field(default_factory=list)
 
 
-def diagnostic(name: str) -> Diagnostic:
-    """Raises FldiagError for an unknown one."""
-    entry = registry.diagnostic.get(name)
-    assert isinstance(entry, Diagnostic)
-    return entry
-
-
 def question(name: str, targets: Sequence[Target], options: Mapping[str, Any]) -> Question:
     """Check the question and open what it is about.
 
@@ -54,11 +47,11 @@ def question(name: str, targets: Sequence[Target], options: Mapping[str, Any]) -
     Raises:
         FldiagError: an unknown diagnostic or option, a value out of range, or targets of the wrong kind.
     """
-    entry = diagnostic(name)
+    entry = registry.diagnostic.get(name)
     subjects.known(targets)
     divided = subjects.divide(entry, options)
     executor = chosen(divided.where.pop("executor", "serial"))
-    more = {diagnostic(also): diagnostic(also).validate(given) for also, given in divided.more.items()}
+    more = {registry.diagnostic.get(also): registry.diagnostic.get(also).validate(given) for also, given in divided.more.items()}
     made = {"run": _of_run, "runs": _of_runs}.get(entry.on, _of_weights)(entry, targets, divided.where, divided.own)
     made.executor = executor
     if executor.kind != "serial" and len(made.asked) == 1 and not made.entry.parts:
@@ -96,7 +89,7 @@ def _of_weights(entry: Diagnostic, targets: Sequence[Target], where: dict[str, A
     chosen = [t.checkpoint(round) if isinstance(t, Run) else t for t, _ in choice.asked]
     problems = subjects.problems(chosen, where)
     if choice.instead:
-        entry, own = diagnostic(choice.instead), diagnostic(choice.instead).validate(choice.options)
+        entry, own = registry.diagnostic.get(choice.instead), registry.diagnostic.get(choice.instead).validate(choice.options)
     asked: list[tuple[str, Subject, dict[str, Any]]] = [
         (p.name, p, {**own, **extra}) for p, (_, extra) in zip(problems, choice.asked, strict=True)]
     if entry.on == "checkpoints":

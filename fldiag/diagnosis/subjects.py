@@ -28,8 +28,6 @@ from fldiag.problem.problem import Problem
 from fldiag.registry import Also, Diagnostic
 from fldiag.rounds.history import History
 
-#: Where results go that belong to no single run, or to one that cannot be written to.
-FALLBACK = Path("fldiag-out")
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 #: What a question can be about.
 Target = Run | Checkpoint | Problem | History
@@ -200,25 +198,3 @@ def _theirs(also: Also, own: set[str], options: Mapping[str, Any]) -> dict[str, 
     """The options of a further diagnostic: those that it alone has, and those that it shares with the flag's owner."""
     there = set(registry.diagnostic.get(also.name).options.model_fields)
     return {k: v for k, v in options.items() if k in there and (k in own or k in also.options)}
-
-
-def folder(found: Sequence[Run | Checkpoint]) -> Path:
-    """The ``diagnostics`` folder of the one run that is asked about, or ``fldiag-out`` here."""
-    runs = {t.path if isinstance(t, Run) else t.path.parent.parent for t in found
-            if isinstance(t, Run) or (t.path.parent.name == "rounds" and (t.path.parent.parent / "run.json").is_file())}
-    inside = len(runs) == 1 and all(isinstance(t, Run) or t.path.parent.name == "rounds" for t in found)
-    run = next(iter(runs), FALLBACK)
-    return run / "diagnostics" if inside and os.access(run, os.W_OK) else FALLBACK
-
-
-def prepare(path: Path) -> Path:
-    """The folder, made. Raises FldiagError before any work is done if it cannot be written."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        probe = path / f".write-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise FldiagError(f"cannot write to {path}: {error.strerror}", "choose another folder with --out") from None
-    return path
-

@@ -6,26 +6,27 @@ Ubaru, Chen and Saad (2017); for networks Ghorbani, Krishnan and Xiao (ICML 2019
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import pandas as pd
-import torch
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from pydantic import Field
-from torch import Tensor
 
-from fldiag.curvature.lanczos import EigenPairs, Iteration
-from fldiag.curvature.operator import Matrix
+from fldiag.choices import Matrix
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.plotting.tables import floats, names, need, select
-from fldiag.problem.eigenpairs import NOISE, default_products, finite_loss, strict_pairs
-from fldiag.problem.problem import Problem
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.table import Row, table
 from fldiag.seeding import torch_rng
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fldiag.curvature.lanczos import EigenPairs
+    from fldiag.problem.problem import Problem
 
 PICTURE = "spectral density"
 #: Decades shown below the highest density: further down lie only the flanks of the smoothing.
@@ -40,8 +41,13 @@ MOST_POINTS = 100_000
 
 def quadrature(operator: Callable[[Tensor], Tensor], start: Tensor, steps: int, noise: float) -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights (sum 1) of the Gauss rule for the operator's spectral measure at ``start``."""
+    import torch
+
+    from fldiag.curvature.iteration import Iteration
+
     it = Iteration(operator, start.numel(), "largest", noise, 0, start.device)
-    j: int | None = it.basis.append(start / torch.linalg.vector_norm(start))
+    it.basis.append(start / torch.linalg.vector_norm(start))
+    j: int | None = 0
     for _ in range(steps):
         if j is None:
             break
@@ -145,6 +151,10 @@ def density(problem: Problem, progress: Progress | None = None, *,
     Raises FldiagError when the loss is not finite or not a function of the weights alone, when half of the memory does not
     hold ``steps`` vectors, or when ``width`` is too narrow for the range of the spectrum.
     """
+    import torch
+
+    from fldiag.problem.eigenpairs import NOISE, default_products, finite_loss, strict_pairs
+
     affordable(problem, steps)
     finite_loss(problem)
     h, size, noise = problem.hessian(matrix=matrix), problem.layout.size, NOISE[problem.dtype]

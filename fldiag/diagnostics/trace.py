@@ -5,17 +5,19 @@ H_T of Mendieta et al. (CVPR 2022), there by Hutchinson's estimator with the rul
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import pandas as pd
 from pydantic import Field
 
+from fldiag.choices import Deflated, Estimate, Per, Products, Rtol
+from fldiag.diagnostics.diagonal import cost
 from fldiag.plotting import layers
-from fldiag.problem.diagonal import Deflated, Estimate, Per, Products, Rtol, cost, diagonal_of, trace_rows
-from fldiag.problem.problem import Problem
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.table import table
 
+if TYPE_CHECKING:
+    from fldiag.problem.problem import Problem
 
 @diagnostic("trace", draw=layers.draw_if_any, cost=cost, example="checkpoints/example/fedsol-digits.pt")
 def trace(problem: Problem, progress: Progress | None = None, *, per: Per = "layer", estimate: Estimate = "auto",
@@ -31,6 +33,8 @@ def trace(problem: Problem, progress: Progress | None = None, *, per: Per = "lay
 
     Raises FldiagError when ``estimate = "exact"`` is not possible, or the loss is no function of the weights.
     """
+    from fldiag.problem.diagonal import diagonal_of, trace_rows
+
     d = diagonal_of(problem, entries=False, estimate=estimate, rtol=rtol, max_products=max_products, deflate=deflate,
                     seed=seed, progress=progress)
     return table(trace_rows(problem, d, per), **problem.common)

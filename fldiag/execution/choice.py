@@ -7,8 +7,6 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from fldiag.errors import FldiagError, unknown
 
 KINDS = ("serial", "processes", "dask")
@@ -33,6 +31,8 @@ class Choice:
 
 def cores(threads: int | None = None) -> int:
     """Workers of this machine that do not crowd each other, with so many threads each (by default as many as here)."""
+    import torch  # only here: what an executor is called is known without it
+
     return max(1, multiprocessing.cpu_count() // (threads or torch.get_num_threads()))
 
 

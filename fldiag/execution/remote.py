@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from fldiag.version import version
 
 #: States that a worker keeps; a cluster's workers live longer than one command.
@@ -53,6 +51,8 @@ def perform(key: str, unit: Any, work: Work | None = None) -> Any:
             return MISSING
         else:
             keep(key, work)
+        import torch  # only here: who plans units need not have it
+
         before = torch.get_num_threads()
         torch.set_num_threads(_works[key].threads)
         try:
@@ -77,4 +77,6 @@ def _leave_with(parent: int) -> None:
 
 def versions() -> tuple[str, str]:
     """fldiag's and PyTorch's, as this worker has them."""
+    import torch
+
     return version(), torch.__version__

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from fldiag.execution.choice import chosen, cores
 from fldiag.execution.given import Given
 from fldiag.execution.pool import Pool, Serial
@@ -29,6 +27,8 @@ def started(executor: Any, function: Callable[[Any, Any], Any], shared: Any, *, 
     Raises:
         FldiagError: an unknown executor, or a cluster that cannot be reached or has no fldiag of this version.
     """
+    import torch  # only here: diagnostics name this function before anything is computed
+
     choice = chosen(executor)
     work = Work(function, shared, threads or torch.get_num_threads())
     if choice.kind == "serial" or (choice.kind == "processes" and most is not None and most <= 1):

@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fldiag import api, known
+from fldiag import api, known, registry
 from fldiag.checkpoint.run import Run
 from fldiag.config import Config
 from fldiag.diagnosis.partition import dealt
-from fldiag.diagnosis.question import diagnostic
 from fldiag.errors import FldiagError
 from fldiag.registry import Progress
 from fldiag.results.select import only
-from fldiag.results.table import table
+from fldiag.results.table import PERSONAL, table
 
 #: Beside run.json: seconds of every round (on the CPU of its one thread's work), and the machine.
 CLOCK = "clock.json"
@@ -52,7 +51,7 @@ def answer(subject: Subject, name: str, options: dict[str, Any]) -> pd.DataFrame
         return OWN[name](subject, **options)
     run = subject.trained
     where: dict[str, Any] = {"device": subject.device, "download": subject.download}
-    if diagnostic(name).on == "run":
+    if registry.diagnostic.get(name).on == "run":
         where["rounds"] = subject.rounds if known.over_rounds(known.item("diagnostics", name) or {}) else run.rounds[-1:]
     return api.diagnose(run, name, cache=run.path / "diagnostics" / "cache", progress=subject.progress, **{**where, **options})
 
@@ -107,10 +106,10 @@ def _reach(s: Subject, levels: tuple[float, ...]) -> pd.DataFrame:
 
 
 def _personal(s: Subject, epochs: tuple[int, ...], **options: Any) -> pd.DataFrame:
-    from fldiag.training.personalise import METRIC, personalise
+    from fldiag.training.personalise import personalise
 
     found = personalise(s.trained, epochs=epochs, device=s.device, download=s.download, progress=s.progress, **options)
-    found = only(found, scope="global", metric=[METRIC, f"{METRIC}_std"]).copy()
+    found = only(found, scope="global", metric=[PERSONAL, f"{PERSONAL}_std"]).copy()
     return found.assign(value=100 * found["value"], stderr=100 * found["stderr"], unit="%")
 
 

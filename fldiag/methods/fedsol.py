@@ -12,6 +12,7 @@ from pydantic import AfterValidator, ValidationInfo
 from torch import Tensor
 
 from fldiag import losses
+from fldiag.choices import Rule, Strength
 from fldiag.errors import FldiagError
 from fldiag.method import Method, Part, Perturbation, method
 from fldiag.parts.proximal import KL, ProximalLoss
@@ -37,8 +38,8 @@ class FedSOL(Part):
     ||g_p|| is below it (None: ``losses.noise_floor``).
     """
 
-    def __init__(self, loss_p: ProximalLoss, rho: float, part: Literal["full", "body", "head"], strength: losses.Strength,
-                 lambda_norm: losses.Rule = "layer", floor: float | None = None):
+    def __init__(self, loss_p: ProximalLoss, rho: float, part: Literal["full", "body", "head"], strength: Strength,
+                 lambda_norm: Rule = "layer", floor: float | None = None):
         self.loss_p, self.rho, self.part, self.strength = loss_p, rho, part, strength
         self.lambda_norm, self.floor = lambda_norm, floor
 
@@ -106,7 +107,7 @@ Rho = Annotated[NonNegative | None, AfterValidator(default_rho)]
 @method("fedsol", source="Lee et al., CVPR 2024, Algorithm 1", neutral={"rho": 0.0}, equals="fedavg")
 def fedsol(loss: Literal["kl", "l2", "scaffold", "fednova", "feddyn", "moon"] = "kl", rho: Rho = None,
            tau: Positive = 3.0, tau_moon: Positive = 0.5, part: Literal["auto", "full", "body", "head"] = "auto",
-           strength: losses.Strength = "adaptive", lambda_norm: losses.Rule = "layer",
+           strength: Strength = "adaptive", lambda_norm: Rule = "layer",
            gp_floor: NonNegative | None = None, official_eps: bool = False) -> Method:
     """Stabilised orthogonal learning: the local gradient where the proximal loss is raised.
 

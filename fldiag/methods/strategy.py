@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from fldiag import losses
+from fldiag.choices import Strength
 from fldiag.method import Method, Perturbation, method
 from fldiag.methods.fedsol import FedSOL, Rho, radius
 from fldiag.parts.proximal import KL, L2
@@ -26,7 +26,7 @@ class Strategy(FedSOL):
     """
 
     def __init__(self, id: str, beta: float, loss_p: KL | L2, rho: float, part: Literal["full", "body", "head"],
-                 strength: losses.Strength):
+                 strength: Strength):
         super().__init__(loss_p, rho, part, strength)
         self.local_at, self.proximal_at = POINTS[id]
         self.beta = beta if self.proximal_at else 0.0
@@ -73,7 +73,7 @@ class Strategy(FedSOL):
 @method("strategy", source="Lee et al., CVPR 2024, Table 10", neutral={"beta_prox": 0.0, "rho": 0.0}, equals="fedavg")
 def strategy(id: Literal["A0", "A1", "A2", "A3", "A4", "A5", "A6"] = "A1", beta_prox: NonNegative = 1.0,
              loss: Literal["kl", "l2"] = "kl", rho: Rho = None, tau: Positive = 3.0,
-             part: Literal["full", "body", "head"] = "head", strength: losses.Strength = "adaptive") -> Method:
+             part: Literal["full", "body", "head"] = "head", strength: Strength = "adaptive") -> Method:
     """Ways to combine the local and the proximal loss, by the points where their gradients are taken.
 
     Local step:  by id, with eps_p = rho Lambda g_p / ||g_p||, eps_c = rho Lambda (g_p + g_l) / ||g_p + g_l||, b = beta_prox

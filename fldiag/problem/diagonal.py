@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
+from fldiag.choices import Estimate, Per
 from fldiag.curvature.hutchinson import hutchinson
 from fldiag.curvature.lanczos import krylov
 from fldiag.errors import FldiagError
@@ -20,17 +19,6 @@ from fldiag.problem.problem import Problem
 from fldiag.problem.trees import count, cut
 from fldiag.registry import Progress
 from fldiag.results.table import Row
-
-Per = Annotated[Literal["layer", "tensor"], Field(description="Parts: layer or tensor.")]
-Estimate = Annotated[Literal["auto", "exact", "hutchinson"], Field(description="auto, exact or hutchinson.")]
-Rtol = Annotated[float, Field(gt=0, lt=1, description="Relative standard error allowed in an estimate.")]
-Products = Annotated[int, Field(ge=2, description="Hessian-vector products allowed for an estimate.")]
-Deflated = Annotated[int, Field(ge=0, description="Of these, products that span what is counted exactly.")]
-
-
-def cost(problem: Problem, options: Mapping[str, Any]) -> float:
-    """Gradients that it takes where it is exact: as much as four to five Hessian-vector products."""
-    return 10.0
 
 
 @dataclass(frozen=True)

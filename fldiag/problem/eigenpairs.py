@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from fldiag.curvature.lanczos import EigenPairs, Which, lanczos
-from fldiag.curvature.operator import Block, Matrix, Operator
+from fldiag.choices import Matrix, Which
+from fldiag.curvature.lanczos import EigenPairs, lanczos
+from fldiag.curvature.operator import Block, Operator
 from fldiag.errors import FldiagError
 from fldiag.models.size import memory
 from fldiag.problem.exact_curvature import within_a_layer
@@ -48,7 +49,8 @@ def eigenpairs(problem: Problem, k: int = 5, *, which: Which = "largest", tol: f
     product: Operator | Block = whole if params is None else Block(whole, block_index(problem, params))
     limit = basis_limit(problem, k, product.size)
     return lanczos(product, product.size, k, which=which, tol=tol, max_products=max_products, miss=miss,
-                   noise=NOISE[problem.dtype], limit=limit, strict=strict, seed=seed, device=problem.device, progress=progress)
+                   noise=NOISE[problem.dtype], limit=limit, strict=strict, seed=seed, device=problem.device,
+                   dtype=problem.dtype, progress=progress)
 
 
 def check_count(k: int, size: int) -> None:
@@ -64,7 +66,7 @@ def check_count(k: int, size: int) -> None:
 
 def basis_limit(problem: Problem, k: int, size: int) -> int:
     """Vectors that each of the two sequences of ``lanczos`` may hold."""
-    # the basis is double precision; below k + 8 vectors a restart would never converge
+    # as many as fit in double precision, in which single precision takes half; below k + 8 a restart would never converge
     return min(max(100, 3 * k + 20), max(k + 8, problem.memory // 4 // (8 * size)))
 
 

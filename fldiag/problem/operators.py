@@ -9,8 +9,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from fldiag.choices import Matrix
 from fldiag.curvature.hvp import GaussNewton, Hessian, Linearized, Weights
-from fldiag.curvature.operator import Matrix, Operator
+from fldiag.curvature.operator import Operator
 from fldiag.curvature.r_operator import ChainOperator
 from fldiag.errors import FldiagError, nearest
 from fldiag.models.chain import links

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fldiag.choices import Matrix
 from fldiag.curvature.hvp import derivative
-from fldiag.curvature.operator import Matrix, Operator
+from fldiag.curvature.operator import Operator
 from fldiag.errors import FldiagError
 from fldiag.problem.ingredients import Criterion, Ingredients
 from fldiag.problem.objective import check_labels

@@ -8,11 +8,11 @@ gone, and grouped convolutions gain nothing: they take as long as the convolutio
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from fldiag.choices import Stack
 from fldiag.curvature.batched_lanczos import batched_lanczos
 from fldiag.curvature.lanczos import EigenPairs, Search
 from fldiag.curvature.r_operator import ChainOperator
@@ -25,8 +25,6 @@ from fldiag.problem.operators import AGREEMENT, COMPARED, build
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress
 from fldiag.seeding import torch_rng
-
-Stack = Literal["auto", "on", "off"]
 
 #: Weights times examples of one model up to which a stack is faster (analyses/speed/curvature.py, job round).
 WORK = 2_300_000
@@ -123,7 +121,8 @@ def eigenpairs(problems: Sequence[Problem], k: int, *, tol: float, max_products:
             return side_by_side(chosen, [_examples(p) for p in chosen])
 
         searches = [Search(size, k, which="largest", tol=tol, max_products=max_products, miss=MISS, noise=noise, seed=seed,
-                           limit=limit, strict=True, device=first.device, progress=tell(i)).steps() for i in range(len(some))]
+                           limit=limit, strict=True, device=first.device, dtype=first.dtype, progress=tell(i)).steps()
+                    for i in range(len(some))]
         for i, result in zip(some, batched_lanczos(operator, searches), strict=True):
             found[i] = None if isinstance(result, FldiagError) else result
     return found

@@ -6,14 +6,14 @@ import base64
 import gzip
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from fldiag import registry
-from fldiag.diagnosis.question import diagnostic
 from fldiag.errors import FldiagError
 from fldiag.plotting import pages, style
 from fldiag.plotting.collected import Collected, Source
@@ -22,14 +22,13 @@ from fldiag.registry import Diagnostic, Progress
 from fldiag.report import derived, performance, steps, summary
 from fldiag.report.guard import guarded
 from fldiag.results.files import write_text
-from fldiag.results.provenance import provenance
+from fldiag.version import version
 
 #: matplotlib's marks and dashes in plotly's words, and as paths of a small legend.
 _MARKS = {"o": "circle", "D": "diamond", "s": "square", "^": "triangle-up", "v": "triangle-down", "P": "cross", "X": "x"}
 _SHAPES = {"o": "M8 4a4 4 0 1 0 8 0a4 4 0 1 0-8 0", "D": "M12-1l5 5-5 5-5-5z", "s": "M8 0h8v8H8z", "^": "M12-1l5 9H7z",
            "v": "M12 9l5-9H7z", "P": "M10-1h4v3h3v4h-3v3h-4V6H7V2h3z", "X": "M8-1l4 3 4-3 2 2-3 3 3 3-2 2-4-3-4 3-2-2 3-3-3-3z"}
 _DASHES = {1: "solid", 2: "dash", 4: "dashdot", 6: "longdashdot"}
-
 
 
 def write(found: Collected, path: str | Path, *, title: str | None = None, progress: Progress | None = None) -> Path:
@@ -46,9 +45,11 @@ def write(found: Collected, path: str | Path, *, title: str | None = None, progr
     steps.collect(found)
     parts = sections()
     made: list[Section] = []
-    for i, (name, part) in enumerate(parts):
-        told(i, len(parts) + 1, name)
-        made += part(found)
+    with ThreadPoolExecutor(1) as beside:
+        beside.submit(_packed_plotly)  # takes about as long as all sections
+        for i, (name, part) in enumerate(parts):
+            told(i, len(parts) + 1, name)
+            made += part(found)
     told(len(parts), len(parts) + 1, "writing")
     text = render(found, apart(made), title or default_title(found))
     written = write_text(path, text)
@@ -71,7 +72,7 @@ def sections() -> list[tuple[str, Part]]:
 
 def entries() -> list[Diagnostic]:
     """All diagnostics, in the order of their sections."""
-    return sorted((diagnostic(name) for name in registry.diagnostic.names()), key=lambda e: (e.order, e.name))
+    return sorted((registry.diagnostic.get(name) for name in registry.diagnostic.names()), key=lambda e: (e.order, e.name))
 
 
 def apart(made: Sequence[Section]) -> Sequence[Section]:
@@ -111,11 +112,18 @@ def render(found: Collected, sections: Sequence[Section], title: str) -> str:
 
     return page.render(
         title=title, sections=sections, members=found.members, sources=found.sources, owners=owners, about=about, config=config,
-        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), version=provenance()["fldiag"], shapes=_SHAPES,
+        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), version=version(), shapes=_SHAPES,
         stops=", ".join(scale), style=(home / "report.css").read_text("utf-8"), script=script,
         policy=pages.policy(plotly, script),
-        packed={"plotly": pack(plotly), "data": pack(json.dumps(data, allow_nan=False, separators=(",", ":")))},
+        packed={"plotly": _packed_plotly(), "data": pack(json.dumps(data, allow_nan=False, separators=(",", ":")))},
         tables=[pack(s.raw) for s in found.sources])
+
+
+@cache
+def _packed_plotly() -> str:
+    from plotly.offline import get_plotlyjs
+
+    return pack(get_plotlyjs())
 
 
 def pack(content: str | bytes) -> str:

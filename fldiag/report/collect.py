@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 
 from fldiag.checkpoint.run import Run
-from fldiag.diagnosis.subjects import FALLBACK
+from fldiag.diagnosis.places import FALLBACK
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.plotting.collected import Claim, Collected, Member, Source

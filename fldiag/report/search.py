@@ -13,7 +13,6 @@ from typing import Any
 import pandas as pd
 
 from fldiag import registry
-from fldiag.diagnosis.question import diagnostic
 from fldiag.errors import FldiagError
 from fldiag.plotting.collected import Claim, Source
 from fldiag.registry import Diagnostic
@@ -68,7 +67,7 @@ def candidates(runs: Mapping[Path, Mapping[int, str]], places: Sequence[Path], f
             if wanted and "diagnostic" in about:
                 notes.append(f"{csv.name} is not shown: no diagnostic {name!r} is installed here.")
             continue
-        entry = diagnostic(name)
+        entry = registry.diagnostic.get(name)
         try:
             kind = _kind(entry, about)
         except Exception as error:  # options that the diagnostic never had: whatever they are, the report shows the other tables

@@ -10,8 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag import registry
-from fldiag.errors import FldiagError
+from fldiag import known
 from fldiag.plotting.collected import Collected, Member, worlds
 from fldiag.plotting.sections import Section, Table, percent, plus_minus
 from fldiag.plotting.style import number
@@ -63,10 +62,7 @@ def row(m: Member) -> list[str]:
 def method(m: Member) -> str:
     """The name, with its numbers and whatever is not as the method has it by default."""
     name = str(m.setting("method", "name", "unknown"))
-    try:
-        usual = {k: f.default for k, f in registry.method.get(name).options.model_fields.items()}
-    except FldiagError:  # a user's own method that is not installed here
-        usual = {}
+    usual = {o["name"]: o["default"] for o in (known.item("methods", name) or {"options": []})["options"]}
     options = [f"{k} = {plain(v)}" for k, v in m.config.get("method", {}).items() if k != "name" and v is not None
                and (k not in usual or v != usual[k] or (isinstance(v, (int, float)) and not isinstance(v, bool)))]
     return f"{name} ({', '.join(options)})" if options else name

@@ -101,6 +101,13 @@ class Cache:
         """Whether there is an entry without a checksum, which only a cache with ``legacy`` uses."""
         return self._look(name, key)[1] is Trust.UNKNOWN
 
+    def about(self, name: str, key: str) -> dict[str, Any]:
+        """What was put beside the table of an entry; nothing where ``get`` would find no table."""
+        content, trust = self._look(name, key)
+        if content is None or trust is not Trust.WHOLE:
+            return {}
+        return dict(json.loads(self.path(name, key, ".json").read_bytes())["about"])
+
     def _look(self, name: str, key: str) -> tuple[bytes | None, Trust]:
         content, note = _read(self.path(name, key)), _read(self.path(name, key, ".json"))
         if content is None:

@@ -11,8 +11,6 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-import torch
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -30,6 +28,8 @@ def machine() -> str:
 
 def capability() -> str:
     """The instruction set that PyTorch's own kernels use here, such as ``AVX512``: other sets round differently."""
+    import torch  # only here and below: reports read what others computed
+
     return torch.backends.cpu.get_cpu_capability()
 
 
@@ -58,5 +58,7 @@ def _git(*words: str) -> str | None:
 
 def has_bf16() -> bool:
     """Whether the processor multiplies bf16 natively (unknown to older PyTorch: then assumed)."""
+    import torch
+
     known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return not known or bool(known.get("avx512_bf16") or known.get("amx_bf16") or known.get("architecture") != "x86_64")

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from fldiag.errors import FldiagError
 from fldiag.results.machine import capability, commit
 from fldiag.version import version
 
+if TYPE_CHECKING:
+    import torch
+
 
 def _feed(state: Any, thing: Any) -> None:
-    if isinstance(thing, torch.Tensor):
+    torch = sys.modules.get("torch")  # without it nothing is a tensor
+    if torch is not None and isinstance(thing, torch.Tensor):
         thing = thing.detach().cpu()
         if thing.dtype == torch.bfloat16:  # numpy has no bfloat16; its bits are what counts
             state.update(b"bfloat16")
@@ -61,6 +65,8 @@ def provenance(*, dtype: torch.dtype | None = None, device: str | torch.device |
 
     Keys: fldiag, commit, torch, capability, dtype, device, device_name, threads, seed, and ``more``.
     """
+    import torch  # only here: digests of texts and arrays need none
+
     place = torch.device(device) if device is not None else torch.device("cpu")
     named = torch.cuda.get_device_name(place) if place.type == "cuda" else place.type
     return {"fldiag": version(), "commit": commit(), "torch": torch.__version__, "capability": capability(),

@@ -21,6 +21,8 @@ COLUMNS: dict[str, str] = {
     "value": "Float64", "unit": "string", "estimator": "string",
     "stderr": "Float64", "residual": "Float64", "converged": "boolean", "n_examples": "Int64",
 }
+#: What personalisation measures: rows of a run's metrics, and of the diagnostic.
+PERSONAL = "personal_accuracy"
 MOMENTS, SCOPES = ("received", "trained", "aggregated"), ("global", "client", "pair")
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fldiag import losses
+from fldiag.choices import Proximal, Rule, Strength
 from fldiag.errors import FldiagError
-from fldiag.losses import Strength
 from fldiag.models.network import Network
 from fldiag.params import Layout, norm
 from fldiag.rounds.pool import Pool, Weights
@@ -52,7 +52,7 @@ class Losses:
     """
 
     def __init__(self, network: Network, pool: Pool, buffers: dict[str, Tensor], start: Weights, batch: Batch, *,
-                 kind: losses.Proximal = "kl", tau: float = 3.0):
+                 kind: Proximal = "kl", tau: float = 3.0):
         if kind == "kl" and pool.dataset.regression:
             raise FldiagError("the KL proximal loss needs class outputs, and the data are regression", "use proximal = 'l2'",
                               usage=True)
@@ -109,7 +109,7 @@ def gradient(terms: Iterator[tuple[Function, float]], w: Tensor) -> tuple[float,
 
 
 def perturbation(g_p: Tensor, d: Tensor, rho: float, layout: Layout, *, strength: Strength = "adaptive",
-                 part: str = "full", per: losses.Rule = "layer") -> Tensor | None:
+                 part: str = "full", per: Rule = "layer") -> Tensor | None:
     """FedSOL's e [P] at weights w with d = w - w_g, zero outside ``part``. None where g_p is rounding noise on that part."""
     start, stop = layout.span(part)
     g = g_p[start:stop]

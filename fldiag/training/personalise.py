@@ -20,14 +20,13 @@ from fldiag.errors import FldiagError
 from fldiag.method import Neighbours, Personal
 from fldiag.registry import Progress
 from fldiag.results.shares import share
-from fldiag.results.table import check, table
+from fldiag.results.table import PERSONAL, check, table
 from fldiag.sections import FILES
 from fldiag.seeding import numpy_rng
 from fldiag.training.evaluate import BATCH
 from fldiag.training.finetune import tuned
 from fldiag.training.setup import Setup
 
-METRIC = "personal_accuracy"
 #: Epochs of fine-tuning when neither the caller nor the method says so.
 EPOCHS = (0, 1, 5)
 #: Fine-tuning for longer is a slip of the pen.
@@ -127,7 +126,7 @@ def measure(setup: Setup, plan: Personal, w: Tensor, buffers: dict[str, Tensor],
             progress(len({row["client"] for row in rows}), len(ids), "clients")
         for j, i in enumerate(models.ids):
             correct, n = predict(models.rows[j], {name: b[j] for name, b in models.buffers.items()}, i)
-            rows.append({"scope": "client", "client": i, "slice": f"client:{i}/{test}", "metric": METRIC, "index": models.e,
+            rows.append({"scope": "client", "client": i, "slice": f"client:{i}/{test}", "metric": PERSONAL, "index": models.e,
                          **_share(correct, n)})
     if progress:
         progress(len(ids), len(ids), "clients")
@@ -150,8 +149,8 @@ def _summary(rows: list[dict[str, Any]], e: int, test: str) -> list[dict[str, An
         return []
     common = {"scope": "global", "slice": f"clients/{test}", "index": e, "n_examples": sum(row["n_examples"] for row in rows)}
     stderr = {"stderr": float(values.std(ddof=1) / math.sqrt(len(values)))} if len(values) > 1 else {}
-    return [{**common, "metric": METRIC, "value": float(values.mean()), **stderr},
-            {**common, "metric": f"{METRIC}_std", "value": float(values.std())}]
+    return [{**common, "metric": PERSONAL, "value": float(values.mean()), **stderr},
+            {**common, "metric": f"{PERSONAL}_std", "value": float(values.std())}]
 
 
 class Predictor:

@@ -10,7 +10,7 @@ from fldiag.checkpoint.run import Run
 from fldiag.config import Config
 from fldiag.data import partition
 from fldiag.errors import FldiagError
-from fldiag.training.personalise import METRIC
+from fldiag.results.table import PERSONAL
 from fldiag.training.setup import Setup
 
 
@@ -71,7 +71,7 @@ def extend(run: Run, config: Config) -> None:
     if before.metrics.of_round(last, last) and not config.metrics.of_round(last, config.rounds):
         stays.append(f"steps/{last:04d}.parquet")
     table, digest = run.index.get("metrics"), run.index["files"].get(run.index.get("metrics"))
-    if run.drop_metrics(lambda row: str(row["metric"]).startswith(METRIC)):
+    if run.drop_metrics(lambda row: str(row["metric"]).startswith(PERSONAL)):
         run.index["files"][table] = digest
         stays.append(str(table))
     run.index["extended"] = [*run.index.get("extended", []), {"rounds": last, "stays": stays}]

@@ -19,10 +19,11 @@ from fldiag.errors import FldiagError
 from fldiag.execution.choice import chosen
 from fldiag.execution.pool import Pool
 from fldiag.execution.start import started
+from fldiag.results.table import PERSONAL
 from fldiag.training import held, worker
 from fldiag.training.evaluate import evaluate
 from fldiag.training.federation import Federation
-from fldiag.training.personalise import METRIC, measure, planned
+from fldiag.training.personalise import measure, planned
 from fldiag.training.resume import elsewhere, extend, same_data, same_run
 from fldiag.training.rows import round_rows, step_rows
 from fldiag.training.setup import Setup, provenance
@@ -159,7 +160,7 @@ def _loop(config: Config, run: Run, federation: Federation, mine: Owner, pool: P
                 run.append()
         emit({"event": "round", "round": t, "rounds": config.rounds, "seconds": time.perf_counter() - began, **scores})
     if plan is not None:  # the last round is stored by now: a run stopped here goes on here
-        run.drop_metrics(lambda row: str(row["metric"]).startswith(METRIC))
+        run.drop_metrics(lambda row: str(row["metric"]).startswith(PERSONAL))
         rows = measure(federation.setup, plan, federation.w, federation.buffers, federation.clients, config.rounds,
                        progress=lambda done, total, text: emit({"event": "personalise", "done": done, "total": total}))
         run.add_metrics(rows)

@@ -8,7 +8,7 @@ from typing import Any
 from fldiag import config as configs
 from fldiag.checkpoint.run import Run
 from fldiag.console import Console
-from fldiag.diagnosis import subjects
+from fldiag.diagnosis import places
 from fldiag.diagnosis.answer import answer
 from fldiag.results.summary import Small
 from fldiag.training import rounds
@@ -21,7 +21,7 @@ COLUMNS = {"method": "method", "accuracy": "test accuracy", "test_loss": "test l
 
 def demo(console: Console, out: Path | None, device: str, seed: int) -> None:
     """Train both methods on the digits, draw both landscapes on shared axes, print a summary, write a report."""
-    folder = subjects.prepare(out or subjects.FALLBACK / "demo")
+    folder = places.prepare(out or places.FALLBACK / "demo")
     runs = [_trained(console, folder, name, seed, device) for name in METHODS]
     (made,) = answer("landscape", [run.checkpoint() for run in runs], {"points": 21, "seed": seed, "device": device}, out=folder,
                      stem="landscape", bar=console.progress, tell=console.note)

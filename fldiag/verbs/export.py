@@ -8,7 +8,7 @@ from pathlib import Path
 from fldiag import api
 from fldiag.checkpoint.run import Run
 from fldiag.console import Console
-from fldiag.diagnosis import subjects
+from fldiag.diagnosis import places
 from fldiag.errors import FldiagError, unknown
 from fldiag.export import scalars
 
@@ -22,7 +22,7 @@ def export(console: Console, path: Path, to: str, out: Path | None, tables: list
     if not isinstance(run, Run):
         raise FldiagError(f"{path} is one checkpoint", "give the run's folder", usage=True)
     collected = scalars.collect(run, tables, per_client=per_client)
-    folder = subjects.prepare(out or run.path / "export" / to)
+    folder = places.prepare(out or run.path / "export" / to)
     with console.progress(f"{len(collected.series)} numbers to {to}"):
         written = importlib.import_module(f"fldiag.export.{to}").export(collected, folder)
     tags = collected.series["tag"].nunique()

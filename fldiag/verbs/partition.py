@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fldiag.console import Console
 from fldiag.data import partition as partitions
-from fldiag.diagnosis import subjects
+from fldiag.diagnosis import places
 from fldiag.diagnosis.partition import partition_of
 from fldiag.plotting import partition as picture
 from fldiag.plotting import style
@@ -15,7 +15,7 @@ from fldiag.results.files import beside, csv_text, write_text
 
 def partition(console: Console, source: str, overrides: list[str], out: Path | None, download: bool) -> None:
     found = partition_of(source, overrides, download=download)
-    path = subjects.prepare(out or found.folder) / found.name
+    path = places.prepare(out or found.folder) / found.name
     written = write_text(beside(path, ".csv"), csv_text(found.counts))
     pictures = style.save(picture.draw(found.counts), path, ("pdf", "png"))
     sizes = partitions.sizes(found.parts)

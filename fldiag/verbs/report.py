@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fldiag.console import Console
 from fldiag.diagnosis.answer import answer
-from fldiag.diagnosis.subjects import FALLBACK, prepare
+from fldiag.diagnosis.places import FALLBACK, prepare
 from fldiag.errors import FldiagError
 from fldiag.plotting.collected import Collected, Member
 from fldiag.report import build, summary
 from fldiag.report.collect import collect
 from fldiag.results.provenance import digest
 
-CHEAP = ("forgetting", "drift")
 COLUMNS = {"run": "run", "method": "method", "rounds": "rounds", "accuracy": "test accuracy", "loss": "test loss",
            "lambda_1": "λ1", "forgetting": "lost in local training", "drift": "drift", "missing": "not in the report"}
 
@@ -64,8 +64,9 @@ def _row(m: Member) -> dict[str, Any]:
             **{k: None if v is None else v.value for k, v in values.items()}, "missing": ", ".join(missing)}
 
 
-def _compute(console: Console, found: Collected, where: dict[str, Any], kinds: tuple[str, ...] = CHEAP) -> bool:
-    """Make the cheap tables that are missing; what cannot be made is noted."""
+def _compute(console: Console, found: Collected, where: dict[str, Any], kinds: Sequence[str] | None = None) -> bool:
+    """Make the tables that are missing, of all cheap diagnostics or of these; what cannot be made is noted."""
+    kinds = [e.name for e in build.entries() if e.cheap] if kinds is None else kinds
     made = False
     for m in found.members:
         for kind in [k for k in kinds if k not in m.tables]:

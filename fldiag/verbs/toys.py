@@ -13,7 +13,7 @@ import pandas as pd
 
 from fldiag.clock import duration
 from fldiag.console import Console
-from fldiag.diagnosis import subjects
+from fldiag.diagnosis import places
 from fldiag.diagnosis.measure import LONG as ANNOUNCE
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
@@ -32,7 +32,7 @@ def plane(console: Console, rho: float, beta: float, a: tuple[float, ...] | None
     options: dict[str, Any] = {"rho": rho, "beta": beta, **({"a": a} if a else {})}
     geometry = toy.geometry(**options)
     frame = toy.run(**options)
-    path = subjects.prepare(out or subjects.FALLBACK) / f"toy-plane-rho{rho:g}-beta{beta:g}"
+    path = places.prepare(out or places.FALLBACK) / f"toy-plane-rho{rho:g}-beta{beta:g}"
     written = files.write_table(frame, path, {**provenance(), "geometry": geometry}, DIGITS)
     pictures = style.save(plane_picture.draw(frame, geometry), path, ("pdf", "png"))
     rows = []
@@ -61,7 +61,7 @@ def iris(console: Console, protocol: iris_toy.Protocol | None, methods: Sequence
     chosen = range(first, first + seeds)
     what = "variants" if protocol is None else protocol.name
     about = {"protocols": [asdict(p) | {"name": p.name} for p in protocols], "methods": list(methods), "seeds": list(chosen)}
-    path = subjects.prepare(out or subjects.FALLBACK) / f"toy-iris-{what}-{digest(about)[:8]}"
+    path = places.prepare(out or places.FALLBACK) / f"toy-iris-{what}-{digest(about)[:8]}"
     keep = path.with_name(f".{path.name}.parts")
     with console.progress("iris") as bar:
         frame = iris_toy.run(protocols, methods, chosen, keep=keep, executor=executor, progress=_forecast(console, bar),

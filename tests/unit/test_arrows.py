@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2] / "fldiag"
-GROUND = {"errors", "execution", "device", "config", "sections", "identity", "seeding", "params", "registry", "losses", "clock", "version"}
+GROUND = {"errors", "choices", "execution", "device", "config", "sections", "identity", "seeding", "params", "registry", "losses", "clock", "version"}
 #: What diagnostics, their answers and their tables stand on.
 MIDDLE = GROUND | {"data", "models", "checkpoint", "results", "problem", "rounds", "plotting", "diagnosis"}
 FIGURES = MIDDLE | {"api", "method", "training", "training/diagnostics", "diagnostics", "known"}
 #: Package -> what it may import of fldiag besides itself. "": the public face.
 MAY = {
     "errors": set(), "seeding": set(), "clock": set(), "version": set(), "device": {"errors"},
-    "params": {"errors"}, "losses": {"errors", "seeding", "params"},
+    "params": {"errors"}, "choices": set(), "losses": {"errors", "seeding", "params", "choices"},
     "registry": {"errors"}, "execution": {"errors", "version"}, "identity": {"registry"}, "config": {"errors", "identity", "registry", "sections"},
     "sections": set(), "console": {"errors"},
     "data": GROUND, "models": GROUND, "results": GROUND,
@@ -29,7 +29,7 @@ MAY = {
     "rounds": GROUND | {"data", "models", "checkpoint", "results", "curvature", "problem"},
     "plotting": {"errors", "results"},
     "diagnostics": GROUND | {"data", "models", "checkpoint", "results", "curvature", "problem", "surface", "rounds", "plotting"},
-    "diagnosis": GROUND | {"data", "models", "checkpoint", "results", "problem", "rounds", "plotting"},
+    "diagnosis": GROUND | {"known", "data", "models", "checkpoint", "results", "problem", "rounds", "plotting"},
     "presets": set(), "known": {"errors", "registry", "config"}, "write_catalogue": {"known", "registry", "config", "figures"},
     "api": MIDDLE | {"known", "training"}, "report": MIDDLE | {"api", "known"}, "toys": MIDDLE | {"api", "method", "step", "training"},
     "export": MIDDLE | {"api", "training"}, "figures": FIGURES | {"toys"},

@@ -11,8 +11,8 @@ from test_journal import on_disk, train_until
 from fldiag.checkpoint.run import Run
 from fldiag.cli import app
 from fldiag.errors import FldiagError
+from fldiag.results.table import PERSONAL
 from fldiag.training import rounds
-from fldiag.training.personalise import METRIC
 
 
 def small(n, method="scaffold", **more):
@@ -104,7 +104,7 @@ def test_clients_own_models_of_the_former_last_round_stay(tmp_path):
     """The table that had them stays as it was; the run's own says what one of all rounds says."""
     short = rounds.train(small(2, "fedavg_ft"), out=tmp_path / "run")
     former, name = short.metrics, short.index["metrics"]
-    assert former["metric"].str.startswith(METRIC).any()
+    assert former["metric"].str.startswith(PERSONAL).any()
     extended = rounds.train(small(4, "fedavg_ft"), out=tmp_path / "run", resume=True)
     same(extended, rounds.train(small(4, "fedavg_ft"), out=tmp_path / "whole"))
     assert extended.index["extended"] == [{"rounds": 2, "stays": [name]}]

@@ -211,6 +211,24 @@ def test_restarts_keep_residuals_and_results(which):
     assert torch.allclose(tight.vectors @ tight.vectors.T, torch.eye(12).double(), atol=1e-9)
 
 
+@pytest.mark.parametrize("limit", [None, 14])
+def test_a_basis_in_float32_keeps_the_residuals_true_and_its_rows_orthogonal(limit):
+    """Also through restarts: what rounding took from a row is in the residual, and does not add up."""
+    head = 10.0 ** np.linspace(3, 0, 6)
+    a = planted([*head, *np.random.default_rng(0).standard_normal(300) * 0.3])
+    found = lanczos(lambda v: a @ v.double(), 306, 5, tol=1e-5, dtype=torch.float32, limit=limit, max_products=300)
+    assert found.converged.all()
+    assert np.abs(found.values - head[:5]).max() <= 6e-8 * np.sqrt(limit or found.products) * head[0]
+    assert (measured(a, found) <= found.residuals + 6e-8 * head[0]).all()
+    rows = Basis(300, torch.device("cpu"), torch.float32)
+    for v in torch.randn(120, 300, dtype=torch.float64, generator=torch.Generator().manual_seed(0)):
+        for _ in range(2):
+            rows.remove_from(v)
+        assert rows.append(v / v.norm()) <= 2**-24
+    kept = torch.stack([rows[i] for i in range(len(rows))]).double()
+    assert (kept @ kept.T - torch.eye(120).double()).abs().max() <= 2**-23
+
+
 def test_the_limit_bounds_the_basis_also_when_the_budget_is_spent():
     d, longest = torch.linspace(0, 1, 500, dtype=torch.float64), []
 
@@ -302,7 +320,8 @@ CLOSE = {"second of one": ([5, 4.9, 3], 1), "fourth of four": ([5, 4, 3, 2.997, 
 
 @pytest.mark.parametrize("which", ["largest", "smallest", "magnitude"])
 @pytest.mark.parametrize("name", CLOSE)
-def test_what_is_called_converged_is_right_also_with_a_close_neighbour(name, which):
+@pytest.mark.parametrize("dtype, noise", [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+def test_what_is_called_converged_is_right_also_with_a_close_neighbour(name, which, dtype, noise):
     """The neighbour mixes with a wanted eigenvector, and the sequence alone cannot tell: seeds of which at most the
     share ``miss`` may be wrong (0.05; three in forty are within its scatter)."""
     values, k = CLOSE[name]
@@ -310,7 +329,7 @@ def test_what_is_called_converged_is_right_also_with_a_close_neighbour(name, whi
     true, wrong = np.array(values[:k]) * (-1 if which == "smallest" else 1), 0
     for seed in range(40):
         d = spectrum[torch.randperm(len(spectrum), generator=torch.Generator().manual_seed(seed))]
-        found = lanczos(lambda v, d=d: d * v, len(d), k, which=which, noise=1e-12, seed=seed)
+        found = lanczos(lambda v, d=d: d * v, len(d), k, which=which, noise=noise, dtype=dtype, seed=seed)
         assert found.converged.all() and found.products < 40
         wrong += bool((np.abs(found.values - true) > 1e-3 * np.abs(true)).any())
     assert wrong <= 3

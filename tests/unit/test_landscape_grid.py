@@ -10,7 +10,8 @@ import torch
 from surfaces import Interrupted
 
 import fldiag
-from fldiag.diagnostics.landscape import BF16_CHECKS, axis, landscape
+from fldiag.diagnostics.landscape import axis, landscape
+from fldiag.diagnostics.landscape.measure import BF16_CHECKS
 from fldiag.problem import from_checkpoint as target
 from fldiag.problem.problem import Problem
 from fldiag.results.table import check

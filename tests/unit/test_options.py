@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional as F
 
 import fldiag
+from fldiag import registry
 from fldiag.diagnosis.options import rounds, size
-from fldiag.diagnosis.question import diagnostic
 from fldiag.diagnosis.subjects import divide
 
 
@@ -72,6 +72,6 @@ def test_a_round_is_chosen_among_those_of_a_run(run):
 
 
 def test_what_is_given_is_taken_apart():
-    found = divide(diagnostic("spectrum"), {"k": 3, "samples": 20, "memory": "1M", "density": True, "precision": "fp64"})
+    found = divide(registry.diagnostic.get("spectrum"), {"k": 3, "samples": 20, "memory": "1M", "density": True, "precision": "fp64"})
     assert found.where == {"samples": 20, "memory": 2**20, "precision": "fp64"} and found.own["k"] == 3
     assert list(found.more) == ["density"] and found.flags == ["density"]

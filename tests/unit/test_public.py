@@ -16,7 +16,6 @@ from torch.nn import functional as F
 import fldiag
 from fldiag import api, known, registry
 from fldiag.diagnosis.options import SHARED
-from fldiag.diagnosis.question import diagnostic
 from fldiag.diagnosis.subjects import _schema
 
 PUBLIC = ["Checkpoint", "Config", "FldiagError", "History", "Method", "Part", "Problem", "Recorder", "Run", "catalogue", "diagnose", "draw",
@@ -88,7 +87,7 @@ def test_examples_run():
 
 def test_every_option_of_the_command_line_is_one_of_python():
     for name, item in known.built_in()["diagnostics"].items():
-        entry = diagnostic(name)
+        entry = registry.diagnostic.get(name)
         shared = {s.name for s in SHARED if entry.on in s.on}
         assert shared <= set(_schema(entry).model_fields) >= {o["name"] for o in item["options"]}
 
@@ -127,7 +126,7 @@ def test_axes_for_a_picture_of_several_are_refused(monkeypatch):
         def __call__(self, table, ax=None):
             ax.plot(table["value"])
 
-    monkeypatch.setitem(registry.diagnostic._entries, "trace", dataclasses.replace(diagnostic("trace"), draw=Line()))
+    monkeypatch.setitem(registry.diagnostic._entries, "trace", dataclasses.replace(registry.diagnostic.get("trace"), draw=Line()))
     assert fldiag.draw(table, ax=ax) is ax and ax.lines
     plt.close(fig)
 

@@ -55,7 +55,7 @@ def test_what_a_description_offers_can_be_chosen(kind):
 
 
 def test_two_functions_cannot_have_one_name():
-    mine = registry.Registry("thing", "fldiag.presets")
+    mine = registry.Registry("thing", "fldiag.presets", entry=registry.Entry)
 
     def build():
         """A thing."""

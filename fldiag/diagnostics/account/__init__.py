@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from fldiag.diagnostics.account import picture
 from fldiag.diagnostics.account.section import section
 from fldiag.diagnostics.account.summary import summary
-from fldiag.errors import FldiagError
-from fldiag.problem.eigenpairs import eigenpairs
-from fldiag.problem.problem import Problem
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.table import Row, table
-from fldiag.rounds.history import History
-from fldiag.rounds.round_weights import Stored
 
-TERMS = ("change", "linear", "quadratic", "rest")
-
+if TYPE_CHECKING:
+    from fldiag.rounds.history import History
 
 def cost(history: History, options: Mapping[str, Any]) -> float:
     """A round: a spectrum, a product an update, and one a layer and update."""
@@ -65,113 +58,12 @@ def account(history: History, progress: Progress | None = None, *,
 
     Raises FldiagError when no round has client weights or a loss is not finite.
     """
+    from fldiag.diagnostics.account import measure
+
     rows: list[Row] = []
     counted = progress or (lambda done, total, text: None)
     for stored in history.asked(every_round):
         if stored.complete:
             rows += [{"round": stored.round, "masked": row["value"] is None or not np.isfinite(row["value"]), **row}
-                     for row in _round(history, stored, slice, k, layers, tol, max_products, seed, counted)]
+                     for row in measure.of_round(history, stored, slice, k, layers, tol, max_products, seed, counted)]
     return table([*rows, *history.notes], **history.common)
-
-
-def _round(history: History, stored: Stored, where: str, k: int, layers: bool, tol: float, max_products: int, seed: int,
-           progress: Progress) -> list[Row]:
-    assert stored.clients is not None and stored.received is not None
-    pool = history.pool
-    problem = history.problem(stored.start, pool.test if where == "test" else pool.clients, where)
-    good = torch.isfinite(stored.clients).all(1).tolist()
-    for client, fine in zip(stored.ids, good, strict=True):
-        if not fine:
-            history.note(stored.round, f"the trained weights of client {client} are not finite: left out", client)
-    kept = [j for j, fine in enumerate(good) if fine]
-    ids = [stored.ids[j] for j in kept]
-    before, _ = problem.loss()
-    if not np.isfinite(before):
-        raise FldiagError(f"round {stored.round}: the loss of the received weights on {where} is {before}",
-                          "choose earlier rounds")
-    models = [stored.client(j) for j in kept] + [(stored.aggregated, stored.buffers)]
-    updates = [(w - stored.received).double() for w, _ in models]
-    about: list[Row] = [{"moment": "trained", "scope": "client", "client": c} for c in ids]
-    about.append({"moment": "aggregated", "scope": "global"})
-    g, hessian = problem.gradient(), problem.hessian()
-    pairs = None
-    if k:
-        pairs = eigenpairs(problem, min(k, problem.layout.size), tol=tol, max_products=max_products, seed=seed, progress=progress)
-    per_update = 1 + (len(problem.layout.layers) if layers else 0)
-    total, done, rows, curved = per_update * len(updates), 0, [], []
-    common = {"slice": where, "n_examples": problem.n}
-    for i, (d, base) in enumerate(zip(updates, about, strict=True)):
-        # with buffers of its own an update is not all that changed: their effect is in the rest
-        after = history.problem(models[i], pool.test if where == "test" else pool.clients, where).loss()[0] \
-            if models[i][1] else problem.loss(problem.w.double() + d)[0]
-        curved.append(hessian(d))
-        linear, quadratic = float(g @ d), 0.5 * float(d @ curved[-1])
-        values = (after - before, linear, quadratic, after - before - linear - quadratic)
-        found = [{"metric": name, "value": v, "estimator": "exact"} for name, v in zip(TERMS, values, strict=True)]
-        if pairs is not None:
-            found += _along(pairs, g, d, linear, quadratic)
-        if layers:
-            found += _by_layer(problem, hessian, g, d, quadratic)
-        rows += [{**common, **base, **row} for row in found]
-        done += per_update
-        progress(done, total, f"round {stored.round}: updates")
-    rows += [{**common, "moment": "aggregated", **row}
-             for row in _by_client(history.weights(ids), ids, g, updates, curved[-1])]
-    hessian.release()
-    return rows + _harm(history, stored, kept, ids)
-
-
-def _along(pairs: Any, g: Tensor, d: Tensor, linear: float, quadratic: float) -> list[Row]:
-    """The terms along eigenvectors, and along all the rest (index 0)."""
-    rows: list[Row] = []
-    sums = [0.0, 0.0]
-    for i, (value, vector) in enumerate(zip(pairs.values, pairs.vectors, strict=True)):
-        along = float(vector.double() @ d)
-        terms = float(vector.double() @ g) * along, 0.5 * float(value) * along**2
-        for j, name in enumerate(("linear", "quadratic")):
-            sums[j] += terms[j]
-            rows.append({"metric": name, "index": i + 1, "value": terms[j], "estimator": "eigen", "eigenvalue": float(value),
-                         "residual": float(pairs.residuals[i]), "converged": bool(pairs.converged[i])})
-    return [*rows, *({"metric": name, "index": 0, "value": total - found, "estimator": "eigen"}
-                     for name, total, found in zip(("linear", "quadratic"), (linear, quadratic), sums, strict=True))]
-
-
-def _by_layer(problem: Problem, hessian: Callable[[Tensor], Tensor], g: Tensor, d: Tensor, quadratic: float) -> list[Row]:
-    where, rows, blocks = problem.layout.slices(), [], 0.0
-    for layer, names in problem.layout.layers.items():
-        part = torch.zeros_like(d)
-        for n in names:
-            part[where[n]] = d[where[n]]
-        block = 0.5 * float(part @ hessian(part))
-        blocks += block
-        rows += [{"metric": "linear", "layer": layer or names[0], "value": float(g @ part), "estimator": "layer"},
-                 {"metric": "quadratic", "layer": layer or names[0], "value": block, "estimator": "layer"}]
-    return [*rows, {"metric": "quadratic", "layer": "between layers", "value": quadratic - blocks, "estimator": "layer"}]
-
-
-def _by_client(p: np.ndarray, ids: list[int], g: Tensor, updates: list[Tensor], curved: Tensor) -> list[Row]:
-    """Shares of the aggregated update's terms; they sum up to them."""
-    shares = [weight * d for weight, d in zip(p, updates[:-1], strict=True)]
-    server = updates[-1] - sum(shares, torch.zeros_like(updates[-1]))
-    rows: list[Row] = []
-    for client, share in [*zip(ids, shares, strict=True), (None, server)]:
-        for name, value in (("linear", float(g @ share)), ("quadratic", 0.5 * float(share @ curved))):
-            rows.append({"metric": name, "value": value, "estimator": "client", "client": client,
-                         "scope": "client" if client is not None else "global"})
-    return rows
-
-
-def _harm(history: History, stored: Stored, kept: list[int], ids: list[int]) -> list[Row]:
-    """Change of every stored client's own loss by every stored client's update."""
-    scores = history.evaluate([stored.start, *(stored.client(j) for j in kept)])
-    rows: list[Row] = []
-    for j, a in enumerate(ids, start=1):
-        for b in ids:
-            own = history.pool.own(b)
-            n = own.stop - own.start
-            change = scores.loss[j, own] - scores.loss[0, own]
-            rows.append({"metric": "harm", "moment": "trained", "scope": "pair", "client": a, "client_b": b,
-                         "slice": f"client:{b}/train", "n_examples": n, "estimator": "exact",
-                         "value": float(change.mean()) if n else None,
-                         "stderr": float(change.std(ddof=1) / n**0.5) if n > 1 else None})
-    return rows

@@ -7,23 +7,21 @@ its released code computes them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pandas as pd
 from pydantic import Field
 
-from fldiag.diagnostics.matching import one_round, picture
-from fldiag.diagnostics.matching.one_round import Data, Options
+from fldiag.choices import Estimate, Stack
+from fldiag.diagnostics.matching import picture
 from fldiag.diagnostics.matching.section import section
 from fldiag.diagnostics.matching.summary import summary
 from fldiag.execution.start import started
-from fldiag.problem.diagonal import Estimate
-from fldiag.problem.eigenpairs import check_count
-from fldiag.problem.stack import Stack
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.table import Row, table
-from fldiag.rounds.history import History
 
+if TYPE_CHECKING:
+    from fldiag.rounds.history import History
 
 def cost(history: History, options: Mapping[str, Any]) -> float:
     """Of every client: a spectrum and a diagonal on its own data, and as much on everybody's where that is asked for."""
@@ -35,6 +33,8 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
 
 def check(history: History, options: Mapping[str, Any]) -> None:
     """Refuse more eigenvectors than there are."""
+    from fldiag.problem.eigenpairs import check_count
+
     check_count(options["k"], history.layout.size)
 
 
@@ -86,8 +86,10 @@ def matching(history: History, progress: Progress | None = None, *,
 
     Raises FldiagError when no round has client weights, or no client's Hessian can be computed.
     """
-    options = Options(k, tol, estimate, rtol, max_products, deflate, seed, stack)
-    places: list[Data] = ["client", "global"] if on == "both" else [on]
+    from fldiag.diagnostics.matching import one_round
+
+    options = one_round.Options(k, tol, estimate, rtol, max_products, deflate, seed, stack)
+    places: list[one_round.Data] = ["client", "global"] if on == "both" else [on]
     rows: list[Row] = []
     work = one_round.Work(history, options)
     with started(history.executor, one_round.done, work) as pool:

@@ -9,15 +9,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fldiag.choices import Estimate, Stack
 from fldiag.curvature.lanczos import EigenPairs
 from fldiag.diagnostics.matching.comparison import Space, Summary, matching_rows, overlap_rows
 from fldiag.errors import FldiagError
 from fldiag.execution.pool import Pool
 from fldiag.problem import stack as stacks
-from fldiag.problem.diagonal import Diagonal, Estimate, diagonal_of, norm
+from fldiag.problem.diagonal import Diagonal, diagonal_of, norm
 from fldiag.problem.eigenpairs import NOISE, eigenvalue_rows, loss_row, strict_pairs
 from fldiag.problem.problem import Problem
-from fldiag.problem.stack import Stack
 from fldiag.registry import Progress
 from fldiag.results.table import Row
 from fldiag.rounds.history import History

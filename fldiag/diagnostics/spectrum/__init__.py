@@ -7,33 +7,23 @@ federated models by Lee et al. (CVPR 2024); the top eigenvalue by Mendieta et al
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pandas as pd
 from pydantic import Field
 
-from fldiag.curvature.lanczos import Which
-from fldiag.curvature.operator import Matrix
+from fldiag.choices import Matrix, Which
 from fldiag.diagnostics.diagonal import diagonal as diagonal_table
-from fldiag.diagnostics.spectrum import picture, pyhessian_engine
+from fldiag.diagnostics.spectrum import picture
 from fldiag.diagnostics.spectrum.section import section
 from fldiag.diagnostics.trace import trace as trace_table
 from fldiag.errors import FldiagError
 from fldiag.plotting import layers
-from fldiag.problem.eigenpairs import (
-    NOISE,
-    check_count,
-    default_products,
-    eigenpairs,
-    eigenvalue_rows,
-    in_form,
-    loss_row,
-    strict_pairs,
-)
-from fldiag.problem.problem import Problem
 from fldiag.registry import Also, Progress, diagnostic
 from fldiag.results.summary import Item, Note, Small
-from fldiag.results.table import table
+
+if TYPE_CHECKING:
+    from fldiag.problem.problem import Problem
 
 COLUMNS = {"run": "checkpoint", "metric": "metric", "layer": "layer", "index": "index", "value": "value", "residual": "residual",
            "stderr": "± stderr", "converged": "converged", "estimator": "estimator", "products": "products", "which": "which",
@@ -51,6 +41,8 @@ def cost(problem: Problem, options: Mapping[str, Any]) -> float:
 
 def check(problem: Problem, options: Mapping[str, Any]) -> None:
     """Refuse an unknown engine, more eigenvalues than there are, and flags that do not go together."""
+    from fldiag.problem.eigenpairs import check_count
+
     if options["engine"] not in ENGINES:
         raise FldiagError(f"engine {options['engine']!r} is not one of {', '.join(ENGINES)}", "choose one of them", usage=True)
     check_count(options["k"], problem.layout.size)
@@ -147,44 +139,17 @@ def spectrum(problem: Problem, progress: Progress | None = None, *,
 
     Raises FldiagError when the loss is not finite or not a function of the weights alone, or no tensor matches.
     """
+    from fldiag.diagnostics.spectrum import measure, pyhessian_engine
+
     check(problem, {"k": k, "which": which, "trace": trace, "diagonal": diagonal, "params": params, "per_layer": per_layer,
                     "matrix": matrix, "engine": engine, "batches": batches, "resample": resample})
     if engine == "pyhessian":
         sampling = pyhessian_engine.Sampling(batches, resample=resample)
         return pyhessian_engine.spectrum(problem, k, trace_too=trace, sampling=sampling, seed=seed, tol=tol,
                                          most=max_products, progress=progress)
-    found = [_eigenvalues(problem, progress, k, which, tol, max_products, matrix, params, per_layer, strict, seed)]
+    found = [measure.eigenvalues(problem, progress, k, which, tol, max_products, matrix, params, per_layer, strict, seed)]
     if trace or diagonal:
         measured = diagonal_table if diagonal else trace_table
         limit = {} if max_products is None else {"max_products": max_products}
         found.append(measured(problem, progress, rtol=rtol, seed=seed, **limit))
     return pd.concat(found, ignore_index=True) if len(found) > 1 else found[0]
-
-
-def _eigenvalues(problem: Problem, progress: Progress | None, k: int, which: Which, tol: float, max_products: int | None,
-                 matrix: Matrix, params: str | None, per_layer: bool, strict: bool, seed: int) -> pd.DataFrame:
-    rows = [loss_row(problem)]
-    budget, forms = max_products or default_products(k), {matrix: problem.hessian(matrix=matrix)}
-    labels = [] if not per_layer else [*problem.layout.layers]
-    pieces = [(params, params, k), *((label or "(model)", list(problem.layout.layers[label]), 1) for label in labels)]
-    for done, (label, block, count) in enumerate(pieces):
-        def tell(at: int, total: int, text: str, label: str | None = label, done: int = done) -> None:
-            if progress:
-                where = f"{label}: {text}" if done else text
-                progress(done * total + at, len(pieces) * total, where)
-
-        form = in_form(problem, matrix, block)
-        if form not in forms:
-            for other in forms.values():  # so that only one keeps its graphs
-                other.release()
-            forms[form] = problem.hessian(matrix=form)
-        if strict and block is None:
-            pairs = strict_pairs(problem, count, which=which, tol=tol, matrix=matrix, max_products=budget, seed=seed,
-                                 operator=forms[form], progress=tell)
-        else:
-            pairs = eigenpairs(problem, count, which=which, tol=tol, max_products=budget, seed=seed, params=block,
-                               operator=forms[form], strict=strict, progress=tell)
-        found = eigenvalue_rows(pairs, noise=NOISE[problem.dtype], which=which, matrix=matrix,
-                                estimator="lanczos" if form == matrix else f"lanczos-{form}")
-        rows += [{**row, "layer": label} for row in (found[:1] if done else found)]
-    return table(rows, **problem.common)

@@ -10,11 +10,10 @@ from pydantic import BeforeValidator, Field, SkipValidation
 
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
-from fldiag.method import Neighbours
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Say, Small
-from fldiag.training import personalise as library
+from fldiag.results.table import PERSONAL
 from fldiag.training.diagnostics.personalise import picture
 from fldiag.training.diagnostics.personalise.section import section
 
@@ -26,12 +25,12 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """One row for each run and number of epochs, none where the table holds no personal accuracy; and what voted."""
     several = frame["run"].nunique() > 1
     rows = []
-    for (run, e), part in only(frame, metric=(library.METRIC, f"{library.METRIC}_std")).groupby(["run", "index"], sort=False):
+    for (run, e), part in only(frame, metric=(PERSONAL, f"{PERSONAL}_std")).groupby(["run", "index"], sort=False):
         each = only(part, scope="client")["value"].dropna()
         if len(each):
             rows.append({**({"run": run} if several else {}), "epochs": int(e), "clients": len(each),
-                         "mean": number(part, library.METRIC, scope="global"),
-                         "std": number(part, f"{library.METRIC}_std", scope="global"), "lowest": float(each.min()),
+                         "mean": number(part, PERSONAL, scope="global"),
+                         "std": number(part, f"{PERSONAL}_std", scope="global"), "lowest": float(each.min()),
                          "highest": float(each.max())})
     yield Small(rows, {**({"run": "run"} if several else {}), **SUMMARY})
     for text in frame["voters"].dropna().unique() if "voters" in frame else ():
@@ -70,6 +69,9 @@ def personalise(runs: Sequence[Run], progress: Progress | None = None, *,
 
     Rows, options and errors are those of ``fldiag.training.personalise.personalise``, for every run.
     """
+    from fldiag.method import Neighbours
+    from fldiag.training import personalise as library
+
     lengths, ids = _numbers(epochs, "epochs", "0,1,5"), _numbers(clients, "clients", "0,3,7")
     return pd.concat([library.personalise(
         run, lr=lr, neighbours=Neighbours() if knn else None, test=test, model=model, data=data, root=root, download=download,

@@ -9,7 +9,7 @@ import pandas as pd
 from fldiag.plotting.collected import Collected, Member, Source, command, own, worlds
 from fldiag.plotting.sections import Figure, Group, Missing, Section, Table, axes, literal, percent, plus_minus, shorts
 from fldiag.results.select import only
-from fldiag.training.personalise import METRIC
+from fldiag.results.table import PERSONAL
 
 
 def section(found: Collected) -> Section:
@@ -47,7 +47,7 @@ def _own_accuracies(m: Member) -> tuple[Source, pd.DataFrame] | None:
     for kind in ("personalise", "metrics"):
         if (source := m.tables.get(kind)) is None:
             continue
-        rows = only(own(source, [m]), metric=METRIC, scope="client").dropna(subset=["value", "index"])
+        rows = only(own(source, [m]), metric=PERSONAL, scope="client").dropna(subset=["value", "index"])
         if len(rows):
             return source, rows
     return None

@@ -1,0 +1,28 @@
+"""What options of curvature, drift and matching can be, known without importing PyTorch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+#: The Hessian, or the Gauss-Newton matrix.
+Matrix = Literal["hessian", "ggn"]
+#: Which end of a spectrum; magnitude: both.
+Which = Literal["largest", "smallest", "magnitude"]
+#: Whether models are evaluated side by side.
+Stack = Literal["auto", "on", "off"]
+
+#: The proximal losses that need nothing but the received model.
+Proximal = Literal["kl", "l2"]
+#: Lambda: by how far each entry has moved, or 1 everywhere.
+Strength = Literal["adaptive", "fixed"]
+#: Over what Lambda is normalised; ``dim0`` is the released code's reading.
+Rule = Literal["layer", "tensor", "dim0"]
+
+# of a trace or a diagonal
+Per = Annotated[Literal["layer", "tensor"], Field(description="Parts: layer or tensor.")]
+Estimate = Annotated[Literal["auto", "exact", "hutchinson"], Field(description="auto, exact or hutchinson.")]
+Rtol = Annotated[float, Field(gt=0, lt=1, description="Relative standard error allowed in an estimate.")]
+Products = Annotated[int, Field(ge=2, description="Hessian-vector products allowed for an estimate.")]
+Deflated = Annotated[int, Field(ge=0, description="Of these, products that span what is counted exactly.")]

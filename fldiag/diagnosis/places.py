@@ -1,0 +1,35 @@
+"""Where answers are written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from fldiag.checkpoint.run import Run
+from fldiag.checkpoint.schema import Checkpoint
+from fldiag.errors import FldiagError
+
+#: Where results go that belong to no single run, or to one that cannot be written to.
+FALLBACK = Path("fldiag-out")
+
+
+def folder(found: Sequence[Run | Checkpoint]) -> Path:
+    """The ``diagnostics`` folder of the one run that is asked about, or ``fldiag-out`` here."""
+    runs = {t.path if isinstance(t, Run) else t.path.parent.parent for t in found
+            if isinstance(t, Run) or (t.path.parent.name == "rounds" and (t.path.parent.parent / "run.json").is_file())}
+    inside = len(runs) == 1 and all(isinstance(t, Run) or t.path.parent.name == "rounds" for t in found)
+    run = next(iter(runs), FALLBACK)
+    return run / "diagnostics" if inside and os.access(run, os.W_OK) else FALLBACK
+
+
+def prepare(path: Path) -> Path:
+    """The folder, made. Raises FldiagError before any work is done if it cannot be written."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / f".write-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise FldiagError(f"cannot write to {path}: {error.strerror}", "choose another folder with --out") from None
+    return path

@@ -1,0 +1,223 @@
+"""The numbers of one round, for ``drift``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fldiag.choices import Rule, Strength
+from fldiag.diagnostics.drift import divergence
+from fldiag.diagnostics.drift.propositions import check
+from fldiag.diagnostics.drift.representation import cka, features
+from fldiag.errors import FldiagError
+from fldiag.losses import mean_strengths, noise_floor, proximal_name, strengths
+from fldiag.models.network import Network
+from fldiag.params import cosine
+from fldiag.results.table import Row
+from fldiag.rounds import proximal
+from fldiag.rounds.history import History
+from fldiag.rounds.proximal import Losses
+from fldiag.rounds.round_weights import Stored
+
+#: Of what training records of every local step when asked to (``Run.steps``): what is also measured here.
+STEP_METRICS = ("cos_gu_gp", "proximal_loss", "lambda_mean")
+
+ETAS, RHOS = (1e-4, 1e-3, 1e-2), (3e-3, 1e-2, 3e-2)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is measured of every round."""
+
+    gradients: bool
+    representation: bool
+    rho: tuple[float, ...]
+    strength: Strength
+    per: Rule
+    part: str
+    batch: int | None
+    options: dict[str, Any]
+
+
+def of_round(shared: tuple[History, Asked], round: int) -> list[Row] | None:
+    """The rows of one round; None where the main process will say why there are none."""
+    history, asked = shared
+    try:
+        stored = history.stored(round)
+    except FldiagError:
+        return None
+    if not stored.complete or any(k >= len(history.parts) for k in stored.ids):
+        return None
+    stored = finite(history, stored)
+    return rows(history, asked, stored) if stored.ids else None
+
+
+def rows(history: History, asked: Asked, stored: Stored) -> list[Row]:
+    found = divergence.rows_of(stored, history.layout)
+    found += _gradients(history, stored) if asked.gradients else []
+    for j, k in enumerate(stored.ids):
+        if history.pool.own(k).stop > history.pool.own(k).start:
+            found += _proximal(history, stored, j, asked.rho, asked.strength, asked.per, asked.part, asked.batch, asked.options)
+    found += _representation(history, stored) if asked.representation else []
+    found += _means(found, {"test": history.pool.test.stop, "train": history.pool.n - history.pool.test.stop})
+    return [{"round": stored.round, **row} for row in found]
+
+
+def finite(history: History, stored: Stored) -> Stored:
+    """The round without the clients whose weights are not numbers, which are noted."""
+    assert stored.clients is not None
+    good = torch.isfinite(stored.clients).all(1)
+    for k, fine in zip(stored.ids, good.tolist(), strict=True):
+        if not fine:
+            history.note(stored.round, f"the trained weights of client {k} are not finite: left out", k)
+    keep = good.nonzero().flatten().tolist()
+    return replace(stored, ids=tuple(stored.ids[j] for j in keep), clients=stored.clients[keep],
+                   client_buffers={n: b[keep] for n, b in stored.client_buffers.items()})
+
+
+def _gradients(history: History, stored: Stored) -> list[Row]:
+    """Cosines of the stored clients' gradients with that of everybody's data, at the received weights."""
+    (w, buffers), pool = stored.start, history.pool
+    everything = pool.clients
+    total, kept = torch.zeros_like(w, dtype=torch.float64), {}
+    for k in range(len(history.parts)):
+        own = pool.own(k)
+        if own.stop <= own.start:
+            continue
+        losses = Losses(history.network, pool, buffers, stored.start, proximal.batches(own, None)[0], kind="l2")
+        g = proximal.gradient(losses.local(), w)[1].double()
+        total.add_(g, alpha=(own.stop - own.start) / (everything.stop - everything.start))
+        if k in stored.ids:
+            kept[k] = g
+    base: Row = {"moment": "received", "slice": "train", "n_examples": everything.stop - everything.start}
+    rows: list[Row] = [{**base, "metric": "gradient_norm", "scope": "global", "value": float(torch.linalg.vector_norm(total))}]
+    for k, g in kept.items():
+        own = pool.own(k)
+        about = {**base, "scope": "client", "client": k, "slice": f"client:{k}/train", "n_examples": own.stop - own.start}
+        rows += [{**about, "metric": "gradient_cosine", "value": _number(cosine(g, total))},
+                 {**about, "metric": "gradient_norm", "value": float(torch.linalg.vector_norm(g))}]
+    return rows
+
+
+def _proximal(history: History, stored: Stored, j: int, radii: tuple[float, ...], strength: Strength, per: Rule, part: str,
+              size: int | None, options: dict[str, Any]) -> list[Row]:
+    """Proximal loss, cosines of g_u and g_p for every radius, and Lambda, at client j's trained weights."""
+    (w, buffers), k, layout = stored.client(j), stored.ids[j], history.layout
+    start, own = stored.start, history.pool.own(k)
+    base: Row = {"moment": "trained", "scope": "client", "client": k, "slice": f"client:{k}/train",
+                 "n_examples": own.stop - own.start}
+    cut = layout.size - layout.head_size if layout.has_head else None
+    cosines: dict[tuple[float, str | None], list[float]] = {
+        (rho, layer): [] for rho in radii for layer in ([None, "part:head"] if cut is not None else [None])}
+    prox, parts = 0.0, proximal.batches(own, size)
+    for some in parts:
+        losses = Losses(history.network, history.pool, buffers, start, some, **options)
+        mean, g_p = proximal.gradient(losses.proximal(), w)
+        prox += mean * some.n / (own.stop - own.start)
+        for rho in radii:
+            e = proximal.perturbation(g_p, w - start[0], rho, layout, strength=strength, part=part, per=per)
+            if e is None:
+                continue
+            g_u = proximal.gradient(losses.local(), w + e)[1]
+            for layer, where in ((None, slice(None)), ("part:head", slice(cut, None))):
+                value = _number(cosine(g_u[where], g_p[where], noise_floor(g_p.dtype))) if (rho, layer) in cosines else None
+                if value is not None:
+                    cosines[rho, layer].append(value)
+    which = proximal_name(options["kind"], options["tau"])
+    rows = [{**base, "metric": "proximal_loss", "value": prox, "proximal": which}]
+    rows += [{**base, "metric": "cos_gu_gp", "rho": rho, "layer": layer, "value": float(np.mean(found)) if found else None,
+              "proximal": which}
+             for (rho, layer), found in cosines.items()]
+    for name, (strong, n) in mean_strengths(strengths(w - start[0], layout, per), layout, per).items():
+        scaled = {} if per == "dim0" else {"scaled": float(strong) * n**0.5}
+        rows.append({**base, "metric": "lambda_mean", "layer": name, "value": float(strong), **scaled})
+    return rows
+
+
+def _number(value: Tensor) -> float | None:
+    """None for NaN."""
+    return None if bool(value.isnan()) else float(value)
+
+
+def _representation(history: History, stored: Stored) -> list[Row]:
+    test, (w, buffers) = history.pool.test, stored.start
+    received = features(history, (w, buffers), test)
+    return [{"metric": "cka", "moment": "trained", "scope": "client", "client": k, "slice": "test",
+             "n_examples": test.stop, "value": cka(features(history, stored.client(j), test), received)}
+            for j, k in enumerate(stored.ids)]
+
+
+def _means(rows: list[Row], sizes: dict[str, int]) -> list[Row]:
+    """The mean over clients of what is measured client by client (divergence.py makes its own)."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        if row["scope"] == "client" and row["metric"] in (*STEP_METRICS, "cka", "gradient_cosine"):
+            groups.setdefault((row["metric"], row["moment"], row.get("layer"), row.get("rho")), []).append(row)
+    found = []
+    for (metric, moment, layer, rho), members in groups.items():
+        values = [row["value"] for row in members if row["value"] is not None]
+        slice_ = members[0]["slice"] if members[0]["slice"] == "test" else "train"
+        scaled = [row["scaled"] for row in members if "scaled" in row]
+        found.append({"metric": metric, "moment": moment, "scope": "global", "layer": layer, "rho": rho, "slice": slice_,
+                      "n_examples": sizes[slice_], "proximal": members[0].get("proximal"),
+                      "value": float(np.mean(values)) if values else None, "n_clients": len(values),
+                      "stderr": float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else None,
+                      **({"scaled": float(np.mean(scaled))} if scaled else {})})
+    return found
+
+
+def propositions(history: History, stored: Stored, options: dict[str, Any]) -> list[Row]:
+    """Propositions 1 and 2 at every stored client's trained weights, in float64."""
+    network = Network(history.network.module)
+    network.module.double()
+    pool = history.pool.to(torch.float64)
+    rows = []
+
+    def double(buffers: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {n: b.double() if b.is_floating_point() else b for n, b in buffers.items()}
+
+    start = stored.start[0].double(), double(stored.start[1])
+    for j, k in enumerate(stored.ids):
+        own, (w, buffers) = pool.own(k), stored.client(j)
+        if own.stop <= own.start:
+            continue
+        w = w.double()
+        losses = Losses(network, pool, double(buffers), start, proximal.batches(own, None)[0], **options)
+        g_p = proximal.gradient(losses.proximal(), w)[1]
+        if float(torch.linalg.vector_norm(g_p)) < noise_floor(torch.float64):
+            history.note(stored.round, f"client {k} did not move: no propositions", k)
+            continue
+        found = check(losses, g_p, w, ETAS, RHOS)
+        rows += [{"round": stored.round, "moment": "trained", "scope": "client", "client": k, "slice": f"client:{k}/train",
+                  "n_examples": own.stop - own.start, **row} for row in found]
+    return rows
+
+
+def recorded(history: History) -> list[Row]:
+    """Means over the local steps that training recorded, of the rounds that were read: every client's, and theirs."""
+    rows: list[Row] = []
+    for r in history.read:
+        steps = history.steps(r)
+        if steps is None or steps.empty:
+            continue
+        steps = steps[steps["metric"].isin(STEP_METRICS)].dropna(subset=["index", "client"])
+        steps = steps.reindex(columns=["metric", "layer", "proximal", "client", "value", "scaled"])
+        for (metric, layer, kind), part in steps.groupby(["metric", "layer", "proximal"], dropna=False, sort=False):
+            about: Row = {"round": r, "metric": metric, "layer": None if pd.isna(layer) else layer, "moment": "trained",
+                          "proximal": None if pd.isna(kind) else kind, "estimator": "steps"}
+            per = part[["value", "scaled"]].astype(float).groupby(part["client"])
+            means, counts = per.mean(), per["value"].count()
+            for k, value, scaled in means.itertuples():
+                rows.append({**about, "scope": "client", "client": int(k), "slice": f"client:{int(k)}/train", "value": value,
+                             "scaled": scaled, "n_steps": int(counts[k])})
+            known = means["value"].dropna()
+            rows.append({**about, "scope": "global", "slice": "train", "n_clients": len(known), "n_steps": int(counts.sum()),
+                         "stderr": known.std() / len(known) ** 0.5 if len(known) > 1 else None,
+                         "value": known.mean() if len(known) else None, "scaled": means["scaled"].mean()})
+    return [{**row, "value": v if known else None, "masked": not known}
+            for row in rows for v in [row["value"]] for known in [v is not None and bool(np.isfinite(v))]]

@@ -1,0 +1,48 @@
+"""The eigenvalues of the whole matrix and of its blocks."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from fldiag.choices import Matrix, Which
+from fldiag.problem.eigenpairs import (
+    NOISE,
+    default_products,
+    eigenpairs,
+    eigenvalue_rows,
+    in_form,
+    loss_row,
+    strict_pairs,
+)
+from fldiag.problem.problem import Problem
+from fldiag.registry import Progress
+from fldiag.results.table import table
+
+
+def eigenvalues(problem: Problem, progress: Progress | None, k: int, which: Which, tol: float, max_products: int | None,
+                 matrix: Matrix, params: str | None, per_layer: bool, strict: bool, seed: int) -> pd.DataFrame:
+    rows = [loss_row(problem)]
+    budget, forms = max_products or default_products(k), {matrix: problem.hessian(matrix=matrix)}
+    labels = [] if not per_layer else [*problem.layout.layers]
+    pieces = [(params, params, k), *((label or "(model)", list(problem.layout.layers[label]), 1) for label in labels)]
+    for done, (label, block, count) in enumerate(pieces):
+        def tell(at: int, total: int, text: str, label: str | None = label, done: int = done) -> None:
+            if progress:
+                where = f"{label}: {text}" if done else text
+                progress(done * total + at, len(pieces) * total, where)
+
+        form = in_form(problem, matrix, block)
+        if form not in forms:
+            for other in forms.values():  # so that only one keeps its graphs
+                other.release()
+            forms[form] = problem.hessian(matrix=form)
+        if strict and block is None:
+            pairs = strict_pairs(problem, count, which=which, tol=tol, matrix=matrix, max_products=budget, seed=seed,
+                                 operator=forms[form], progress=tell)
+        else:
+            pairs = eigenpairs(problem, count, which=which, tol=tol, max_products=budget, seed=seed, params=block,
+                               operator=forms[form], strict=strict, progress=tell)
+        found = eigenvalue_rows(pairs, noise=NOISE[problem.dtype], which=which, matrix=matrix,
+                                estimator="lanczos" if form == matrix else f"lanczos-{form}")
+        rows += [{**row, "layer": label} for row in (found[:1] if done else found)]
+    return table(rows, **problem.common)
