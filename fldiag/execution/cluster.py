@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -35,12 +36,13 @@ class Cluster(Pool):
         if not choice.address:
             dask.config.set({"distributed.scheduler.allowed-failures": TRIES - 1})  # a unit is moved so often
             self._local = distributed.LocalCluster(
-                n_workers=choice.workers or cores(work.threads), threads_per_worker=1, processes=True, dashboard_address=None,
+                n_workers=choice.workers or cores(work.threads), threads_per_worker=1, processes=True,
+                dashboard_address="127.0.0.1:0",  # any port that is free
                 silence_logs="CRITICAL")
         try:
             self.client = distributed.Client(self._local or choice.address, timeout=PATIENCE, set_as_default=False)
             self._look()
-            self.client.register_plugin(_state(distributed, self.key, work), name=self.key)
+            self.client.register_plugin(_state(distributed, self.key, work, ours=self._local is not None), name=self.key)
         except (OSError, TimeoutError) as error:
             self.close()
             raise FldiagError(f"no Dask scheduler answers at {choice.address} ({type(error).__name__})",
@@ -124,13 +126,14 @@ class Cluster(Pool):
             if owned is not None:
                 owned.close(timeout=PATIENCE)
 
-
-
-def _state(distributed: Any, key: str, work: Work) -> Any:
+def _state(distributed: Any, key: str, work: Work, ours: bool) -> Any:
     """Brings the work to every worker of the cluster, also to those that start later."""
     class State(distributed.WorkerPlugin):  # type: ignore[misc, name-defined]
         def setup(self, worker: Any) -> None:
             keep(key, work)
+            if ours:  # Ctrl-C reaches the whole group of processes, and is the main process's to handle
+                with contextlib.suppress(ValueError):
+                    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
         def teardown(self, worker: Any) -> None:
             forget(key)
