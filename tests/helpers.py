@@ -269,6 +269,13 @@ def terms(module, examples=1):
     return examples * sum(p[0].numel() for p in module.parameters() if p.ndim > 1)
 
 
+def inputs(module, *shape, generator=None, dtype=torch.float32):
+    """Random inputs of a shape: numbers, or tokens for a model that embeds them."""
+    if any(isinstance(m, torch.nn.Embedding) for m in module.modules()):
+        return torch.randint(1, 50, shape, generator=generator)
+    return torch.randn(*shape, generator=generator, dtype=dtype)
+
+
 def multiply_adds(call, *inputs):
     """Multiply-adds of the convolutions and matrix products in ``call(*inputs)``, over the whole batch.
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from helpers import inputs
 from torch.nn import functional as F
 
 from fldiag import models, registry
@@ -27,7 +28,7 @@ def problem(name):
     for buffer in module.buffers():
         if buffer.is_floating_point():
             buffer.copy_(0.5 + torch.rand(buffer.shape, generator=g))
-    x = torch.randn(1, *shape, generator=g)
+    x = inputs(module, 1, *shape, generator=g)
     return Problem(module, F.cross_entropy, (x, torch.tensor([7])), dtype=torch.float64)
 
 

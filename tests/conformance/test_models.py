@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from helpers import close, multiply_adds, terms
+from helpers import close, inputs, multiply_adds, terms
 
 from fldiag import models, registry
 from fldiag.errors import FldiagError
@@ -31,7 +31,8 @@ COUNTS = [
     ("resnet18_p3", (3, 32, 32), 100, {}, 11_220_132), ("resnet18_p3", (3, 32, 32), 10, {}, 11_173_962),
     ("resnet56", (3, 32, 32), 100, {}, 614_452), ("resnet56", (3, 32, 32), 10, {}, 591_322),
     ("resnet56", (3, 32, 32), 100, {"projection": True}, 746_036), ("resnet56", (3, 32, 32), 100, {"keep_last": 0.9}, 614_452),
-    ("resnet18_imagenet", (3, 64, 64), 200, {}, 11_279_112), ("small_resnet", (1, 8, 8), 10, {}, 77_754)]
+    ("resnet18_imagenet", (3, 64, 64), 200, {}, 11_279_112), ("small_resnet", (1, 8, 8), 10, {}, 77_754),
+    ("bert_tiny", (64,), 3, {}, 4_385_920 + 387), ("bert_tiny", (64,), 2, {}, 4_385_920 + 258), ("bert_tiny", (64,), 5, {}, 4_385_920 + 645)]
 #: (name, shape, classes) -> multiply-adds of one forward pass for one example.
 COSTS = [
     ("fedavg_cifar", (3, 32, 32), 10, 17_667_072), ("fedavg_mnist", (3, 28, 28), 10, 13_527_552),
@@ -72,7 +73,7 @@ def test_multiply_adds(name, shape, classes, count):
 @every_model
 def test_logits_have_one_number_a_class(name):
     module, shape = built(name)
-    out = module(torch.zeros(3, *shape))
+    out = module(inputs(module, 3, *shape))
     assert out.shape == (3, 10)
     assert out.dtype == torch.float32
 
@@ -86,7 +87,7 @@ def test_the_head_is_the_classifier(name):
     assert 0 < layout.head_size < layout.size
     net = Network(module)
     assert net.has_split
-    x = torch.randn(1, 2, *shape, generator=torch.Generator().manual_seed(0))
+    x = inputs(module, 1, 2, *shape, generator=torch.Generator().manual_seed(0))
     bound = net.bind(flatten(module)[None], {n: b[None].clone() for n, b in net.buffers.items()})
     close(head.eval()(bound.features(x)[0]), bound(x)[0], terms=terms(head))
     close(bound(x)[0], module.eval()(x[0]), terms=terms(module))
@@ -113,7 +114,7 @@ def test_the_gradient_is_that_of_finite_differences(name):
     module, shape = built(name)
     net = Network(module.double(), precision="fp64")
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1, 2, *shape, generator=generator, dtype=torch.float64)
+    x = inputs(module, 1, 2, *shape, generator=generator, dtype=torch.float64)
     w = flatten(module)[None].requires_grad_()
     buffers = {n: b[None].clone() for n, b in net.buffers.items()}
     target = torch.randn(1, 2, 10, generator=generator, dtype=torch.float64)
