@@ -201,6 +201,7 @@ class _Rounds:
         if arrays is None:
             self.recording.note(f"round {t}: the strategy made no new model of {len(replies)} replies, so the old one stays")
         self.kept.store(t, self.state(arrays) if arrays is not None else self.current, clients, self.received, rows)
+        self.kept.flush()  # so that this round's failure is said with its number
 
     def _client(self, node: str, numbers: Mapping[str, Any], t: int) -> int:
         if self.key in numbers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from fldiag.checkpoint.recording import Recording
 from fldiag.checkpoint.run import Run
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
+from fldiag.execution.background import Background
 from fldiag.export.given import examples_of, number_of, partition_of, read_clients, rows_of, seen_as
 from fldiag.models.network import Network
 from fldiag.problem.ingredients import unwrapped
@@ -33,8 +34,10 @@ class Recorder:
     """A run folder that one's own loop writes, round by round.
 
     Weights are given as state_dicts, modules, flat vectors of the parameters, or lists of arrays in the order of the state_dict
-    (or of the parameters). They are copied to the disk at once; nothing of the model is changed. Every round is written whole
-    before ``round`` returns, so a script that stops, or is stopped, leaves a run that can be diagnosed.
+    (or of the parameters). They are copied before a call returns, and nothing of the model is changed. A thread writes them while
+    the loop goes on, whole rounds in their order, at most two behind; an error of the disk is raised by the next call. A script
+    that ends or fails leaves all its rounds, and one that is killed all but the last one or two. What is on the disk can be
+    diagnosed at any moment; ``flush`` waits for the rest.
 
     Args:
         out: the run's folder, which this process owns until ``close``, the end of a ``with`` block, or its own end.
@@ -82,16 +85,19 @@ class Recorder:
         self._received: State | None = None
         self._last: State | None = None
         self._rows: list[Row] = []
+        self._examples: dict[int, int] = {}
+        self._writing = Background()
         self._stack = contextlib.ExitStack()
         if (path / "run.json").is_file() and not resume:
             raise FldiagError(f"{path} already holds a run", "choose another folder, or go on with it: resume=True", usage=True)
         self._stack.enter_context(owner.hold(path))
-        atexit.register(self._stack.close)
+        atexit.register(self._release)
         try:
             self.recording = Recording(path, module, model=name, data=_name(data, path, keep), dataset=self.dataset,
                                        parts=self.parts, method=method, seed=seed, normalise=seen_as(keep),
                                        origin={"kind": "recorder", "method": method, "seed": seed, **(origin or {})})
-            if self.run.done:
+            self._done, self._begun = self.run.done, bool(self.run.rounds)
+            if self._done:
                 self._last = self.run.checkpoint().state
             if keep is not None and "data.npz" not in self.run.index["files"]:
                 self.run.put("data.npz", lambda f: np.savez(f, **keep))  # type: ignore[arg-type]
@@ -103,7 +109,7 @@ class Recorder:
             self.note("no test examples were given: what is called test is the training data")
 
     def __repr__(self) -> str:
-        return f"Recorder({str(self.run.path)!r}, {self.run.done} rounds, {self.recording.layout.size:,} parameters)"
+        return f"Recorder({str(self.recording.run.path)!r}, {self._done} rounds, {self.recording.layout.size:,} parameters)"
 
     def __enter__(self) -> Recorder:
         return self
@@ -116,7 +122,8 @@ class Recorder:
 
     @property
     def run(self) -> Run:
-        """The run as it is now."""
+        """The run as it is now, with all rounds on the disk. Raises FldiagError when the disk refused one."""
+        self.flush()
         return self.recording.run
 
     # -- what a loop says
@@ -137,7 +144,7 @@ class Recorder:
         self._staged[number_of(number)] = self.state(weights)
         self._rows += rows_of(metrics, moment="trained", scope="client", client=int(number), source="the loop")
         if examples is not None:
-            self.recording.know(examples={int(number): int(examples)})
+            self._examples[int(number)] = int(examples)
 
     def received(self, weights: Weights) -> None:
         """The weights that the clients of the round under way start from.
@@ -149,8 +156,9 @@ class Recorder:
             FldiagError: the weights do not fit the model.
         """
         self._received = self.state(weights)
-        if not self.run.rounds:
-            self.recording.initial(self._received)
+        if not self._begun:
+            self._put(self.recording.initial, self._received)
+            self._begun = True
 
     def round(self, *, aggregated: Weights, received: Weights | None = None, clients: Mapping[int, Weights] | None = None,
               metrics: Mapping[str, Any] | None = None, number: int | None = None) -> None:
@@ -164,9 +172,9 @@ class Recorder:
             number: the round's; by default the next.
 
         Raises:
-            FldiagError: weights do not fit the model, or the disk refuses.
+            FldiagError: weights do not fit the model, or the disk refused an earlier round.
         """
-        t = self.run.done + 1 if number is None else int(number)
+        t = self._done + 1 if number is None else int(number)
         if received is not None:
             self.received(received)
         for k, weights in (clients or {}).items():
@@ -175,22 +183,32 @@ class Recorder:
         self.store(t, aggregated, self._staged, self._last if self._received is None else self._received, rows)
         self._staged, self._received, self._rows = {}, None, []
 
+    def flush(self) -> None:
+        """Wait until every round is on the disk.
+
+        Raises:
+            FldiagError: the disk refused one; it and those after it are not recorded.
+        """
+        with self._told():
+            self._writing.flush()
+
     def close(self) -> Run:
         """Say that no round will follow, and let go of the folder.
 
         Returns:
             The run.
         """
-        if self.run.done:
+        run = self.run
+        if run.done:
             self.recording.finish()
         self._release()
-        return self.run
+        return run
 
     # -- what recorders of other programs use
 
     def store(self, t: int, aggregated: Weights, clients: Mapping[int, State], received: State | None,
               rows: Sequence[Row]) -> None:
-        """Write round t with the global model's scores on the test examples.
+        """Write round t with the global model's scores on the test examples; ``flush`` waits for the disk.
 
         Args:
             t: the round's number, from 1.
@@ -200,11 +218,11 @@ class Recorder:
             rows: numbers of the round.
 
         Raises:
-            FldiagError: weights do not fit, or the disk refuses.
+            FldiagError: weights do not fit, or the disk refused an earlier round.
         """
         state = self.state(aggregated)
-        self.recording.add(t, state, clients, received, [*rows, *self._scores(state)])
-        self._last = state
+        self._put(self._write, t, state, clients, received, [*rows, *self._scores(state)], self._examples)
+        self._last, self._examples, self._begun, self._done = state, {}, True, max(self._done, t)
 
     def note(self, text: str) -> None:
         """Remember what was missing or had to be supposed; every table of the run will say so.
@@ -212,7 +230,7 @@ class Recorder:
         Args:
             text: in words.
         """
-        self.recording.note(text)
+        self._put(self.recording.note, text)
 
     def state(self, weights: Weights) -> State:
         """Weights in any form as a copy of the model's state_dict.
@@ -267,9 +285,30 @@ class Recorder:
         return [{"moment": "aggregated", "scope": "global", "slice": "test", "metric": m, "value": v, "n_examples": size,
                  "estimator": "exact"} for m, v in scores.items()]
 
+    def _write(self, t: int, state: State, clients: Mapping[int, State], received: State | None, rows: Sequence[Row],
+               examples: Mapping[int, int]) -> None:
+        self.recording.know(examples=examples)
+        self.recording.add(t, state, clients, received, rows)
+
+    def _put(self, job: Callable[..., Any], *args: Any) -> None:
+        with self._told():
+            self._writing.put(job, *args)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """After an error the next round is the one that was not written."""
+        try:
+            yield
+        except BaseException:
+            self._done, self._begun = self.recording.run.done, bool(self.recording.run.rounds)
+            raise
+
     def _release(self) -> None:
-        atexit.unregister(self._stack.close)
-        self._stack.close()
+        atexit.unregister(self._release)
+        try:
+            self._writing.flush()
+        finally:
+            self._stack.close()
 
 
 def _name(data: Any, path: Path, keep: Mapping[str, np.ndarray] | None) -> str | None:
