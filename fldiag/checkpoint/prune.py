@@ -11,7 +11,7 @@ from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
 
 #: All that fldiag writes into a run folder.
-FILES = ("run.json", "journal.jsonl", "partition.npz", "clock.json")
+FILES = ("run.json", "journal.jsonl", "partition.npz", "data.npz", "clock.json")
 FOLDERS = ("rounds", "state", "metrics", "steps", "diagnostics")
 
 

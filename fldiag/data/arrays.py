@@ -59,7 +59,12 @@ def ready(x: Tensor, device: str | torch.device, dtype: torch.dtype) -> Tensor:
 
 
 def inputs(x: Any, where: str) -> Tensor:
-    """Inputs as uint8 or float32, layout kept. Raises FldiagError for other kinds of arrays."""
+    """Inputs as uint8 or float32, layout kept; rows of int32 or int64 are tokens and stay integers.
+
+    Raises FldiagError for other kinds of arrays.
+    """
+    if str(getattr(x, "dtype", "")).removeprefix("torch.") in ("int32", "int64") and np.ndim(x) == 2:
+        return torch.as_tensor(x).detach().long().contiguous()
     if not isinstance(x, Tensor):
         array = np.asarray(x)
         if array.dtype.kind not in "biuf":

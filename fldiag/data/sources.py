@@ -39,7 +39,7 @@ def load(name: str, root: str | os.PathLike[str] | None = None, download: bool =
     - any other NAME for which ``<root>/NAME.npz`` exists: that file;
     - ``pkg.mod:factory``: what the factory returns, called without arguments: a ``Dataset``, or
       (train_x, train_y, test_x, test_y) as tensors or arrays, inputs [n, C, H, W] or [n, d] as ``Dataset``
-      has them.
+      has them: rows of int32 or int64 are tokens and stay integers, features are floats.
 
     ``normalise``: what the model sees. "none": the stored numbers; "unit": pixels of 0 to 255 (uint8) divided by 255;
     "standard": that, or the numbers themselves, minus the mean and over the deviation of each channel (feature) of the

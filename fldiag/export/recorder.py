@@ -93,7 +93,7 @@ class Recorder:
         self._stack.enter_context(owner.hold(path))
         atexit.register(self._release)
         try:
-            self.recording = Recording(path, module, model=name, data=_name(data, path, keep), dataset=self.dataset,
+            self.recording = Recording(path, module, model=name, data=_name(data, keep), dataset=self.dataset,
                                        parts=self.parts, method=method, seed=seed, normalise=seen_as(keep),
                                        origin={"kind": "recorder", "method": method, "seed": seed, **(origin or {})})
             self._done, self._begun = self.run.done, bool(self.run.rounds)
@@ -311,10 +311,10 @@ class Recorder:
             self._stack.close()
 
 
-def _name(data: Any, path: Path, keep: Mapping[str, np.ndarray] | None) -> str | None:
-    """What the run's files say of the data."""
+def _name(data: Any, keep: Mapping[str, np.ndarray] | None) -> str | None:
+    """What the run's files say of the data; the path of those in the run is from its folder, which may move."""
     if keep is not None:
-        return f"npz:{path.absolute() / 'data.npz'}"
+        return "npz:data.npz"
     return data if isinstance(data, str) else None
 
 

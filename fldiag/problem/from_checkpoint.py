@@ -121,15 +121,31 @@ def _dataset(c: Checkpoint, root: str | None, download: bool, normalise: Normali
                           f"if you trust it, say so yourself: --data {name}")
     stored = spec.get("root")
     variant, how = spec.get("variant"), spec.get("normalise")
-    found = data.load(name, root or (stored if isinstance(stored, str) and Path(stored).is_dir() else None), download,
+    own = _in_the_run(c, name)
+    found = data.load(own or name, root or (stored if isinstance(stored, str) and Path(stored).is_dir() else None), download,
                       variant if isinstance(variant, str) else None,
                       normalise=how if how in get_args(Normalise) else None,
                       reading=Reading.of(spec.get("vocabulary"), spec.get("length")))
+    found = replace(found, name=name) if own else found
     wanted = c.manifest.get("provenance", {}).get("data")
     if wanted and found.fingerprint() != wanted:
         raise FldiagError(f"the data set {name!r} found here is not the one {c.path} was trained on (fingerprint "
                           f"{found.fingerprint()}, not {wanted})", f"point to the same data, or accept it: --data {name}")
     return found
+
+
+def _in_the_run(c: Checkpoint, name: str) -> str | None:
+    """Where data lie that a recorded run keeps in its own folder. Raises FldiagError when they were changed or are not there."""
+    file = name.removeprefix("npz:")
+    if "origin" not in c.manifest or file == name or Path(file).is_absolute():
+        return None
+    folder = c.path.parent.parent
+    if (folder / "run.json").is_file() and file in (run := Run.open(folder)).index["files"]:
+        return f"npz:{run.verified(file)}"
+    if Path(file).is_file():  # a converted folder names its data as the command did
+        return None
+    raise FldiagError(f"the data of {c.path} are the file {file} of its run, and it does not lie in that",
+                      f"give them: --data npz:RUN/{file}")
 
 
 def _module(c: Checkpoint, dataset: Dataset | None) -> nn.Module:

@@ -4,7 +4,9 @@ import sys
 import textwrap
 
 import pytest
+import torch
 
+import fldiag
 from fldiag import data
 from fldiag.errors import FldiagError
 
@@ -16,6 +18,8 @@ MODULE = """
     def dataset(): return Dataset("mine", x, y, x, y, 2)
     def tensors(): return x, y, x, y
     def arrays(): return np.zeros((4, 5, 5), np.uint8), np.arange(4), np.zeros((2, 5, 5), np.uint8), [0, 5]
+    t = torch.arange(30).view(6, 5) * 7 % 9
+    def tokens(): return t, y, np.full((4, 5), 8, np.int32), [0, 1, 1, 0]
     def regression(): return x, x[:, 0], x, x[:, 1]
     def three(): return x, y, x
     def nothing(): return None
@@ -45,6 +49,17 @@ def test_factories_in_the_working_directory(module):
     regression = data.load(f"{module}:regression")
     assert regression.regression and regression.classes == 1 and regression.train_y.shape == (6, 1)
     assert sys.path == path
+
+
+def test_tokens_stay_integers_up_to_the_model(module):
+    found = data.load(f"{module}:tokens")
+    assert found.tokens and found.train_x.dtype == found.test_x.dtype == torch.int64
+    net = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Flatten(), torch.nn.Linear(20, 2))
+    torch.save(net.state_dict(), "net.pt")
+    asked = fldiag.diagnose(fldiag.load("net.pt", model=net, data=f"{module}:tokens"), "spectrum", k=1)
+    same = fldiag.diagnose(fldiag.Problem(net, torch.nn.functional.cross_entropy, (found.train_x, found.train_y)), "spectrum", k=1)
+    value = asked[asked["metric"] == "eigenvalue"]["value"].tolist()
+    assert value and value == pytest.approx(same[same["metric"] == "eigenvalue"]["value"].tolist(), rel=1e-3)
 
 
 @pytest.mark.parametrize("name, message", [

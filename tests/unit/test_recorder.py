@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
+import commands
 import helpers
 import numpy as np
 import pytest
@@ -169,6 +170,25 @@ def test_a_round_that_the_disk_refuses_is_told_and_taken_back(tmp_path, monkeypa
     assert run.rounds == [0, 1, 2] and run.checkpoint(2).client_ids == [1]
 
 
+def test_a_run_that_moved_brings_its_examples(tmp_path):
+    data, parts, net = world(norm=False)
+    with fldiag.Recorder(tmp_path / "run", net, data=(data.train_x, data.train_y), clients=parts) as rec:
+        loop(rec, net, data, parts, rounds=1)
+    before = fldiag.diagnose(fldiag.load(tmp_path / "run", model=net), "forgetting")
+    run = (tmp_path / "run").rename(tmp_path / "elsewhere")
+    for target in (run, run / "rounds" / "0001.pt"):
+        assert len(fldiag.diagnose(fldiag.load(target, model=net), "spectrum", k=1))
+    assert fldiag.diagnose(fldiag.load(run, model=net), "forgetting")["value"].equals(before["value"])
+    alone = tmp_path / "mailed.pt"
+    alone.write_bytes((run / "rounds" / "0001.pt").read_bytes())
+    with pytest.raises(FldiagError, match="data.npz of its run") as caught:
+        fldiag.diagnose(fldiag.load(alone, model=net), "spectrum", k=1)
+    assert "--data npz:RUN/data.npz" in caught.value.remedy
+    np.savez(run / "data.npz", train_images=np.zeros((1, 6)))
+    with pytest.raises(FldiagError, match="is not the file this run wrote"):
+        fldiag.diagnose(fldiag.load(run, model=net), "forgetting")
+
+
 def mean_of(run, t, net):
     made = copy.deepcopy(net)
     made.load_state_dict(run.checkpoint(t).state)
@@ -198,6 +218,25 @@ def test_clients_one_by_one_and_models_only(tmp_path):
     assert run.checkpoint(1).client_ids == [1] and run.checkpoint(2).client_ids == [] and {int(k): n for k, n in run.origin["examples"].items()} == {1: 40}
     found = fldiag.diagnose(fldiag.load(tmp_path / "run", model=net, data=(data.test_x, data.test_y)), "spectrum", k=1)
     assert found["n_examples"].tolist() == [len(data.test_y)] * len(found)
+
+
+def test_landscape_and_report_of_a_recorded_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    data, parts, net = world(norm=False)
+    with fldiag.Recorder("run", net, data=(data.train_x, data.train_y), clients=parts, test=(data.test_x, data.test_y), method="mine") as rec:
+        loop(rec, net, data, parts)
+    drawn = commands.table(commands.last(commands.run("landscape", "run", "--model", "test_recorder:factory", "--points", "5",
+                                                      "--directions", "random")))
+    loss = drawn[drawn["metric"] == "loss"]["value"]
+    assert len(loss) >= 25 and np.isfinite(loss).all() and set(drawn["method"]) == {"mine"}
+    commands.run("forgetting", "run", "--model", "test_recorder:factory")
+    page = commands.last(commands.run("report", "run")).read_text()
+    assert all(text in page for text in ("Along two random directions, train", "By client and class", "npz:data.npz"))
+
+
+def factory():
+    return world(norm=False)[2]
 
 
 def test_tokens_are_recorded_as_integers(tmp_path):
