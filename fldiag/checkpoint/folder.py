@@ -16,6 +16,12 @@ from fldiag.data import partition as partitions
 from fldiag.errors import FldiagError
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
+#: Programs -> how they name the files of clients and of global models, whose patterns need not be given.
+#:
+#: PFLlib (github.com/TsingZ0/PFLlib, server at 0b10759, clients at 004a405): ``save_item(item, name)`` of a client and of the
+#: server write ``client_ID_NAME.pt`` and ``server_NAME.pt`` into one folder. The name says the round, from 0, or does not.
+KNOWN = {"PFLlib": (("client_{client}_model_{round}.pt", "server_model_{round}.pt"),
+                    ("client_{client}_model.pt", "server_model.pt"))}
 #: Client numbers are kept as they are up to here; larger ones (node ids) and names are numbered 0, 1, 2, ...
 LARGEST = 10_000
 
@@ -84,6 +90,15 @@ def scan(root: Path, clients: str, globals_: str | None = None) -> Layout:
     if of_all is not None and not layout.globals:
         raise FldiagError(f"no file in {root} matches the global pattern {globals_!r}", advice(there, globals_), usage=True)
     return layout
+
+
+def known(there: Sequence[str]) -> tuple[str, str, str | None] | None:
+    """The program that names files so, and the patterns of clients and, where there are such, of global models."""
+    for program, layouts in KNOWN.items():
+        for clients, globals_ in layouts:
+            if any(pattern(clients).fullmatch(name) for name in there):
+                return program, clients, globals_ if any(pattern(globals_).fullmatch(name) for name in there) else None
+    return None
 
 
 def files(root: Path) -> list[str]:

@@ -18,7 +18,7 @@ def convert(source: Annotated[Path, typer.Argument(metavar="IN", help="A .pt or 
             target: Annotated[Path, typer.Argument(metavar="OUT", help="The file in the other format, or the run folder to "
                                                                        "make.")],
             pattern: Annotated[str | None, typer.Option(help="Where the clients' files lie: 'round_{round}/client_{client}.pt' "
-                                                             "(* for any text).")] = None,
+                                                             "(* for any text; known for PFLlib).")] = None,
             global_pattern: Annotated[str | None, typer.Option(help="Where the global models lie: "
                                                                     "'round_{round}/global.pt'.")] = None,
             global_is: Annotated[str, typer.Option(help="What the global file of a round is: aggregated (after it) or received "

@@ -98,6 +98,12 @@ def folder_to_run(console: Console, root: Path, out: Path, *, clients: str | Non
     """Every round as it is read: what is missing or damaged is said and left out."""
     if (root / "run.json").is_file():
         raise FldiagError(f"{root} is a run of fldiag already", "give it to the other verbs as it is", usage=True)
+    found = folder.known(folder.files(root)) if clients is None else None
+    if found is not None:
+        program, clients, theirs = found
+        globals_ = globals_ or theirs
+        console.note(f"the files are named as {program} names them: --pattern '{clients}'"
+                     + (f" --global-pattern '{globals_}'" if globals_ else ""))
     if clients is None:
         raise FldiagError(f"{root} is a folder, and which of its files are whose is not known", folder.advice(folder.files(root)),
                           usage=True)
@@ -173,6 +179,7 @@ class _Work:
         self.console, self.layout, self.module, self.recording = console, layout, module, recording
         self.numbers, self.parts, self.shift = numbers, parts, shift
         self.prefixes: set[str] = set()
+        self.remedy = "copy them again"  # of the last file that could not be read
 
     def say(self, text: str, keep: bool = True) -> None:
         self.console.note(text)
@@ -204,6 +211,7 @@ class _Work:
             state = schema.read(path).state
         except FldiagError as error:
             self.say(f"{whose}: {error.what}: left out")
+            self.remedy = error.remedy
             return None
         try:
             state, prefix = foreign.fit(state, self.module)
@@ -241,7 +249,7 @@ class _Work:
                 rows += [row] if row else []
             progress(len(rounds), len(rounds), "rounds")
         if not recording.run.rounds:
-            raise FldiagError(f"none of the files in {self.layout.root} can be read", "copy them again")
+            raise FldiagError(f"none of the files in {self.layout.root} can be read", self.remedy)
         run = recording.finish()
         shown = rows if len(rows) <= 12 else [rows[j * (len(rows) - 1) // 11] for j in range(12)]
         scored = any("loss" in row for row in rows)

@@ -181,7 +181,7 @@ def test_a_run_that_moved_brings_its_examples(tmp_path):
     assert fldiag.diagnose(fldiag.load(run, model=net), "forgetting")["value"].equals(before["value"])
     alone = tmp_path / "mailed.pt"
     alone.write_bytes((run / "rounds" / "0001.pt").read_bytes())
-    with pytest.raises(FldiagError, match="data.npz of its run") as caught:
+    with pytest.raises(FldiagError, match=r"data\.npz of its run") as caught:
         fldiag.diagnose(fldiag.load(alone, model=net), "spectrum", k=1)
     assert "--data npz:RUN/data.npz" in caught.value.remedy
     np.savez(run / "data.npz", train_images=np.zeros((1, 6)))
