@@ -93,9 +93,8 @@ def _pt(path: Path, size: int) -> Any:
         names = re.findall(r"GLOBAL ([\w.]+)", str(error))
         what = f"a pickled object ({names[0]})" if names else "something else than tensors"
         raise FldiagError(f"checkpoint {path} holds {what} and was refused; nothing in it was executed",
-                          "save only the state_dict: torch.save(model.state_dict(), path); of a whole module that you trust, "
-                          f"where its program can be imported: model = torch.load({path.name!r}, weights_only=False); "
-                          f"torch.save(model.state_dict(), {path.name!r})") from None
+                          "save only the state_dict: torch.save(model.state_dict(), path); docs/other_frameworks.md has the two "
+                          "lines that make such a file of a whole module") from None
     except Exception as error:  # a damaged file can make the reader raise anything
         if out_of_memory(error):
             raise FldiagError(f"checkpoint {path} needs more memory than there is", "read it on a larger machine") from None
