@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ class Background:
     def __init__(self) -> None:
         self._pool = _thread()
         self._room = threading.Semaphore(MOST)
+        self._last: Future[None] | None = None
         self._error: BaseException | None = None
 
     def put(self, job: Callable[..., Any], *args: Any) -> None:
@@ -29,15 +30,21 @@ class Background:
         if self._error is not None:
             self.flush()
         self._room.acquire()
-        self._pool.submit(self._do, partial(job, *args))
+        self._last = self._pool.submit(self._do, partial(job, *args))
 
     def flush(self) -> None:
-        """Wait until all jobs are done, and end the thread; the next job starts another. Raises the error of one that failed."""
-        self._pool.shutdown()
-        self._pool = _thread()
+        """Wait until all jobs are done. Raises the error of one that failed."""
+        if self._last is not None:
+            self._last.result()
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+    def close(self) -> None:
+        """``flush``, and end the thread; a later job starts another."""
+        self._pool.shutdown()
+        self._pool = _thread()
+        self.flush()
 
     def _do(self, job: Callable[[], Any]) -> None:
         try:

@@ -306,7 +306,7 @@ class Recorder:
     def _release(self) -> None:
         atexit.unregister(self._release)
         try:
-            self._writing.flush()
+            self._writing.close()
         finally:
             self._stack.close()
 
