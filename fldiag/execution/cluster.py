@@ -61,6 +61,8 @@ class Cluster(Pool):
         mine = version(), torch.__version__
         found = self.client.run(versions, on_error="return")
         for worker, theirs in found.items():
+            if isinstance(theirs, OSError):  # the worker died meanwhile; Dask starts another
+                continue
             if isinstance(theirs, Exception):
                 raise FldiagError(f"the Dask worker {worker} cannot import fldiag ({type(theirs).__name__}: {theirs})",
                                   "install the same fldiag in its environment")
