@@ -117,6 +117,9 @@ class Ingredients:
                 raise FldiagError(f"the model cannot be copied: {error}",
                                   "keep no results of forward as attributes of the module") from error
         self.module.to(self.device, dtype).eval()
+        for m in self.module.modules():
+            if isinstance(m, nn.Embedding | nn.EmbeddingBag):
+                m.sparse = False  # sparse gradients have no derivatives
         self.given_loss = own_loss.to(self.device, dtype) if isinstance(own_loss, nn.Module) else own_loss
 
     @property
@@ -142,9 +145,20 @@ class Ingredients:
         """Whether the examples themselves were given, not a slice of a data set."""
         return isinstance(self._data, inputs.TensorData)
 
-    def guarded(self) -> contextlib.AbstractContextManager[None]:
-        """Context in which global random states may be used and are put back."""
-        return untouched_randomness(self.device)
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Context in which user code runs: global random states may be used and are put back, and the loss is one function.
+
+        Without gradients, torch's encoder layers would take another way (the "fast path"), on which padded places are zero; the
+        loss that is evaluated would not be the one that is differentiated.
+        """
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with untouched_randomness(self.device):
+                yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
 
     def read(self, start: int, stop: int) -> tuple[Tree, Tree]:
         """Examples start..stop-1, fresh from the slice, on the device."""
