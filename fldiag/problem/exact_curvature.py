@@ -96,4 +96,5 @@ def piece(problem: Problem, x: Tensor, y: Tensor, total: bool, criterion: Criter
         with problem.guarded():
             return problem.criterion(z, y).reshape(())
 
-    return exact.batch(problem.module, call, criterion or own, x, y, total=total)
+    found = exact.batch(problem.module, call, criterion or own, x, y, total=total)
+    return {name: value for name, value in found.items() if name not in problem.frozen}

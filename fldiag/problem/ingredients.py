@@ -82,7 +82,7 @@ class Ingredients:
     def __init__(self, model: nn.Module, loss: Callable[[Any, Any], Any], data: Any, params: Any = None,
                  buffers: Any = None, name: str = "", *, dtype: torch.dtype = torch.float32,
                  device: str | torch.device | None = None, memory: int = 2 * 2**30,
-                 labels: Mapping[str, Any] | None = None, reduction: Reduction = "mean"):
+                 labels: Mapping[str, Any] | None = None, reduction: Reduction = "mean", trainable: bool = False):
         if not isinstance(model, nn.Module):
             raise FldiagError(f"model is a {type(model).__name__}", "give a torch.nn.Module", usage=True)
         model, told = unwrapped(model)
@@ -98,7 +98,8 @@ class Ingredients:
         if lazy:
             raise FldiagError(f"parameter {lazy[0]!r} has no shape yet",
                               "run the model once on a batch first")
-        self.layout, self.remarks, self.reduction = Layout.of(model), told, reduction
+        whole = Layout.of(model)
+        self.layout, self.remarks, self.reduction = Layout.of(model, trainable), told, reduction
         self.name, self.dtype, self.memory, self.labels = name, dtype, int(memory), dict(labels or {})
         self.device = torch.device(device_of(device, dtype)) if device is not None else next(model.parameters()).device
         with self.guarded():  # a loader may shuffle
@@ -107,7 +108,12 @@ class Ingredients:
         if isinstance(params, Mapping) and (prefix := foreign.prefix_of(params, model)):
             params = foreign.strip(dict(params), prefix)
             self.remarks.append(f"the names of the weights fit the model without {prefix!r} before them")
-        self.w = inputs.weights(model, self.layout, params, dtype, self.device)
+        self.w = inputs.weights(model, whole, params, dtype, self.device)
+        views = {} if self.layout.size == whole.size else whole.views(self.w)
+        #: Parameters that are no weights here, by name.
+        self.frozen = {n: view.clone() for n, view in views.items() if n not in self.layout.names}
+        if self.frozen:
+            self.w = torch.cat([views[n].reshape(-1) for n in self.layout.names])
         self.buffers = inputs.buffers(model, buffers, params, dtype, self.device)
         with self.guarded():
             try:
@@ -138,7 +144,7 @@ class Ingredients:
         with self.guarded():  # in pieces of fixed size: memory must not enter
             data = [digest(*self.read(i, min(i + 1024, self.n))) for i in range(0, self.n, 1024)]
         return digest(names, list(self.layout.names), self.w, self.buffers, data, str(self.dtype),
-                      *(["sum"] if self.reduction == "sum" else []))
+                      *([self.frozen] if self.frozen else []), *(["sum"] if self.reduction == "sum" else []))
 
     @property
     def in_memory(self) -> bool:
@@ -186,4 +192,4 @@ class Ingredients:
         if buffers is None:
             buffers = {n: b.clone() for n, b in self.buffers.items()}
         views = self.layout.views(w) if isinstance(w, Tensor) else w
-        return torch.func.functional_call(self.module, {**views, **buffers}, *arguments(self._forward, x))
+        return torch.func.functional_call(self.module, {**self.frozen, **views, **buffers}, *arguments(self._forward, x))

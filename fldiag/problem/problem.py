@@ -34,7 +34,7 @@ class Problem(Ingredients):
     """A loss as a function of a weight vector ``w`` [P] on a fixed data slice.
 
     All named parameters count as weights, also frozen ones: ``requires_grad`` says how a model was trained, not what its loss
-    surface is. Sums over batches are float64.
+    surface is. With ``trainable`` the frozen ones are constants. Sums over batches are float64.
 
     Args:
         model: any module. It is copied and put in eval mode; the caller's, its buffers, its mode and the global random state
@@ -54,6 +54,8 @@ class Problem(Ingredients):
         memory: bytes that a batch and its graph may take.
         labels: columns of every result table, such as method, round, seed, moment, scope, client.
         reduction: what the loss returns for a batch, ``mean`` or ``sum``; a sum makes everything that of the sum over the slice.
+        trainable: only parameters with ``requires_grad`` count as weights (adapters, a head); the others are constants, and
+            ``params`` still names them all.
 
     Raises:
         FldiagError: model, weights, buffers or data do not fit each other.
