@@ -66,7 +66,7 @@ def _refuse_dead_ends(gradients: Parts) -> None:
         if node.name().endswith("::Error"):
             raise FldiagError("the model cannot be differentiated twice: "
                               "it uses a once_differentiable function",
-                              "give that function a differentiable backward")
+                              "give that function a differentiable backward, or use differences = True")
         seen.add(node)
         todo += [following for following, _ in node.next_functions]
 
@@ -78,7 +78,7 @@ def _again(outputs: Sequence[Tensor], at: Sequence[Tensor], v: Sequence[Tensor],
         if out_of_memory(error):
             raise
         raise FldiagError(f"the model cannot be differentiated twice: {error}",
-                          "replace that operation by a twice differentiable one") from error
+                          "replace that operation by a twice differentiable one, or use differences = True") from error
     return [part if part is None else part.detach() for part in parts]
 
 

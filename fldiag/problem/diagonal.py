@@ -14,7 +14,7 @@ from fldiag.curvature.hutchinson import Sampled, hutchinson
 from fldiag.curvature.lanczos import krylov
 from fldiag.curvature.operator import Block, Operator
 from fldiag.errors import FldiagError
-from fldiag.problem.eigenpairs import NOISE, finite_loss
+from fldiag.problem.eigenpairs import finite_loss, noise_of
 from fldiag.problem.exact_curvature import at_once, exact_tensors, inexact, piece
 from fldiag.problem.operators import block_index
 from fldiag.problem.problem import Problem
@@ -122,13 +122,13 @@ def _sampled(problem: Problem, h: Operator | Block, names: Sequence[str], entrie
 
     known = None
     if count:
-        known = krylov(h, size, count, noise=NOISE[problem.dtype], seed=seed,
+        known = krylov(h, size, count, noise=noise_of(problem), seed=seed,
                        device=problem.device, progress=tell(0))
     slices = problem.layout.slices()
     groups = torch.arange(size, device=problem.device).split([slices[n].stop - slices[n].start for n in names])
     found = hutchinson(h, size, groups, krylov=known, rtol=rtol, most=max_products - h.products, diagonal=entries,
                        seed=seed, device=problem.device, progress=tell(h.products))
-    return found, "hutchinson-deflated" if known else "hutchinson"
+    return found, problem.said("hutchinson-deflated" if known else "hutchinson")
 
 
 def _placed(problem: Problem, names: Sequence[str], sampled: Tensor | None, others: Mapping[str, Tensor]) -> Tensor | None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from fldiag.curvature import exact_diagonal as exact
 from fldiag.curvature.hvp import Hessian, derivative, twice_differentiable
 from fldiag.curvature.piecewise_linear import obstacle
+from fldiag.errors import FldiagError
 from fldiag.models.layers import rules
 from fldiag.models.layers.sequence import hooked
 from fldiag.problem.problem import Problem
@@ -86,7 +87,7 @@ def _affine(problem: Problem) -> tuple[str, ...]:
     owners = {n: n.rpartition(".")[0] for n in problem.layout.names}
     layers = {name for name, m in problem.module.named_modules()
               if rules(m).squares is not None and rules(m).obstacle(m) is None and not hooked(m)}
-    if problem.batch_dependent or not layers & set(owners.values()):
+    if problem.differences or problem.batch_dependent or not layers & set(owners.values()):
         return ()
     x, y = problem.sample(4)
     with twice_differentiable(), problem.guarded():
@@ -109,9 +110,10 @@ def _affine(problem: Problem) -> tuple[str, ...]:
 
 
 def _leads_to(output: Tensor, leaf: Tensor) -> bool:
-    if not output.requires_grad:
-        return False
-    return torch.autograd.grad(output.sum(), leaf, retain_graph=True, allow_unused=True)[0] is not None
+    try:
+        return derivative(output.sum(), [leaf], twice=True)[0] is not None
+    except FldiagError:  # on the way to it, what cannot be differentiated twice
+        return True
 
 
 def _unit(z: Tensor, y: Tensor) -> Tensor:

@@ -82,7 +82,8 @@ class Ingredients:
     def __init__(self, model: nn.Module, loss: Callable[[Any, Any], Any], data: Any, params: Any = None,
                  buffers: Any = None, name: str = "", *, dtype: torch.dtype = torch.float32,
                  device: str | torch.device | None = None, memory: int = 2 * 2**30,
-                 labels: Mapping[str, Any] | None = None, reduction: Reduction = "mean", trainable: bool = False):
+                 labels: Mapping[str, Any] | None = None, reduction: Reduction = "mean", trainable: bool = False,
+                 differences: bool = False):
         if not isinstance(model, nn.Module):
             raise FldiagError(f"model is a {type(model).__name__}", "give a torch.nn.Module", usage=True)
         model, told = unwrapped(model)
@@ -100,6 +101,7 @@ class Ingredients:
                               "run the model once on a batch first")
         whole = Layout.of(model)
         self.layout, self.remarks, self.reduction = Layout.of(model, trainable), told, reduction
+        self.differences = differences
         self.name, self.dtype, self.memory, self.labels = name, dtype, int(memory), dict(labels or {})
         self.device = torch.device(device_of(device, dtype)) if device is not None else next(model.parameters()).device
         with self.guarded():  # a loader may shuffle
@@ -144,7 +146,8 @@ class Ingredients:
         with self.guarded():  # in pieces of fixed size: memory must not enter
             data = [digest(*self.read(i, min(i + 1024, self.n))) for i in range(0, self.n, 1024)]
         return digest(names, list(self.layout.names), self.w, self.buffers, data, str(self.dtype),
-                      *([self.frozen] if self.frozen else []), *(["sum"] if self.reduction == "sum" else []))
+                      *([self.frozen] if self.frozen else []), *(["differences"] if self.differences else []),
+                      *(["sum"] if self.reduction == "sum" else []))
 
     @property
     def in_memory(self) -> bool:

@@ -7,6 +7,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from fldiag.diagnostics.spectrum import spectrum
+from fldiag.diagnostics.trace import trace
 from fldiag.errors import FldiagError
 from fldiag.problem.problem import Problem
 
@@ -156,3 +158,45 @@ def test_an_embedding_that_writes_to_its_weights_is_refused():
     with pytest.raises(FldiagError, match="changes the weights"):
         p.loss()
     assert torch.equal(p.w, before)
+
+
+class Bag(nn.Module):
+    """Its backward has no derivative."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.EmbeddingBag(V, D), nn.Linear(D, 3)
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.embed(x)))
+
+
+class Mean(Bag):
+    def forward(self, x):
+        return self.out(torch.tanh(F.embedding(x, self.embed.weight).mean(1)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_differences_stand_in_for_second_derivatives_and_say_their_error(dtype):
+    def made(net, **options):
+        torch.manual_seed(1)
+        return Problem(net(), F.cross_entropy, (TOKENS, LABELS), dtype=dtype, **options)
+
+    with pytest.raises(FldiagError, match=r"differentiated twice.*differences = True"):
+        made(Bag).hvp(made(Bag).w)
+    p, twin = made(Bag, differences=True), made(Mean)
+    assert p.digest() != made(Bag).digest()
+    rng = torch.Generator().manual_seed(3)
+    for v in (*twin.hessian()(torch.randn(len(p.w), generator=rng, dtype=torch.float64))[None], 1e3 * torch.ones_like(p.w).double()):
+        found, expected = p.hvp(v), twin.hvp(v)
+        assert (found - expected).norm() <= 10 * p.step.error * expected.norm()
+    assert p.step.error < torch.finfo(dtype).eps ** 0.5  # central differences reach eps^(2/3) at their best
+    assert not p.hvp(torch.zeros_like(p.w)).any()
+    rows, sure = spectrum(p, k=2), spectrum(twin, k=2)
+    own = rows[rows.metric == "eigenvalue"]
+    assert own.value.tolist() == pytest.approx(sure[sure.metric == "eigenvalue"].value.tolist(), rel=2e-3)
+    assert own.converged.all() and own.estimator.str.fullmatch(r"lanczos \(differences, step .*, error .*\)").all()
+    whole = trace(p, max_products=60, rtol=0.1).iloc[0]
+    assert "differences" in whole.estimator and abs(whole.value - trace(twin, max_products=60, rtol=1e-3).value[0]) < 6 * whole.stderr + 1e-3
+    with pytest.raises(FldiagError, match="no difference of gradients"):
+        p.hessian(matrix="ggn")
