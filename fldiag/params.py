@@ -24,8 +24,10 @@ class Layout:
     head_name: str  # name of the child module that is the head ('' if the model has a single module)
 
     @staticmethod
-    def of(module: nn.Module) -> Layout:
-        """Raises FldiagError for a module without weights, and for one that only wraps the module that is meant."""
+    def of(module: nn.Module, trainable: bool = False) -> Layout:
+        """Of all parameters, or of the ``trainable`` ones alone (``requires_grad``).
+
+        Raises FldiagError for a module without weights, and for one that only wraps the module that is meant."""
         parallel = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
         compiled = isinstance(getattr(module, "_orig_mod", None), nn.Module)  # by torch.compile
         if parallel or compiled:
@@ -38,6 +40,11 @@ class Layout:
             if not p.is_floating_point():
                 raise FldiagError(f"parameter {name!r} has dtype {p.dtype}",
                                   "only floating point parameters can be trained or diagnosed")
+        if trainable:
+            named = [(name, p) for name, p in named if p.requires_grad]
+        if not named:
+            raise FldiagError("all parameters of the model are frozen (requires_grad = False)",
+                              "unfreeze some, or leave trainable out", usage=True)
         children = [n for n, c in module.named_children() if any(True for _ in c.parameters())]
         head = children[-1] if len(children) > 1 else ""
         return Layout(tuple(n for n, _ in named), tuple(p.shape for _, p in named), head)

@@ -9,7 +9,7 @@ are piecewise linear in each layer's weights (``piecewise_linear.obstacle``) thi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -99,10 +99,10 @@ class _Seen:
 
 
 @contextlib.contextmanager
-def _watched(module: nn.Module) -> Iterator[_Seen]:
+def _watched(module: nn.Module, only: Collection[str] | None) -> Iterator[_Seen]:
     seen = _Seen()
     handles = [m.register_forward_hook(seen.hook(name)) for name, m in module.named_modules()
-               if rules(m).squares is not None and any(True for _ in m.parameters())]
+               if rules(m).squares is not None and any(True for _ in m.parameters()) and (only is None or name in only)]
     try:
         yield seen
     finally:
@@ -111,20 +111,23 @@ def _watched(module: nn.Module) -> Iterator[_Seen]:
 
 
 def batch(module: nn.Module, call: Callable[[Tensor], Tensor], criterion: Callable[[Tensor, Tensor], Tensor],
-          x: Tensor, y: Tensor, *, total: bool = False) -> dict[str, Tensor]:
+          x: Tensor, y: Tensor, *, total: bool = False, only: Collection[str] | None = None) -> dict[str, Tensor]:
     """Per weight tensor the diagonal (or, with ``total``, the trace) of the Gauss-Newton matrix of the mean loss
     of one batch, in float64.
 
-    ``call`` evaluates ``module`` on x with the wanted weights, none of which may require a gradient.
+    ``call`` evaluates ``module`` on x with the wanted weights, none of which may require a gradient. ``only``: names of the
+    affine layers that are meant (default: all).
     Raises ValueError for a loss that couples examples, or a model that changes the input of a layer in place.
     """
-    with torch.enable_grad(), _watched(module) as seen:
+    with torch.enable_grad(), _watched(module, only) as seen:
         z = call(x)
         if not isinstance(z, Tensor):
             raise ValueError(f"the model returns a {type(z).__name__}")
         parts = factors(criterion, z, y)
     if seen.changed():
         raise ValueError("the model changes the input of a layer in place")
+    if len({name for name, _, _, _ in seen.layers}) < len(seen.layers):
+        raise ValueError("a layer is used twice")
     outs = [out for _, _, _, out in seen.layers]
     found: dict[str, Tensor] = {}
     for sign, s in parts:

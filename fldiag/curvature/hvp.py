@@ -8,8 +8,9 @@ the linear function u -> J^T u.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from typing import Any
 
@@ -28,6 +29,14 @@ OutputsAndLoss = Callable[[Weights], tuple[Any, Callable[[Any], Tensor]]]
 Parts = list[Tensor | None]
 
 
+@contextlib.contextmanager
+def twice_differentiable() -> Iterator[None]:
+    """Graphs are recorded, and attention runs in a kernel that has a second derivative, which the fused ones have not. What was
+    allowed before is allowed again afterwards, also after an exception."""
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
 def derivative(output: Tensor, at: Sequence[Tensor], v: Tensor | None = None, *, twice: bool = False) -> Parts:
     """d output / d each of ``at`` (or the derivative's adjoint on ``v``), None where the output does not depend on it.
 
@@ -40,8 +49,10 @@ def derivative(output: Tensor, at: Sequence[Tensor], v: Tensor | None = None, *,
     except RuntimeError as error:
         if out_of_memory(error):
             raise
-        raise FldiagError(f"the model cannot be differentiated: {str(error).partition(' Hint:')[0].rstrip('.')}",
-                          "let operations in place work on copies of what another layer still needs (inplace=False)") from error
+        what = str(error).partition(" Hint:")[0].rstrip(".")
+        remedy = "switch gradient checkpointing off" if "use_reentrant" in what else \
+            "let operations in place work on copies of what another layer still needs (inplace=False)"
+        raise FldiagError(f"the model cannot be differentiated: {what}", remedy) from error
 
 
 def _refuse_dead_ends(gradients: Parts) -> None:
@@ -55,7 +66,7 @@ def _refuse_dead_ends(gradients: Parts) -> None:
         if node.name().endswith("::Error"):
             raise FldiagError("the model cannot be differentiated twice: "
                               "it uses a once_differentiable function",
-                              "give that function a differentiable backward")
+                              "give that function a differentiable backward, or use differences = True")
         seen.add(node)
         todo += [following for following, _ in node.next_functions]
 
@@ -67,7 +78,7 @@ def _again(outputs: Sequence[Tensor], at: Sequence[Tensor], v: Sequence[Tensor],
         if out_of_memory(error):
             raise
         raise FldiagError(f"the model cannot be differentiated twice: {error}",
-                          "replace that operation by a twice differentiable one") from error
+                          "replace that operation by a twice differentiable one, or use differences = True") from error
     return [part if part is None else part.detach() for part in parts]
 
 
@@ -85,6 +96,10 @@ class DoubleBackward(Operator):
             self._at = {n: view.detach().requires_grad_() for n, view in layout.views(self._w).items()}
             self._leaves = list(self._at.values())
         self._sizes = [leaf.numel() for leaf in self._leaves]
+
+    def __call__(self, v: Tensor) -> Tensor:
+        with twice_differentiable():
+            return super().__call__(v)
 
     def _pieces(self, v: Tensor) -> list[Tensor]:
         return [piece.view(leaf.shape) for piece, leaf in zip(v.split(self._sizes), self._leaves, strict=True)]
@@ -110,9 +125,7 @@ class Hessian(DoubleBackward):
 
     def _prepare(self, i: int) -> tuple[Parts, bool]:
         """The gradient of batch i with its graph, and whether the graph outlives a product."""
-        # fused attention has no second derivative
-        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-            gradient = derivative(self._losses[i](self._at), self._leaves, twice=True)
+        gradient = derivative(self._losses[i](self._at), self._leaves, twice=True)
         if not self.products:  # every batch has the same operations
             _refuse_dead_ends(gradient)
         return gradient, i < self._keep
@@ -138,17 +151,16 @@ class GaussNewton(DoubleBackward):
         self._batches = list(batches)
 
     def _prepare(self, i: int) -> tuple[Any, ...] | None:
-        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-            z, loss = self._batches[i](self._at)
-            if not isinstance(z, Tensor):
-                raise FldiagError(f"the model returns a {type(z).__name__}: its Gauss-Newton matrix is not defined",
-                                  "let the model return one tensor, or use matrix = 'hessian'")
-            if not z.requires_grad:
-                return None
-            at = z.detach().requires_grad_()
-            slope, = derivative(loss(at), [at], twice=True)
-            u = torch.zeros_like(z, requires_grad=True)
-            back = derivative(z, self._leaves, u, twice=True)  # J^T u, linear in u
+        z, loss = self._batches[i](self._at)
+        if not isinstance(z, Tensor):
+            raise FldiagError(f"the model returns a {type(z).__name__}: its Gauss-Newton matrix is not defined",
+                              "let the model return one tensor, or use matrix = 'hessian'")
+        if not z.requires_grad:
+            return None
+        at = z.detach().requires_grad_()
+        slope, = derivative(loss(at), [at], twice=True)
+        u = torch.zeros_like(z, requires_grad=True)
+        back = derivative(z, self._leaves, u, twice=True)  # J^T u, linear in u
         linear = [b is not None and b.requires_grad for b in back]
         if slope is None or not slope.requires_grad or not any(linear):
             return None
@@ -179,7 +191,7 @@ class Linearized(Operator):
         self._losses = list(losses)
 
     def _prepare(self, i: int) -> Callable[[Tensor], Tensor]:
-        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
+        with twice_differentiable(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the names of constants in the recorded graph
             _, product = torch.func.linearize(torch.func.grad(self._losses[i]), self._w)
         return product

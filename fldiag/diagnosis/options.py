@@ -46,6 +46,9 @@ SHARED = (
                                 "pkg.mod:function of (outputs, y) (default: by the labels' type; of batches as dicts: own).",
            WEIGHTS, any=True),
     Shared("reduction", "str", None, "What a given loss returns for a batch: mean or sum (default: mean).", WEIGHTS),
+    Shared("trainable", "bool", False, "Only parameters with requires_grad are weights; frozen ones are constants.", WEIGHTS),
+    Shared("differences", "bool", False, "Hessian-vector products by differences of the gradient: for models that cannot be "
+                                         "differentiated twice.", WEIGHTS),
     Shared("root", "str", None, "Folder that holds the data (default $FLDIAG_DATA).", any=True),
     Shared("download", "bool", False, "Fetch a missing public data set."),
     Shared("executor", "str", "serial", "Where work runs: serial, processes[:N] or dask[:ADDRESS].", any=True),

@@ -152,8 +152,9 @@ def remarks(problems: Sequence[Problem]) -> list[str]:
             problem.probe()
     told = list(dict.fromkeys(text for problem in problems for text in problem.remarks))
     for problem in problems:
-        held = [p.numel() for p in problem.module.parameters() if not p.requires_grad]
+        count = sum(p.numel() for p in problem.module.parameters())
+        held = sum(p.numel() for p in problem.module.parameters() if not p.requires_grad)
         if held:
-            told.append(f"{problem.name}: {sum(held):,} of {problem.layout.size:,} parameters are frozen (requires_grad = "
-                        "False); they count as weights like the others")
+            told.append(f"{problem.name}: {held:,} of {count:,} parameters are frozen (requires_grad = False); they " +
+                        ("are constants here" if problem.frozen else "count as weights like the others (--trainable: not)"))
     return told

@@ -187,7 +187,7 @@ def refuse(where: Mapping[str, Any], made: Problem | History) -> None:
     """Raises FldiagError for an option that would change nothing: the subject is made already."""
     for name, value in where.items():
         same = (name == "precision" and DTYPES.get(value, torch.float32) == made.dtype) or \
-            (name == "device" and torch.device(value).type == made.device.type) or (name == "download" and not value)
+            (name == "device" and torch.device(value).type == made.device.type) or value is False
         if not same:
             kind = type(made).__name__
             raise FldiagError(f"option {name} = {value!r} has no effect on a {kind}, which has its weights and data already",

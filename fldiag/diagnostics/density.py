@@ -153,11 +153,11 @@ def density(problem: Problem, progress: Progress | None = None, *,
     """
     import torch
 
-    from fldiag.problem.eigenpairs import NOISE, default_products, finite_loss, strict_pairs
+    from fldiag.problem.eigenpairs import default_products, finite_loss, noise_of, strict_pairs
 
     affordable(problem, steps)
     finite_loss(problem)
-    h, size, noise = problem.hessian(matrix=matrix), problem.layout.size, NOISE[problem.dtype]
+    h, size, noise = problem.hessian(matrix=matrix), problem.layout.size, noise_of(problem)
     budget = max_products or default_products(k)
     total, before = budget + probes * steps, 0
 

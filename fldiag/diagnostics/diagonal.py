@@ -33,7 +33,8 @@ def diagonal(problem: Problem, progress: Progress | None = None, *, per: Per = "
     Exact where the network is piecewise linear in each layer's weights.
 
     Rows ``diagonal_norm`` (Euclidean norm; what H_N compares), ``diagonal_max``, ``diagonal_min`` and ``trace``, for
-    the whole and ``per`` layer or tensor. ``estimator``: exact, or hutchinson-deflated with standard errors: such
+    the whole and ``per`` layer or tensor. ``estimator``: exact (in any network also for the layers in which its outputs are
+    affine, such as a classifier), or hutchinson-deflated with standard errors: such
     entries are rough (many probes leave them tens of per cent off), so ``rtol`` is seldom reached within
     ``max_products`` Hessian-vector products and ``converged`` says so. The whole vector: ``diagonal_of`` of
     ``fldiag.diagnostics.diagonal``. Cost of the exact form: about 4 Hessian-vector products with 10 classes.
@@ -51,9 +52,10 @@ def diagonal(problem: Problem, progress: Progress | None = None, *, per: Per = "
     rows: list[Row] = []
     for label, names in [(None, problem.layout.names), *parts(problem, per).items()]:
         values = torch.cat([d.values[slices[n]] for n in names])
-        stderr = None if d.stderr is None else torch.cat([d.stderr[slices[n]] for n in names])
+        how = d.how(names)
+        stderr = None if d.stderr is None or how == "exact" else torch.cat([d.stderr[slices[n]] for n in names])
         size, error = norm(values, stderr)
-        common: Row = {"layer": label, "estimator": d.estimator, "converged": d.converged}
+        common: Row = {"layer": label, "estimator": how, "converged": how == "exact" or d.converged}
         rows.append({**common, "metric": "diagonal_norm", "value": size, "stderr": error})
         for metric, at in (("diagonal_max", int(values.argmax())), ("diagonal_min", int(values.argmin()))):
             rows.append({**common, "metric": metric, "value": float(values[at]),

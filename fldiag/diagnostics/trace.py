@@ -26,7 +26,8 @@ def trace(problem: Problem, progress: Progress | None = None, *, per: Per = "lay
     """The trace of the Hessian, whole and by layer; exact where the network is piecewise linear in each layer's weights.
 
     Rows ``trace`` for the whole and ``per`` layer (weight and bias together) or tensor. ``estimator``: ``exact``
-    (diag(H) = diag(J^T H_L J), found from the module graph), else ``hutchinson-deflated`` (or ``hutchinson`` with
+    (diag(H) = diag(J^T H_L J), found from the module graph; in any network also of the layers in which its outputs are
+    affine, such as a classifier), else ``hutchinson-deflated`` (or ``hutchinson`` with
     ``deflate = 0``): the first ``deflate`` products span a Krylov space whose part is counted exactly, random
     signs sample the rest until the standard error is at most ``rtol`` times the trace (``converged``) or
     ``max_products`` Hessian-vector products are spent.

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fldiag.choices import Estimate, Per
-from fldiag.curvature.hutchinson import hutchinson
+from fldiag.curvature.hutchinson import Sampled, hutchinson
 from fldiag.curvature.lanczos import krylov
+from fldiag.curvature.operator import Block, Operator
 from fldiag.errors import FldiagError
-from fldiag.problem.eigenpairs import NOISE, finite_loss
-from fldiag.problem.exact_curvature import at_once, inexact, piece
+from fldiag.problem.eigenpairs import finite_loss, noise_of
+from fldiag.problem.exact_curvature import at_once, exact_tensors, inexact, piece
+from fldiag.problem.operators import block_index
 from fldiag.problem.problem import Problem
 from fldiag.problem.trees import count, cut
 from fldiag.registry import Progress
@@ -24,7 +26,8 @@ from fldiag.results.table import Row
 @dataclass(frozen=True)
 class Diagonal:
     """``values`` [P] (None if only traces were asked for) and ``traces`` per tensor name in float64, with standard
-    errors (None when exact); ``trace``: of the whole. ``estimator``: exact, hutchinson-deflated or hutchinson.
+    errors (None, in ``stderr`` 0, when exact); ``trace``: of the whole. ``estimator``: exact, hutchinson-deflated or hutchinson;
+    ``exact``: the tensors that are exact beside estimated ones.
     ``converged``: exact, or the target was reached (of the diagonal if it was asked for; ``trace_converged``: of the
     trace). ``why``: what kept it from being exact."""
 
@@ -39,19 +42,26 @@ class Diagonal:
     products: int
     trace_converged: bool = True
     why: str | None = None
+    exact: tuple[str, ...] = ()
+
+    def how(self, names: Collection[str]) -> str:
+        """The estimator of a part of these tensors."""
+        return "exact" if set(names) <= set(self.exact) else self.estimator
 
 
-def _exactly(problem: Problem, total: bool, progress: Progress | None) -> dict[str, Tensor]:
+def _exactly(problem: Problem, names: Collection[str], total: bool, progress: Progress | None) -> dict[str, Tensor]:
     found = {n: torch.zeros(() if total else s, dtype=torch.float64, device=problem.device)
-             for n, s in zip(problem.layout.names, problem.layout.shapes, strict=True)}
+             for n, s in zip(problem.layout.names, problem.layout.shapes, strict=True) if n in names}
+    only = {n.rpartition(".")[0] for n in found}
     step = at_once(problem)
     for i, (start, stop) in enumerate(problem.bounds):
         x, y = problem.batch(i)
         for at in range(0, stop - start, step):
             some = slice(at, at + step)
             xs, ys = cut(x, some), cut(y, some)
-            for name, value in piece(problem, xs, ys, total).items():
-                found[name].add_(value, alpha=count(xs) / problem.n)
+            for name, value in piece(problem, xs, ys, total, only=only).items():
+                if name in found:
+                    found[name].add_(value, alpha=count(xs) / problem.n)
         if progress:
             progress(stop, problem.n, "exact trace" if total else "exact diagonal")
     odd = next((n for n, v in found.items() if not bool(torch.isfinite(v).all())), None)
@@ -67,8 +77,9 @@ def diagonal_of(problem: Problem, *, entries: bool = True, estimate: Estimate = 
     """Diagonal (with ``entries``) and per-tensor traces of the Hessian at ``problem.w``.
 
     ``auto``: exact if the network is piecewise linear in each layer's weights (``inexact`` says what is in the
-    way), else by random probes until the relative standard error is at most ``rtol`` or ``max_products``
-    Hessian-vector products are spent, the first ``deflate`` of them for a Krylov space that is counted exactly.
+    way), else exact for the tensors in which its outputs are affine, and for the others by random probes until the relative
+    standard error is at most ``rtol`` or ``max_products`` Hessian-vector products are spent, the first ``deflate`` of them
+    for a Krylov space that is counted exactly.
 
     Raises FldiagError when ``exact`` is asked for and not possible, or loss or curvature are not finite.
     """
@@ -80,13 +91,30 @@ def diagonal_of(problem: Problem, *, entries: bool = True, estimate: Estimate = 
     if why and estimate == "exact":
         raise FldiagError(f"the exact diagonal is not known for this model: {why}", "use estimate = 'auto'")
     names = problem.layout.names
+    exact = () if estimate == "hutchinson" else exact_tensors(problem)
+    found = _exactly(problem, exact, not entries, progress) if exact else {}
+    traces = {n: float(found[n].sum()) for n in exact}
     if why is None:
-        found = _exactly(problem, not entries, progress)
-        traces = {n: float(found[n].sum()) for n in names}
         values = torch.cat([found[n].reshape(-1) for n in names]) if entries else None
-        return Diagonal(values, None, traces, dict.fromkeys(names), math.fsum(traces.values()), None, "exact", True, 0)
+        return Diagonal(values, None, traces, dict.fromkeys(names), math.fsum(traces.values()), None, "exact", True, 0,
+                        exact=exact)
+    rest = [n for n in names if n not in traces]
+    whole = problem.hessian()
+    h = Block(whole, block_index(problem, rest)) if exact else whole
+    s, how = _sampled(problem, h, rest, entries, rtol, max_products, deflate, seed, progress)
+    errors = dict(zip(rest, s.stderrs.tolist()[:-1], strict=True))
+    traces |= dict(zip(rest, s.traces.tolist()[:-1], strict=True))
+    trace, error = math.fsum(traces[n] for n in exact) + float(s.traces[-1]), float(s.stderrs[-1])
+    reached = error <= rtol * abs(trace)
+    return Diagonal(_placed(problem, rest, s.diagonal, found), _placed(problem, rest, s.diagonal_stderr, {}), traces,
+                    dict.fromkeys(names) | errors, trace, error, how, s.converged if entries else reached, whole.products,
+                    reached, why, exact)
 
-    size, h = problem.layout.size, problem.hessian()
+
+def _sampled(problem: Problem, h: Operator | Block, names: Sequence[str], entries: bool, rtol: float, max_products: int,
+             deflate: int, seed: int, progress: Progress | None) -> tuple[Sampled, str]:
+    """Traces (and the diagonal) of the operator on these tensors by random probes, and the estimator's name."""
+    size = h.size
     count = min(deflate, size, max_products // 2, max(0, problem.memory // 4 // (8 * size)))
 
     def tell(before: int) -> Callable[[int], None] | None:
@@ -94,27 +122,36 @@ def diagonal_of(problem: Problem, *, entries: bool = True, estimate: Estimate = 
 
     known = None
     if count:
-        known = krylov(h, size, count, noise=NOISE[problem.dtype], seed=seed,
+        known = krylov(h, size, count, noise=noise_of(problem), seed=seed,
                        device=problem.device, progress=tell(0))
-    groups = [torch.arange(s.start, s.stop, device=problem.device) for s in problem.layout.slices().values()]
-    s = hutchinson(h, size, groups, krylov=known, rtol=rtol, most=max_products - h.products, diagonal=entries,
-                   seed=seed, device=problem.device, progress=tell(h.products))
-    found_traces, errors = s.traces.tolist(), s.stderrs.tolist()
-    return Diagonal(s.diagonal, s.diagonal_stderr, dict(zip(names, found_traces[:-1], strict=True)),
-                    dict(zip(names, errors[:-1], strict=True)), found_traces[-1], errors[-1],
-                    "hutchinson-deflated" if known else "hutchinson", s.converged, h.products,
-                    errors[-1] <= rtol * abs(found_traces[-1]), why)
+    slices = problem.layout.slices()
+    groups = torch.arange(size, device=problem.device).split([slices[n].stop - slices[n].start for n in names])
+    found = hutchinson(h, size, groups, krylov=known, rtol=rtol, most=max_products - h.products, diagonal=entries,
+                       seed=seed, device=problem.device, progress=tell(h.products))
+    return found, problem.said("hutchinson-deflated" if known else "hutchinson")
+
+
+def _placed(problem: Problem, names: Sequence[str], sampled: Tensor | None, others: Mapping[str, Tensor]) -> Tensor | None:
+    """The vector [P] of what was sampled on these tensors, and of the others (default: 0)."""
+    if sampled is None:
+        return None
+    whole = sampled.new_zeros(problem.layout.size)
+    slices = problem.layout.slices()
+    whole[block_index(problem, names)] = sampled
+    for name, value in others.items():
+        whole[slices[name]] = value.reshape(-1)
+    return whole
 
 
 def trace_rows(problem: Problem, d: Diagonal, per: Per) -> list[Row]:
     """The trace of the whole and of every layer (a module's weight and bias) or tensor."""
-    common = {"metric": "trace", "estimator": d.estimator}
-    rows: list[Row] = [{**common, "value": d.trace, "stderr": d.trace_stderr, "converged": d.trace_converged}]
+    rows: list[Row] = [{"metric": "trace", "estimator": d.estimator, "value": d.trace, "stderr": d.trace_stderr,
+                        "converged": d.trace_converged}]
     for label, names in parts(problem, per).items():
-        errors = [d.trace_stderrs[n] for n in names]
         # the tensors' estimates share their probes, so their errors may add up
-        stderr = None if None in errors else math.fsum(e for e in errors if e is not None)
-        rows.append({**common, "layer": label, "value": math.fsum(d.traces[n] for n in names), "stderr": stderr})
+        errors = [e for e in (d.trace_stderrs[n] for n in names) if e is not None]
+        rows.append({"metric": "trace", "estimator": d.how(names), "layer": label,
+                     "value": math.fsum(d.traces[n] for n in names), "stderr": math.fsum(errors) if errors else None})
     return rows
 
 

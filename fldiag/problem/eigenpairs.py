@@ -24,6 +24,11 @@ NOISE = {torch.float32: 1e-6, torch.float64: 1e-12}
 RATIO_INDEX = 5
 
 
+def noise_of(problem: Problem) -> float:
+    """``NOISE``, or the error of products by differences."""
+    return max(NOISE[problem.dtype], problem.step.error if problem.differences else 0.0)
+
+
 def default_products(k: int) -> int:
     """Hessian-vector products allowed for k eigenpairs when nobody says how many."""
     return max(100, 8 * k)
@@ -49,7 +54,7 @@ def eigenpairs(problem: Problem, k: int = 5, *, which: Which = "largest", tol: f
     product: Operator | Block = whole if params is None else Block(whole, block_index(problem, params))
     limit = basis_limit(problem, k, product.size)
     return lanczos(product, product.size, k, which=which, tol=tol, max_products=max_products, miss=miss,
-                   noise=NOISE[problem.dtype], limit=limit, strict=strict, seed=seed, device=problem.device,
+                   noise=noise_of(problem), limit=limit, strict=strict, seed=seed, device=problem.device,
                    dtype=problem.dtype, progress=progress)
 
 
@@ -73,7 +78,9 @@ def basis_limit(problem: Problem, k: int, size: int) -> int:
 def in_form(problem: Problem, matrix: Matrix, params: str | Sequence[str] | None) -> Matrix:
     """``ggn`` where the Hessian's block of these tensors is that of the Gauss-Newton matrix: of one layer in a network that
     is piecewise linear in each layer's weights. The products then have no negative curvature but rounding."""
-    return "ggn" if params is not None and within_a_layer(problem, block_names(problem, params)) else matrix
+    if params is None or problem.differences:
+        return matrix
+    return "ggn" if within_a_layer(problem, block_names(problem, params)) else matrix
 
 
 def strict_pairs(problem: Problem, k: int, *, which: Which = "largest", tol: float = 1e-3, matrix: Matrix = "hessian",

@@ -6,15 +6,18 @@ computable, and its block of a layer has no negative eigenvalues if the loss is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fldiag.curvature import exact_diagonal as exact
-from fldiag.curvature.hvp import Hessian
+from fldiag.curvature.hvp import Hessian, derivative, twice_differentiable
 from fldiag.curvature.piecewise_linear import obstacle
+from fldiag.errors import FldiagError
+from fldiag.models.layers import rules
+from fldiag.models.layers.sequence import hooked
 from fldiag.problem.problem import Problem
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
@@ -46,22 +49,71 @@ def _inexact(problem: Problem) -> str | None:
         found = piece(problem, x, y, total=False, criterion=_unit)
     except (ValueError, RuntimeError, NotImplementedError) as error:
         return str(error)
+    places = [n for n in problem.layout.names if n in found]
+    odd = _disagreeing(problem, x, y, found, sorted({places[0], places[len(places) // 2], places[-1]} if places else ()))
+    return f"the entry of {odd} disagrees with a Hessian-vector product" if odd else None
 
+
+def _disagreeing(problem: Problem, x: Tensor, y: Tensor, found: Mapping[str, Tensor], names: Sequence[str]) -> str | None:
+    """The first of these tensors whose largest entry is not that of the Hessian of ``_unit``."""
     def loss(w: Tensor) -> Tensor:
         with problem.guarded():
             return _unit(problem.call(w, x), y)
 
     h = Hessian([loss], [1.0], problem.w)
-    places, slices = [n for n in problem.layout.names if n in found], problem.layout.slices()
-    for name in sorted({places[0], places[len(places) // 2], places[-1]} if places else ()):
+    slices = problem.layout.slices()
+    for name in names:
         flat = found[name].reshape(-1)
         at = int(flat.abs().argmax())
         e = torch.zeros_like(problem.w)
         e[slices[name].start + at] = 1.0
         entry, ours = float(h(e)[slices[name].start + at]), float(flat[at])
         if not abs(entry - ours) <= AGREEMENT[problem.dtype] * max(abs(entry), abs(ours)):
-            return f"the entry of {name} disagrees with a Hessian-vector product"
+            return name
     return None
+
+
+def exact_tensors(problem: Problem) -> tuple[str, ...]:
+    """The tensors whose blocks of the Hessian have a computable diagonal: all (``inexact``), or those in which the outputs are
+    affine, such as a classifier behind the last non-linearity. Found once."""
+    return problem.recall("exact tensors", lambda: problem.layout.names if inexact(problem) is None else _affine(problem))
+
+
+def _affine(problem: Problem) -> tuple[str, ...]:
+    """The second derivative of the outputs in such a tensor vanishes: the first one's graph does not lead back to it.
+
+    Confirmed as ``inexact`` is, tensor by tensor.
+    """
+    owners = {n: n.rpartition(".")[0] for n in problem.layout.names}
+    layers = {name for name, m in problem.module.named_modules()
+              if rules(m).squares is not None and rules(m).obstacle(m) is None and not hooked(m)}
+    if problem.differences or problem.batch_dependent or not layers & set(owners.values()):
+        return ()
+    x, y = problem.sample(4)
+    with twice_differentiable(), problem.guarded():
+        views = {n: v.detach().requires_grad_() for n, v in problem.layout.views(problem.w).items()}
+        z = problem.call(views, x)
+        if not isinstance(z, Tensor) or not z.requires_grad:
+            return ()
+        able = [n for n, owner in owners.items() if owner in layers]
+        firsts = derivative(z, [views[n] for n in able], z.detach(), twice=True)
+        names = [n for n, g in zip(able, firsts, strict=True) if g is not None and not _leads_to(g, views[n])]
+    sure: list[str] = []
+    for owner in dict.fromkeys(owners[n] for n in names):
+        try:
+            piece(problem, x, y, total=True, only={owner})  # whether the loss allows it
+            found = piece(problem, x, y, total=False, criterion=_unit, only={owner})
+        except (ValueError, RuntimeError, NotImplementedError):
+            continue
+        sure += [n for n in names if n in found and not _disagreeing(problem, x, y, found, [n])]
+    return tuple(sure)
+
+
+def _leads_to(output: Tensor, leaf: Tensor) -> bool:
+    try:
+        return derivative(output.sum(), [leaf], twice=True)[0] is not None
+    except FldiagError:  # on the way to it, what cannot be differentiated twice
+        return True
 
 
 def _unit(z: Tensor, y: Tensor) -> Tensor:
@@ -86,7 +138,8 @@ def at_once(problem: Problem) -> int:
     return max(1, int(fit))
 
 
-def piece(problem: Problem, x: Tensor, y: Tensor, total: bool, criterion: Criterion | None = None) -> dict[str, Tensor]:
+def piece(problem: Problem, x: Tensor, y: Tensor, total: bool, criterion: Criterion | None = None,
+          only: Collection[str] | None = None) -> dict[str, Tensor]:
     """``exact.batch`` of the problem's mean loss (or of ``criterion``) on these examples at the problem's weights."""
     def call(x: Tensor) -> Any:
         with problem.guarded():
@@ -96,4 +149,5 @@ def piece(problem: Problem, x: Tensor, y: Tensor, total: bool, criterion: Criter
         with problem.guarded():
             return problem.criterion(z, y).reshape(())
 
-    return exact.batch(problem.module, call, criterion or own, x, y, total=total)
+    found = exact.batch(problem.module, call, criterion or own, x, y, total=total, only=only)
+    return {name: value for name, value in found.items() if name not in problem.frozen}

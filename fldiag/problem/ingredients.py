@@ -82,7 +82,8 @@ class Ingredients:
     def __init__(self, model: nn.Module, loss: Callable[[Any, Any], Any], data: Any, params: Any = None,
                  buffers: Any = None, name: str = "", *, dtype: torch.dtype = torch.float32,
                  device: str | torch.device | None = None, memory: int = 2 * 2**30,
-                 labels: Mapping[str, Any] | None = None, reduction: Reduction = "mean"):
+                 labels: Mapping[str, Any] | None = None, reduction: Reduction = "mean", trainable: bool = False,
+                 differences: bool = False):
         if not isinstance(model, nn.Module):
             raise FldiagError(f"model is a {type(model).__name__}", "give a torch.nn.Module", usage=True)
         model, told = unwrapped(model)
@@ -98,7 +99,9 @@ class Ingredients:
         if lazy:
             raise FldiagError(f"parameter {lazy[0]!r} has no shape yet",
                               "run the model once on a batch first")
-        self.layout, self.remarks, self.reduction = Layout.of(model), told, reduction
+        whole = Layout.of(model)
+        self.layout, self.remarks, self.reduction = Layout.of(model, trainable), told, reduction
+        self.differences = differences
         self.name, self.dtype, self.memory, self.labels = name, dtype, int(memory), dict(labels or {})
         self.device = torch.device(device_of(device, dtype)) if device is not None else next(model.parameters()).device
         with self.guarded():  # a loader may shuffle
@@ -107,7 +110,12 @@ class Ingredients:
         if isinstance(params, Mapping) and (prefix := foreign.prefix_of(params, model)):
             params = foreign.strip(dict(params), prefix)
             self.remarks.append(f"the names of the weights fit the model without {prefix!r} before them")
-        self.w = inputs.weights(model, self.layout, params, dtype, self.device)
+        self.w = inputs.weights(model, whole, params, dtype, self.device)
+        views = {} if self.layout.size == whole.size else whole.views(self.w)
+        #: Parameters that are no weights here, by name.
+        self.frozen = {n: view.clone() for n, view in views.items() if n not in self.layout.names}
+        if self.frozen:
+            self.w = torch.cat([views[n].reshape(-1) for n in self.layout.names])
         self.buffers = inputs.buffers(model, buffers, params, dtype, self.device)
         with self.guarded():
             try:
@@ -117,6 +125,9 @@ class Ingredients:
                 raise FldiagError(f"the model cannot be copied: {error}",
                                   "keep no results of forward as attributes of the module") from error
         self.module.to(self.device, dtype).eval()
+        for m in self.module.modules():
+            if isinstance(m, nn.Embedding | nn.EmbeddingBag):
+                m.sparse = False  # sparse gradients have no derivatives
         self.given_loss = own_loss.to(self.device, dtype) if isinstance(own_loss, nn.Module) else own_loss
 
     @property
@@ -135,6 +146,7 @@ class Ingredients:
         with self.guarded():  # in pieces of fixed size: memory must not enter
             data = [digest(*self.read(i, min(i + 1024, self.n))) for i in range(0, self.n, 1024)]
         return digest(names, list(self.layout.names), self.w, self.buffers, data, str(self.dtype),
+                      *([self.frozen] if self.frozen else []), *(["differences"] if self.differences else []),
                       *(["sum"] if self.reduction == "sum" else []))
 
     @property
@@ -142,9 +154,20 @@ class Ingredients:
         """Whether the examples themselves were given, not a slice of a data set."""
         return isinstance(self._data, inputs.TensorData)
 
-    def guarded(self) -> contextlib.AbstractContextManager[None]:
-        """Context in which global random states may be used and are put back."""
-        return untouched_randomness(self.device)
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Context in which user code runs: global random states may be used and are put back, and the loss is one function.
+
+        Without gradients, torch's encoder layers would take another way (the "fast path"), on which padded places are zero; the
+        loss that is evaluated would not be the one that is differentiated.
+        """
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with untouched_randomness(self.device):
+                yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
 
     def read(self, start: int, stop: int) -> tuple[Tree, Tree]:
         """Examples start..stop-1, fresh from the slice, on the device."""
@@ -172,4 +195,4 @@ class Ingredients:
         if buffers is None:
             buffers = {n: b.clone() for n, b in self.buffers.items()}
         views = self.layout.views(w) if isinstance(w, Tensor) else w
-        return torch.func.functional_call(self.module, {**views, **buffers}, *arguments(self._forward, x))
+        return torch.func.functional_call(self.module, {**self.frozen, **views, **buffers}, *arguments(self._forward, x))

@@ -40,7 +40,7 @@ def build(problem: Ingredients, form: str, matrix: Matrix, w: Tensor, batches: B
             return problem.call(w, x)
 
     if form == "r-operator":
-        found = links(problem.module, problem.buffers)
+        found = None if problem.frozen else links(problem.module, problem.buffers)
         if found is None:
             return None
         return ChainOperator(found, criterion, batches, shares, w, problem.layout, matrix=matrix, room=room)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from fldiag.curvature.hvp import derivative, twice_differentiable
 from fldiag.errors import FldiagError
 from fldiag.models.layers import batch_dependent, kin
 from fldiag.problem.each import Each, fits, per_example
@@ -64,15 +65,18 @@ def _culprits(module: nn.Module) -> str:
 
 def _check_model(problem: Ingredients, x: Tree, tolerance: float) -> Any:
     """The outputs on x, after checking that they are reproducible and that nothing is written to."""
-    seen, held = clone(x), {n: b.clone() for n, b in problem.buffers.items()}
+    seen, held, w = clone(x), {n: b.clone() for n, b in problem.buffers.items()}, problem.w.clone()
     try:
-        z = problem.call(problem.w, seen, held)
+        z = problem.call(w, seen, held)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
         what = f"shape {list(x.shape)} and type {x.dtype}" if isinstance(x, Tensor) else described(x)
         raise FldiagError(f"the model failed on a batch of {what}: {error}",
                           "check that the data are what the model takes (shape, type, normalised)") from error
     if not same(x, seen, 0.0):
         raise FldiagError("the model changes its input in place", "let it work on a copy (first layer inplace=False)")
+    if not same(w, problem.w, 0.0):
+        raise FldiagError("an evaluation changes the weights", "take Embedding(..., max_norm=None), and write to no parameter in "
+                          "forward")
     moved = [n for n, b in held.items() if not same(b, problem.buffers[n], 0.0)]
     if moved:
         raise FldiagError(f"an evaluation changes the buffers {', '.join(moved[:4])}: "
@@ -82,6 +86,20 @@ def _check_model(problem: Ingredients, x: Tree, tolerance: float) -> Any:
         raise FldiagError(f"two evaluations of the model disagree: {_culprits(problem.module)}",
                           "make the model deterministic in eval mode")
     return z
+
+
+def _refuse_recomputation(problem: Ingredients, x: Tree) -> None:
+    """A layer that is evaluated again in the backward pass sees the module's own weights there, not those asked for."""
+    word = "saved tensors are replaced"
+    try:
+        with torch.enable_grad(), torch.autograd.graph.disable_saved_tensors_hooks(word):
+            problem.call(problem.w.clone().requires_grad_(), clone(x))
+    except RuntimeError as error:
+        if word not in str(error):
+            raise
+        raise FldiagError("the model uses gradient checkpointing (or other hooks on saved tensors)",
+                          "switch it off: a product differentiates the gradient, whose graph holds what checkpointing drops; "
+                          "a smaller memory limit cuts the batches instead") from None
 
 
 def _check_loss(problem: Ingredients, criterion: Criterion, x: Tree, z: Any, y: Tree, tolerance: float) -> Tensor:
@@ -201,13 +219,13 @@ def _graph_bytes(problem: Ingredients, criterion: Criterion, x: Tree, y: Tree) -
             kept[t.untyped_storage().data_ptr()] = (t, t.untyped_storage().nbytes())
             return t
 
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        with twice_differentiable(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
             some = cut(x, index)
             loss = criterion(problem.call(w, some), some if y is x else cut(y, index))
             if not loss.requires_grad:
                 raise FldiagError("the loss does not depend on the weights",
                                   "remove detach() or torch.no_grad() from the model's forward")
-            torch.autograd.grad(loss, w, create_graph=True)
+            derivative(loss, [w], twice=True)
         return sum(taken for _, taken in kept.values())
 
     return max(1, (held(8) - held(4)) // 4)
@@ -229,6 +247,7 @@ def examine(problem: Ingredients) -> Facts:
     with problem.guarded(), torch.no_grad():
         x, y = _check_data(problem)
         z = _check_model(problem, x, tolerance)
+        _refuse_recomputation(problem, cut(x, slice(0, 2)))
         found = settle(problem, x, y, z)
         value = _check_loss(problem, found.criterion, x, z, y, tolerance)
         each = per_example(found.criterion, z, y, value) if found.each is None else \

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fldiag.choices import Matrix
+from fldiag.curvature.finite_differences import Differences, Step, best_step
 from fldiag.curvature.hvp import derivative
 from fldiag.curvature.operator import Operator
 from fldiag.errors import FldiagError
@@ -19,6 +20,7 @@ from fldiag.problem.objective import check_labels
 from fldiag.problem.operators import Batches, Form, agrees, build, choose
 from fldiag.problem.probe import Facts, examine
 from fldiag.problem.trees import Tree, count, join, nbytes
+from fldiag.seeding import torch_rng
 
 #: Batch size of a model whose outputs depend on the batch (batch-norm without running statistics): such a
 #: loss has no meaning without a batch size, so it is fixed and does not follow the memory at hand.
@@ -34,7 +36,7 @@ class Problem(Ingredients):
     """A loss as a function of a weight vector ``w`` [P] on a fixed data slice.
 
     All named parameters count as weights, also frozen ones: ``requires_grad`` says how a model was trained, not what its loss
-    surface is. Sums over batches are float64.
+    surface is. With ``trainable`` the frozen ones are constants. Sums over batches are float64.
 
     Args:
         model: any module. It is copied and put in eval mode; the caller's, its buffers, its mode and the global random state
@@ -54,6 +56,10 @@ class Problem(Ingredients):
         memory: bytes that a batch and its graph may take.
         labels: columns of every result table, such as method, round, seed, moment, scope, client.
         reduction: what the loss returns for a batch, ``mean`` or ``sum``; a sum makes everything that of the sum over the slice.
+        trainable: only parameters with ``requires_grad`` count as weights (adapters, a head); the others are constants, and
+            ``params`` still names them all.
+        differences: Hessian-vector products by central differences of the gradient, for models that cannot be differentiated
+            twice; the step is chosen, and its error said in the column ``estimator``.
 
     Raises:
         FldiagError: model, weights, buffers or data do not fit each other.
@@ -257,6 +263,10 @@ class Problem(Ingredients):
         Raises FldiagError when the form asked for does not fit the model.
         """
         w = self._vector(w)
+        if self.differences and form == "auto":
+            if matrix != "hessian":
+                raise FldiagError("the Gauss-Newton matrix is no difference of gradients", "use matrix = 'hessian'", usage=True)
+            return Differences(self.gradient, w, self.step.length)
         chosen = choose(form, matrix, lambda form: self._agrees(form, matrix))
         shares = [(stop - start) / self.n for start, stop in self.bounds]
         batches: Batches = [lambda i=i: self.batch(i) for i in range(len(self.bounds))]  # type: ignore[misc]
@@ -266,6 +276,19 @@ class Problem(Ingredients):
         found = build(self, chosen, matrix, w, batches, shares, keep=room // graph, room=room)
         assert found is not None  # it agreed
         return found
+
+    @property
+    def step(self) -> Step:
+        """Of ``differences``; found once."""
+        def find() -> Step:
+            v = torch.randn(self.layout.size, dtype=torch.float64, generator=torch_rng(0, "direction to try steps in"))
+            return best_step(self.gradient, self.w, v.to(self.device))
+
+        return self.recall("step", find)
+
+    def said(self, estimator: str) -> str:
+        """The estimator's name, with what differences do to it."""
+        return f"{estimator} ({self.step})" if self.differences else estimator
 
     def _agrees(self, form: str, matrix: Matrix) -> bool:
         self.probe()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fldiag.errors import FldiagError
 from fldiag.problem import inputs
-from fldiag.problem.eigenpairs import NOISE, eigenpairs, eigenvalue_rows
+from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows, noise_of
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress
 from fldiag.results.table import Row
@@ -45,7 +45,7 @@ def eigen(problem: Problem, *, k: int, tol: float, max_products: int, seed: int,
     if len(pairs.values) < 2:
         raise FldiagError(f"max_products = {max_products} gives one eigenvector, a landscape needs two",
                           "allow at least 20 products", usage=True)
-    return Directions(pairs.vectors[0], pairs.vectors[1], eigenvalue_rows(pairs, noise=NOISE[problem.dtype]))
+    return Directions(pairs.vectors[0], pairs.vectors[1], eigenvalue_rows(pairs, noise=noise_of(problem)))
 
 
 def random(problem: Problem, *, seed: int) -> Directions:

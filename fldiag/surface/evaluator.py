@@ -50,7 +50,7 @@ class Evaluator:
         self.directions = [d.double() for d in directions]
         self._base: tuple[Any, list[Tensor]] = (None, [])
         self._first: list[list[Tensor]] | None = None
-        chain = chain_of(problem.module) if fast and not problem.buffers else None
+        chain = chain_of(problem.module) if fast and not problem.buffers and not problem.frozen else None
         able = chain is not None and not any(_weighted(m) and LAYERS[type(m)].call is None for _, m in chain)
         self.chain = pool_first(chain) if chain is not None and able else None
         if self.chain is not None:

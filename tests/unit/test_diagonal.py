@@ -14,6 +14,7 @@ from fldiag.curvature.lanczos import krylov
 from fldiag.diagnostics.diagonal import diagonal
 from fldiag.diagnostics.trace import trace
 from fldiag.errors import FldiagError
+from fldiag.models.bert import Bert
 from fldiag.models.layers import LAYERS, per_example_squares
 from fldiag.models.layers.linear import LINEAR
 from fldiag.problem import diagonal as module
@@ -284,7 +285,7 @@ def test_the_norm_of_a_noisy_diagonal_is_freed_of_its_noise():
 
 
 def test_estimated_tables_carry_errors_and_the_missed_target():
-    frame = check(trace(problem("tanh"), rtol=1e-6, max_products=40))
+    frame = check(trace(problem("tanh"), rtol=1e-6, max_products=40, estimate="hutchinson"))
     assert set(frame.estimator) == {"hutchinson-deflated"} and not bool(frame.converged[0])
     assert (frame.stderr >= 0).all() and frame.stderr[0] > 0
 
@@ -350,3 +351,51 @@ def test_batch_norm_is_taken_with_the_problems_statistics():
     found, h = diagonal_of(p, estimate="exact").values, p.hessian(form="double backward")
     eye = torch.eye(p.layout.size, dtype=torch.float64)
     assert torch.allclose(found, torch.stack([h(e)[i] for i, e in enumerate(eye)]), rtol=1e-7, atol=1e-7)
+
+
+class Head(nn.Module):
+    """Something that bends, and what ``head`` makes of it with affine layers."""
+
+    def __init__(self, head):
+        super().__init__()
+        self.first, self.a, self.b, self.head = nn.Linear(4, 3), nn.Linear(3, 3), nn.Linear(3, 3), head
+
+    def forward(self, x):
+        return self.head(self, torch.tanh(self.first(x)))
+
+
+@pytest.mark.parametrize("head, affine", [
+    (lambda m, h: m.a(h), ["a"]),
+    (lambda m, h: m.b(m.a(h)), ["a", "b"]),
+    (lambda m, h: m.b(torch.sigmoid(m.a(h))), ["b"]),
+    (lambda m, h: m.b(h * m.a(h)), ["a", "b"]),
+    (lambda m, h: m.a(m.a(h)) + m.b(h), ["b"]),
+    (lambda m, h: m.a(h) + m.a(2 * h) + m.b(h), ["b"]),  # affine, but used twice
+    (lambda m, h: m.a(h) + h @ m.a.weight + m.b(h), ["a.bias", "b"])])  # and elsewhere
+def test_layers_that_the_outputs_are_affine_in_are_exact_in_any_network(head, affine):
+    torch.manual_seed(4)
+    p = Problem(Head(head), F.cross_entropy, (torch.randn(9, 4), torch.arange(9) % 3), dtype=torch.float64)
+    with torch.enable_grad():
+        x, y = p.read(0, p.n)
+        dense = torch.autograd.functional.hessian(lambda w: F.cross_entropy(p.call(w, x), y), p.w).diagonal()
+    d = diagonal_of(p, max_products=30)
+    for name, where in p.layout.slices().items():
+        assert (name in d.exact) == any(name.startswith(a) for a in affine)
+        assert (d.trace_stderrs[name] is None) == (name in d.exact)
+        if name in d.exact:
+            assert torch.allclose(d.values[where], dense[where], rtol=1e-9, atol=1e-14) and not d.stderr[where].any()
+            assert d.traces[name] == pytest.approx(float(dense[where].sum()), rel=1e-9)
+        else:
+            assert ((d.values[where] - dense[where]).abs() < 7 * d.stderr[where] + 1e-9).all()
+    assert abs(d.trace - float(dense.sum())) < 6 * d.trace_stderr + 1e-9
+
+
+def test_the_classifier_of_a_transformer_is_exact_and_its_row_says_so():
+    torch.manual_seed(0)
+    net = Bert(11, 3, layers=1, width=4, heads=2, hidden=6, places=5)
+    p = Problem(net, F.cross_entropy, (torch.randint(1, 11, (6, 5)), torch.arange(6) % 3), dtype=torch.float64)
+    for table in (trace(p, max_products=30), diagonal(p, max_products=30)):
+        rows = table[table.metric == "trace"]
+        assert rows[rows.estimator == "exact"].layer.tolist() == ["classifier"] and rows[rows.estimator == "exact"].stderr.isna().all()
+    every = diagonal_of(p, estimate="hutchinson", max_products=30)
+    assert not every.exact and every.trace_stderrs["classifier.weight"] is not None

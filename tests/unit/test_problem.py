@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy as CE
 
 from fldiag.errors import FldiagError
+from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.problem import DEPENDENT_BATCH, Problem
 
 # -- numbers
@@ -266,3 +267,25 @@ def test_a_module_that_only_wraps_another_is_taken_out_with_a_word(wrap):
     p = Problem(wrapped, CE, given, params=wrapped.state_dict())
     assert p.layout.names == bare.layout.names and torch.equal(p.w, bare.w) and p.loss() == bare.loss()
     assert "that wraps it" in p.remarks[0] and "before them" in p.remarks[-1] and not bare.remarks
+
+
+def test_frozen_parameters_are_constants_where_only_the_trainable_ones_count():
+    """Everything is that of the block of the others, also where the weights come from a file."""
+    torch.manual_seed(0)
+    net, other = (nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)) for _ in range(2))
+    net[0].weight.requires_grad_(False)
+    x, y, given = torch.randn(9, 4), torch.arange(9) % 3, other.state_dict()
+    whole = Problem(net, F.cross_entropy, (x, y), given, dtype=torch.float64)
+    part = Problem(net, F.cross_entropy, (x, y), given, dtype=torch.float64, trainable=True)
+    kept = slice(whole.layout.slices()["0.weight"].stop, None)
+    v = torch.zeros_like(whole.w)
+    v[kept] = torch.randn_like(part.w)
+    assert torch.equal(part.w, whole.w[kept]) and part.loss()[0] == pytest.approx(whole.loss()[0], rel=1e-14)
+    assert torch.allclose(part.gradient(), whole.gradient()[kept]) and torch.allclose(part.hvp(v[kept]), whole.hvp(v)[kept])
+    assert part.digest() != whole.digest()
+    exact = [diagonal_of(p, estimate="exact") for p in (part, whole)]
+    assert torch.allclose(exact[0].values, exact[1].values[kept])
+    given["0.weight"] = given["0.weight"] + 1
+    assert Problem(net, F.cross_entropy, (x, y), given, trainable=True, dtype=torch.float64).digest() != part.digest()
+    with pytest.raises(FldiagError, match="all parameters of the model are frozen"):
+        Problem(net.requires_grad_(False), F.cross_entropy, (x, y), trainable=True)

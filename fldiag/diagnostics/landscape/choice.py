@@ -9,6 +9,7 @@ from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.device import device_of
 from fldiag.errors import FldiagError
+from fldiag.params import Layout
 from fldiag.problem import from_checkpoint
 from fldiag.problem.problem import Problem
 from fldiag.registry import Choice
@@ -109,8 +110,9 @@ def ends(target: Checkpoint | Problem, where: Mapping[str, Any]) -> dict[int, An
         what = target.name if isinstance(target, Problem) else target.path
         raise FldiagError(f"{what} holds no trained weights of clients", "train with checkpoint.clients = 'sampled'", usage=True)
     problem = from_checkpoint.problem(target, **where)
-    if target.clients.shape[1:] != (problem.layout.size,):
+    whole = Layout.of(problem.module)
+    if target.clients.shape[1:] != (whole.size,):
         raise FldiagError(f"{target.path}: client weights of shape {list(target.clients.shape)} do not fit the model",
                           "the file was edited; use the original")
-    return {client: {**problem.layout.views(target.clients[row]), **{n: b[row] for n, b in target.buffers.items()}}
+    return {client: {**whole.views(target.clients[row]), **{n: b[row] for n, b in target.buffers.items()}}
             for row, client in enumerate(target.client_ids)}

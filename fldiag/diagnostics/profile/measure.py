@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fldiag.errors import FldiagError
-from fldiag.problem.eigenpairs import NOISE, eigenpairs, eigenvalue_rows, finite_loss
+from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows, finite_loss, noise_of
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress
 from fldiag.results.table import Row
@@ -41,7 +41,7 @@ class Job:
                 raise FldiagError(f"{count} lines need as many eigenvectors, {len(pairs.values)} found",
                                   "ask for fewer lines or allow more products", usage=True)
             along = torch.stack([pairs.vectors[i] for i in range(count)])
-            found = {"rows": eigenvalue_rows(pairs, noise=NOISE[p.dtype]), "curvature": [float(v) for v in pairs.values[:count]],
+            found = {"rows": eigenvalue_rows(pairs, noise=noise_of(p)), "curvature": [float(v) for v in pairs.values[:count]],
                      "residual": [float(v) for v in pairs.residuals[:count]]}
         else:
             along = torch.stack([rules.random_direction(p, self.seed, i) for i in range(count)])

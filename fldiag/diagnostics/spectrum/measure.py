@@ -6,12 +6,12 @@ import pandas as pd
 
 from fldiag.choices import Matrix, Which
 from fldiag.problem.eigenpairs import (
-    NOISE,
     default_products,
     eigenpairs,
     eigenvalue_rows,
     in_form,
     loss_row,
+    noise_of,
     strict_pairs,
 )
 from fldiag.problem.problem import Problem
@@ -42,7 +42,7 @@ def eigenvalues(problem: Problem, progress: Progress | None, k: int, which: Whic
         else:
             pairs = eigenpairs(problem, count, which=which, tol=tol, max_products=budget, seed=seed, params=block,
                                operator=forms[form], strict=strict, progress=tell)
-        found = eigenvalue_rows(pairs, noise=NOISE[problem.dtype], which=which, matrix=matrix,
-                                estimator="lanczos" if form == matrix else f"lanczos-{form}")
+        found = eigenvalue_rows(pairs, noise=noise_of(problem), which=which, matrix=matrix,
+                                estimator=problem.said("lanczos" if form == matrix else f"lanczos-{form}"))
         rows += [{**row, "layer": label} for row in (found[:1] if done else found)]
     return table(rows, **problem.common)

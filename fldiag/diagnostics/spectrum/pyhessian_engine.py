@@ -95,8 +95,8 @@ def _load(net: nn.Module, problem: Problem) -> None:
     with torch.no_grad():
         views = problem.layout.views(problem.w)
         for name, p in net.named_parameters():
-            p.copy_(views[name])
-            p.requires_grad_(True)
+            p.copy_(problem.frozen[name] if name in problem.frozen else views[name])
+            p.requires_grad_(name in views)
         for name, b in net.named_buffers():
             b.copy_(problem.buffers[name])
 
