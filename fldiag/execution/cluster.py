@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -42,10 +43,10 @@ class Cluster(Pool):
         try:
             self.client = distributed.Client(self._local or choice.address, timeout=PATIENCE, set_as_default=False)
             self._look()
-            self.client.register_plugin(_state(distributed, self.key, work, ours=self._local is not None), name=self.key)
+            self._send(_state(distributed, self.key, work, ours=self._local is not None))
         except (OSError, TimeoutError) as error:
             self.close()
-            raise FldiagError(f"no Dask scheduler answers at {choice.address} ({type(error).__name__})",
+            raise FldiagError(f"no Dask scheduler answers at {self.where} ({type(error).__name__})",
                               "start one with: dask scheduler; and give the address that it prints") from None
         except BaseException:
             self.close()
@@ -69,6 +70,15 @@ class Cluster(Pool):
             if tuple(theirs) != mine:
                 raise FldiagError(f"the Dask worker {worker} has fldiag {theirs[0]} with PyTorch {theirs[1]}, and here are "
                                   f"{mine[0]} and {mine[1]}", "install the same versions in its environment")
+
+    def _send(self, plugin: Any) -> None:
+        """To every worker; a worker that dies meanwhile is replaced, and gets it as it starts."""
+        for tried in range(1, TRIES + 1):
+            try:
+                return self.client.register_plugin(plugin, name=self.key)
+            except OSError:
+                if tried == TRIES:
+                    raise
 
     def completed(self, units: Iterable[Any], beat: Event | None = None) -> Iterator[tuple[int, Any]]:
         distributed, waiting = self._distributed, {}
@@ -118,15 +128,26 @@ class Cluster(Pool):
 
     def _cancel(self, futures: list[Any]) -> None:
         if futures and self.client.status == "running":
-            self.client.cancel(futures, force=True)
+            _patiently(lambda: self.client.cancel(futures, force=True))
 
     def close(self) -> None:
-        if getattr(self, "client", None) is not None and self.client.status == "running":
-            with contextlib.suppress(Exception):  # a scheduler that goes away takes the state with it
-                self.client.unregister_worker_plugin(self.key)
-        for owned in (getattr(self, "client", None), self._local):
+        client = getattr(self, "client", None)
+        if client is not None and client.status == "running":
+            _patiently(lambda: client.unregister_worker_plugin(self.key))
+        for owned in (client, self._local):
             if owned is not None:
-                owned.close(timeout=PATIENCE)
+                _patiently(lambda owned=owned: owned.close(timeout=PATIENCE))  # type: ignore[misc]
+
+def _patiently(ask: Callable[[], Any]) -> None:
+    """For no longer than it takes: a cluster that goes away may never answer, and takes what is asked for with it."""
+    def quietly() -> None:
+        with contextlib.suppress(Exception):
+            ask()
+
+    asking = threading.Thread(target=quietly, daemon=True)
+    asking.start()
+    asking.join(2 * PATIENCE)
+
 
 def _state(distributed: Any, key: str, work: Work, ours: bool) -> Any:
     """Brings the work to every worker of the cluster, also to those that start later."""

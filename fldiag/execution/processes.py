@@ -40,7 +40,11 @@ class Processes(Pool):
                     if following is None:
                         break
                     pool = self._free.pop() if self._free else self._one()
-                    busy[pool.submit(perform, self.key, following[1])] = pool, *following
+                    try:
+                        busy[pool.submit(perform, self.key, following[1])] = pool, *following
+                    except BrokenProcessPool:  # it died while it had nothing to do
+                        self._all.remove(pool)
+                        again.appendleft(following)
                 if not busy:
                     return
                 done, _ = wait(busy, timeout=0.2, return_when=FIRST_COMPLETED)

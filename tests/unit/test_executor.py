@@ -74,6 +74,16 @@ def test_a_worker_without_memory_is_an_error_that_names_the_unit(pool):
     assert [v for v, _ in pool.map([4, 5])] == [40, 50]
 
 
+def test_a_worker_that_dies_while_it_waits_is_replaced():
+    with started("processes:2", work, 10, name=called) as pool:
+        assert [v for v, _ in pool.map([1, 2, 3])] == [10, 20, 30]
+        for process in multiprocessing.active_children():
+            process.kill()
+            process.join()
+        time.sleep(0.5)  # until the pool has noticed
+        assert [v for v, _ in pool.map([4, 5, 6])] == [40, 50, 60]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["processes:2", "dask"])
 def test_a_worker_that_dies_loses_its_unit_only(executor, tmp_path):

@@ -74,7 +74,7 @@ def federation(rounds):
 
 @pytest.mark.parametrize("send, executor", [(kill, "processes:2"), (stop_for_a_second, "processes:2"), (kill, "dask")])
 def test_training(send, executor, tmp_path):
-    rounds = 40 * KILLS
+    rounds = 100 * KILLS
     quiet = fldiag.train(federation(rounds), out=tmp_path / "quiet", device="cpu")
     with Trouble(send) as trouble:
         loud = fldiag.train(federation(rounds), out=tmp_path / "loud", executor=executor, device="cpu")
