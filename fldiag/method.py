@@ -37,7 +37,8 @@ from torch import Tensor
 
 from fldiag import registry
 from fldiag.errors import FldiagError
-from fldiag.step import Local, Output, Perturbation, Step
+from fldiag.local import Local
+from fldiag.step import Output, Perturbation, Step
 
 if TYPE_CHECKING:
     from fldiag.config import Config

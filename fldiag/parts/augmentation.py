@@ -11,9 +11,10 @@ from torch.nn import functional as F
 
 from fldiag import losses
 from fldiag.errors import FldiagError
+from fldiag.local import Local
 from fldiag.method import Part
 from fldiag.seeding import numpy_rng
-from fldiag.step import Local, Output, Step
+from fldiag.step import Output, Step
 
 if TYPE_CHECKING:
     from fldiag.config import Config

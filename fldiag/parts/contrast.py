@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fldiag.errors import FldiagError
+from fldiag.local import Local
 from fldiag.method import Part
-from fldiag.step import Local, Output, Step
+from fldiag.step import Output, Step
 
 if TYPE_CHECKING:
     from fldiag.config import Config

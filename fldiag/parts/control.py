@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fldiag.local import Local
 from fldiag.method import Part, Round
 from fldiag.params import ratio
-from fldiag.step import Local, Step
+from fldiag.step import Step
 
 
 class ControlVariates(Part):

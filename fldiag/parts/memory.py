@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fldiag.local import Local
 from fldiag.losses import perturbation
 from fldiag.method import Part, Round
 from fldiag.params import norm, ratio
-from fldiag.step import Local, Perturbation, Step
+from fldiag.step import Perturbation, Step
 
 
 class ConsensusPerturbation(Part):

@@ -11,8 +11,9 @@ from pydantic import Field
 from torch import Tensor
 
 from fldiag.errors import FldiagError
+from fldiag.local import Local
 from fldiag.method import Method, Neighbours, Part, Personal, Round
-from fldiag.step import Local, Perturbation, Step
+from fldiag.step import Perturbation, Step
 
 if TYPE_CHECKING:
     from fldiag.config import Config

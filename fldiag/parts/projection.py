@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fldiag.local import Local
 from fldiag.losses import noise_floor
 from fldiag.method import Part, Round
 from fldiag.params import dot, norm
@@ -15,7 +16,7 @@ from fldiag.parts.distillation import refuse
 from fldiag.parts.ensemble import Ensemble, divergence
 from fldiag.parts.proximal import ProximalLoss
 from fldiag.seeding import torch_rng
-from fldiag.step import Local, Output, Step
+from fldiag.step import Output, Step
 
 if TYPE_CHECKING:
     from fldiag.config import Config

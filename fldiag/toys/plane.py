@@ -22,9 +22,10 @@ from fldiag import models
 from fldiag.config import build
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
+from fldiag.local import Local
 from fldiag.method import Method, Part
 from fldiag.results.table import table
-from fldiag.step import Local, Step
+from fldiag.step import Step
 from fldiag.training.federation import Federation
 from fldiag.training.setup import Setup
 

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from fldiag.data import Dataset
 from fldiag.data.arrays import ready
+from fldiag.local import Local
 from fldiag.method import Method, Part
 from fldiag.seeding import torch_rng
-from fldiag.step import Local, Output, Step
+from fldiag.step import Output, Step
 from fldiag.training.optim import OPTIMIZERS, SGD, Adam
 from fldiag.training.record import Recorder
 from fldiag.training.schedule import Batches

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from fldiag.config import Config
 from fldiag.execution.start import started
+from fldiag.local import Local
 from fldiag.method import Method, Part, Personal
 from fldiag.sections import Train
 from fldiag.seeding import seed_for
-from fldiag.step import Local, Step
+from fldiag.step import Step
 from fldiag.training.schedule import Batches, Seeded
 from fldiag.training.setup import Setup, Unit
 

@@ -12,9 +12,10 @@ from torch import Tensor
 from fldiag import losses
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
+from fldiag.local import Notes, Published
 from fldiag.params import cosine
 from fldiag.sections import Metrics
-from fldiag.step import Notes, Output, Published, Step
+from fldiag.step import Output, Step
 
 
 class Recorder(Notes):

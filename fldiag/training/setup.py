@@ -20,11 +20,11 @@ from fldiag.data.public import deal, load_public
 from fldiag.data.text import Reading
 from fldiag.device import device_of
 from fldiag.errors import FldiagError
+from fldiag.local import Local
 from fldiag.method import Method
 from fldiag.models.network import Network, forward_macs
 from fldiag.results import provenance as origin
 from fldiag.seeding import seed_for
-from fldiag.step import Local
 from fldiag.training import client
 from fldiag.training.client import Feed, Trained
 from fldiag.training.record import Recorder

@@ -18,20 +18,20 @@ MAY = {
     "sections": set(), "console": {"errors"},
     "data": GROUND, "models": GROUND, "results": GROUND,
     "checkpoint": GROUND | {"data", "models", "results"},
-    "step": GROUND | {"models", "data"}, "method": GROUND | {"step", "data", "models"},
-    "parts": GROUND | {"method", "step", "data", "models"},
-    "methods": GROUND | {"method", "step", "parts", "data", "models"},
-    "training": GROUND | {"method", "step", "data", "models", "checkpoint", "results"},
+    "local": GROUND | {"models"}, "step": GROUND | {"local", "models", "data"}, "method": GROUND | {"local", "step", "data", "models"},
+    "parts": GROUND | {"method", "local", "step", "data", "models"},
+    "methods": GROUND | {"method", "local", "step", "parts", "data", "models"},
+    "training": GROUND | {"method", "local", "step", "data", "models", "checkpoint", "results"},
     "curvature": GROUND | {"models", "results"},
     "problem": GROUND | {"data", "models", "checkpoint", "results", "curvature"},
     "surface": GROUND | {"models", "results", "curvature", "problem"},
-    "training/diagnostics": GROUND | {"method", "step", "data", "models", "checkpoint", "results", "training", "plotting"},
+    "training/diagnostics": GROUND | {"method", "local", "step", "data", "models", "checkpoint", "results", "training", "plotting"},
     "rounds": GROUND | {"data", "models", "checkpoint", "results", "curvature", "problem"},
     "plotting": {"errors", "results"},
     "diagnostics": GROUND | {"data", "models", "checkpoint", "results", "curvature", "problem", "surface", "rounds", "plotting"},
     "diagnosis": GROUND | {"known", "data", "models", "checkpoint", "results", "problem", "rounds", "plotting"},
     "presets": set(), "known": {"errors", "registry", "config"}, "write_catalogue": {"known", "registry", "config", "figures"},
-    "api": MIDDLE | {"known", "training"}, "report": MIDDLE | {"api", "known"}, "toys": MIDDLE | {"api", "method", "step", "training"},
+    "api": MIDDLE | {"known", "training"}, "report": MIDDLE | {"api", "known"}, "toys": MIDDLE | {"api", "method", "local", "step", "training"},
     "export": MIDDLE | {"api", "training"}, "figures": FIGURES | {"toys"},
     "verbs": FIGURES | {"console", "figures", "toys", "report", "export"},
     "cli": FIGURES | {"console", "figures", "toys", "report", "export", "verbs"},
@@ -77,7 +77,7 @@ def test_type_hints_are_the_only_way_up():
     """method names types of data and models; at run time it needs the registry, errors and the vocabulary of a step only."""
     tree = ast.parse((ROOT / "method.py").read_text())
     now = {n.module for n in tree.body if isinstance(n, ast.ImportFrom) and n.module.startswith("fldiag")}
-    assert now <= {"fldiag", "fldiag.errors", "fldiag.step"}
+    assert now <= {"fldiag", "fldiag.errors", "fldiag.local", "fldiag.step"}
 
 
 def module(file):

@@ -7,8 +7,8 @@ from helpers import PLAIN, classification, config, federation, play, setup, trac
 from fldiag import registry
 from fldiag.config import build
 from fldiag.errors import FldiagError
+from fldiag.local import Local
 from fldiag.method import Personal
-from fldiag.step import Local
 from fldiag.training import rounds
 from fldiag.training.finetune import tuned
 from fldiag.training.optim import OPTIMIZERS

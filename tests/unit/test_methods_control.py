@@ -80,7 +80,7 @@ def test_the_server_rate_scales_the_step_of_the_mean():
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 def test_effective_steps_are_the_displacement_under_a_constant_gradient(momentum):
     """T-NOVA-2 at momentum 0: the number of steps itself."""
-    from fldiag.step import Local
+    from fldiag.local import Local
     from fldiag.training.optim import SGD
 
     made = federation(config(momentum=momentum, weight_decay=0.0), classification(UNEQUAL)).setup

@@ -8,11 +8,11 @@ from torch.nn import functional as F
 
 from fldiag import losses
 from fldiag.errors import FldiagError
+from fldiag.local import Local
 from fldiag.method import Method
 from fldiag.models.by_hand import ByHand
 from fldiag.models.network import Bound
 from fldiag.params import Layout
-from fldiag.step import Local
 
 
 def test_T_SOL_1_no_radius_is_fedavg():

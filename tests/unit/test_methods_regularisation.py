@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fldiag import FldiagError, models
+from fldiag.local import Local
 from fldiag.method import Part
 from fldiag.models.network import Network
 from fldiag.params import flatten
@@ -18,7 +19,7 @@ from fldiag.parts.augmentation import MixedExamples
 from fldiag.parts.contrast import ModelContrast
 from fldiag.parts.relaxation import RelaxedContrast
 from fldiag.seeding import numpy_rng
-from fldiag.step import Local, Step
+from fldiag.step import Step
 from fldiag.training.setup import Setup
 
 UNEQUAL = (20, 13, 7)

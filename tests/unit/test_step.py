@@ -7,8 +7,9 @@ from helpers import classification, close, config, images, setup, terms
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from fldiag.local import Local
 from fldiag.losses import per_example
-from fldiag.step import Local, Perturbation, Step
+from fldiag.step import Perturbation, Step
 
 UNEQUAL = (20, 13, 7)
 

@@ -80,7 +80,7 @@ def test_a_true_split_is_kept():
 @pytest.mark.parametrize("method", ["fedntd", "fedsol"])
 def test_the_received_model_is_judged_with_its_received_statistics(method, monkeypatch):
     """Cached and uncached logits of the received model agree, although the client's statistics move every step."""
-    from fldiag.step import Local
+    from fldiag.local import Local
 
     torch.manual_seed(0)
     net = Normed().double()
@@ -146,7 +146,7 @@ def test_effective_steps_are_the_weights_of_the_gradients_in_the_displacement(ne
     """With a constant gradient the optimiser moves by lr * a * g."""
     import types
 
-    from fldiag.step import Local
+    from fldiag.local import Local
     from fldiag.training.optim import SGD
 
     train = config(momentum=momentum, nesterov=nesterov, weight_decay=0.0).train
