@@ -45,6 +45,8 @@ class Data(Section):
                                     f"{VOCABULARY})")
     length: Annotated[int, Field(ge=4)] | None = Field(None, description="texts: tokens of a text; longer ones are cut (default "
                                                        f"{LENGTH})")
+    examples: Count | None = Field(None, description="texts: train on so many of the training texts, each class with its share, "
+                                   "and of public texts likewise (default: all)")
     public: str | None = Field(None, description="unlabelled data for distillation on the server: a data set, or holdout:N "
                                "(N training examples that no client gets)")
     public_size: Count | None = Field(None, description="use so many public examples (default: all)")

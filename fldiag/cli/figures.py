@@ -17,8 +17,8 @@ from fldiag.errors import FldiagError
 @app.command()
 def figures(ids: Annotated[list[str] | None, typer.Argument(help="Such as fedsol/fig6, or fedsol for a whole paper (fldiag "
                                                                  "list figures). Default: all.")] = None,
-            scale: Annotated[str, typer.Option(help="smoke (digits, minutes), small (hours) or paper (the full "
-                                                    "protocol).")] = "smoke",
+            scale: Annotated[str, typer.Option(help="smoke (digits, minutes), small (hours), real (language "
+                                                    "tasks, hours) or paper (the full protocol).")] = "smoke",
             out: Out = None,
             runs: Annotated[Path | None, typer.Option(help="Folder of the runs. Default: checkpoints/figures.")] = None,
             jobs: Annotated[int | None, typer.Option(help="Short for --executor processes:N.")] = None,

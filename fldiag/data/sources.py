@@ -64,7 +64,7 @@ def load(name: str, root: str | os.PathLike[str] | None = None, download: bool =
 def of(section: sections.Data, download: bool = False) -> Dataset:
     """The data set that the section ``data`` of a config describes. Raises FldiagError as ``load``."""
     return load(section.name, section.root, download, section.variant, normalise=section.normalise,
-                reading=Reading.of(section.vocabulary, section.length))
+                reading=Reading.of(section.model_dump()))
 
 
 def blank(name: str, variant: str | None = None) -> Dataset | None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor
 
 from fldiag import registry
+from fldiag.data.arrays import spread
 from fldiag.data.dataset import Dataset
 from fldiag.data.images import need_folder
 from fldiag.data.words import Text, Words
@@ -25,15 +27,16 @@ TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 
 @dataclass(frozen=True)
 class Reading:
-    """How texts become numbers: so many word pieces, so many tokens a text."""
+    """How texts become numbers: so many word pieces, so many tokens a text; of so many training texts (None: all)."""
 
     vocabulary: int = VOCABULARY
     length: int = LENGTH
+    examples: int | None = None
 
     @classmethod
-    def of(cls, vocabulary: int | None, length: int | None) -> Reading:
-        """None: the default."""
-        return cls(vocabulary or cls.vocabulary, length or cls.length)
+    def of(cls, data: Mapping[str, Any]) -> Reading:
+        """What the section ``data`` of a config says; None: the default."""
+        return cls(**{f.name: data[f.name] for f in fields(cls) if data.get(f.name)})
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,11 @@ SETS = (
             "S. Bowman et al., EMNLP 2015; without a train file the dev file is trained on."),
     TextSet("agnews", 4, ("train", "train_sample_10k"), "AG News descriptions, 4 classes (World, Sports, Business, Sci/Tech).",
             "A. Gulli's AG corpus, as arranged by X. Zhang et al., NIPS 2015."),
+    TextSet("mnli", 3, ("train",), "MultiNLI pairs of sentences, 3 classes (entailment, neutral, contradiction).",
+            "A. Williams et al., NAACL 2018; its matched dev part is meant as the test part."),
+    TextSet("sent140", 2, ("train",), "Sentiment140 tweets, 2 classes (negative, positive).", "A. Go et al., 2009."),
+    TextSet("marc", 5, ("train",), "Amazon reviews in English, 5 classes (stars).", "P. Keung et al., EMNLP 2020 (MARC)."),
+    TextSet("yelp", 5, ("train",), "Yelp reviews, 5 classes (stars).", "X. Zhang et al., NIPS 2015."),
 )
 
 
@@ -82,8 +90,12 @@ def _dataset(name: str, both: Sequence[pd.DataFrame], reading: Reading, where: s
     names = sorted({*train_y, *test_y})
     numbered = all(n.isdecimal() for n in names)
     numbers = {n: int(n) if numbered else i for i, n in enumerate(names)}
+    labels = _labels(train_y, numbers)
+    if reading.examples is not None and reading.examples < len(labels):
+        kept = spread(labels, reading.examples)
+        train, labels = [train[int(i)] for i in kept], labels[kept]
     words = Words.learnt(train, reading.vocabulary, reading.length)
-    return Dataset(name, words.numbers(train), _labels(train_y, numbers), words.numbers(test), _labels(test_y, numbers),
+    return Dataset(name, words.numbers(train), labels, words.numbers(test), _labels(test_y, numbers),
                    classes=classes or max(numbers.values()) + 1, words=words, texts=(*train, *test))
 
 

@@ -91,6 +91,9 @@ def _of_the_scale(study: Study, the_plan: Plan, less: str, trains: bool) -> Iter
     if less:
         named = "Heads and axes name the paper's settings. " if any(t.setting for t in study.trials) else ""
         yield f"{named}Scale {scale.name}: {less}."
+    used = {task.config.data.name for task in the_plan.tasks.values() if study.name in task.users}
+    if notes := [note for name, note in scale.notes.items() if name in used]:
+        yield f"Data: {'; '.join(notes)}."
     if scale.test_images and trains:
         worst = 50 / scale.test_images ** 0.5  # of a share of one half
         yield f"{scale.test_images:,} test images: an accuracy's standard error is up to {worst:.1f} points."

@@ -15,7 +15,6 @@ import pandas as pd
 from scipy import stats
 
 from fldiag import config as configs
-from fldiag import registry
 from fldiag.errors import FldiagError
 from fldiag.figures import claims, evidence, reported
 from fldiag.figures.caption import unfinished
@@ -185,8 +184,6 @@ def _why_not(row: Reported, mine: list[tuple[Path, dict[str, Any]]]) -> str:
         return "lost in the paper's text; not run"
     if "column" in row.settings:
         return "its column in the table is not known"
-    if not mine and row.model and row.model not in registry.model:
-        return f"left out: there is no model {row.model} here"
     if not mine:
         return "not run"
     about = mine[-1][1]

@@ -65,7 +65,7 @@ def trial(row: Reported, over: Mapping[str, Any] | None = None) -> Trial:
     short, key = SPLITS[s["partition"]]
     preset = f"{row.paper}-{row.data}{'-resnet18' if row.model == 'resnet18_gn' else ''}-{short}{s[key] if key else ''}"
     given = values(preset, row.method, row.id)
-    if row.model and configs.load(preset).model.name != row.model:
+    if row.model in registry.model and configs.load(preset).model.name != row.model:
         given["model.name"] = row.model
     if "clients" in s:
         given["clients.total"] = int(s["clients"])

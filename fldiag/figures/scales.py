@@ -29,8 +29,9 @@ class Share:
 @dataclass(frozen=True)
 class Scale:
     """``images``: training examples kept (None: all); ``seeds``: at least; ``every``: rounds that an interruption may lose;
-    ``data``: what stands for which data set, by paper; ``untrained``: the same where nothing is trained; ``models``;
-    ``asks``: options of diagnostics, where a study has none."""
+    ``data``: what stands for which data set, by paper; ``publics``: the public data of each of these, where not a part of the
+    private ones; ``untrained``: as ``data``, where nothing is trained; ``models``; ``over``: further overrides; ``notes``: what a
+    caption says of a data set; ``asks``: options of diagnostics, where a study has none."""
 
     name: str
     text: str
@@ -40,12 +41,15 @@ class Scale:
     test_images: int | None = None
     public: int | None = None
     data: Mapping[str, str] = field(default_factory=dict)
+    publics: Mapping[str, str] = field(default_factory=dict)
     untrained: Mapping[str, str] | None = None
     models: Mapping[str, str] = field(default_factory=dict)
     shares: Mapping[str, Share] = field(default_factory=dict)
     rounds: tuple[tuple[int, int], ...] = ()
     batch: int | None = None
     min_size: int | None = None
+    over: Mapping[str, Any] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
     asks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     history: int = 6
 
@@ -75,7 +79,7 @@ class Scale:
     def _reduce(self, made: Config, paper: str, store: Path | None) -> Config:
         federation = self._federation(made, self.shares.get(paper, Share()))
         new = {**self._data(made, paper, store), **self._model(made), **federation, **self._minibatches(made),
-               **self._method(made, federation["rounds"])}
+               **self._method(made, federation["rounds"]), **self.over}
         return made.replace(**{k.replace(".", "__"): v for k, v in new.items()})
 
     def _data(self, made: Config, paper: str, store: Path | None) -> dict[str, Any]:
@@ -87,7 +91,9 @@ class Scale:
             if self.images:  # a file of its own: as the whole set is, standardised
                 new["data.normalise"] = "standard"
         if made.data.public:
-            new |= {"data.public": f"holdout:{self.public}", "data.public_size": None}
+            public = self.publics.get(data)
+            new["data.public"] = public or f"holdout:{self.public}"
+            new |= {"data.public_size": self.public} if public else {}
         return new
 
     def _model(self, made: Config) -> dict[str, Any]:
@@ -136,14 +142,15 @@ def packed(store: Path) -> Path:
 
 #: In words, by key of the config: what is there now, what the paper has.
 WORDS = {
-    "data.name": "{new} instead of {old}", "data.public": "public data {new} instead of {old}",
+    "data.name": "{new} instead of {old}", "data.examples": "{new} instead of {old} training texts",
+    "data.public_size": "{new} instead of {old} public examples", "data.public": "public data {new} instead of {old}",
     "model.name": "model {new} instead of {old}", "clients.total": "{new} instead of {old} clients",
     "clients.per_round": "{new} instead of {old} a round", "rounds": "{new} instead of {old} rounds",
     "train.epochs": "{new} instead of {old} local epochs", "train.batch_size": "minibatches of {new} instead of {old}",
     "partition.min_size": "clients of at least {new} instead of {old} examples",
     "data.variant": "plain normalisation and no augmentation instead of those of the {old} paper",
     "train.aggregate": "clients weighted by examples instead of by minibatches"}
-SILENT = ("name", "seed", "data.root", "data.public_size", "train.drop_last", "checkpoint", "metrics")
+SILENT = ("name", "seed", "data.root", "train.drop_last", "checkpoint", "metrics")
 
 
 def reduction(pairs: Iterable[tuple[Config, Config]]) -> str:
@@ -201,6 +208,14 @@ SCALES = {scale.name: scale for scale in (
           asks={"landscape": {"points": 31, "samples": 500}, "spectrum": {"samples": 500},
                 "matching": {"samples": 100, "k": 1, "on": "global", "split": False}, "drift": {"samples": 500},
                 "forgetting": {"samples": 500}}),
+    Scale("real", "data of the papers' kind in place of sets that are not to be had, fewer texts and rounds: hours on one core",
+          seeds=3, public=2000, data={"mnli": "snli", "sst2": "sst2", "marc": "agnews"},
+          publics={"snli": "sst2", "sst2": "snli", "agnews": "sst2"}, shares={"fedproj": Share(1.0, 1.0, 1.0)},
+          rounds=((10_000, 8),),
+          over={"data.examples": 10_000, "data.length": 32, "data.vocabulary": 8000, "model.vocabulary": 8000, "train.lr": 1e-3},
+          notes={"snli": "of SNLI the dev part (9,842 pairs) trains and the test part tests",
+                 "agnews": "of AG News a sample of 10,001 texts trains",
+                 "sst2": "SST-2 is tested on its dev part, as in GLUE"}),
     Scale("paper", "the papers' protocols", seeds=3, every=10, history=30,
           asks={"landscape": {"samples": 10_000}, "spectrum": {"samples": 10_000}}),
 )}

@@ -127,7 +127,7 @@ def _dataset(c: Checkpoint, root: str | None, download: bool, normalise: Normali
     found = data.load(own or name, root or (stored if isinstance(stored, str) and Path(stored).is_dir() else None), download,
                       variant if isinstance(variant, str) else None,
                       normalise=how if how in get_args(Normalise) else None,
-                      reading=Reading.of(spec.get("vocabulary"), spec.get("length")))
+                      reading=Reading.of(spec))
     found = replace(found, name=name) if own else found
     wanted = c.manifest.get("provenance", {}).get("data")
     if wanted and found.fingerprint() != wanted:

@@ -94,7 +94,7 @@ class Setup:
                normalise: sections.Normalise | None = None) -> data.Dataset:
         try:
             return data.load(name, root, download, variant, normalise=normalise,
-                             reading=Reading.of(self.config.data.vocabulary, self.config.data.length))
+                             reading=Reading.of(self.config.data.model_dump()))
         except FldiagError as error:
             made = data.blank(name, variant) if self.rehearsal else None
             if made is None:

@@ -58,6 +58,13 @@ def test_a_table_becomes_a_data_set(films):
     assert found.fingerprint() != data.load(films, reading=Reading(50, 10)).fingerprint()
 
 
+def test_a_part_of_the_training_texts_has_each_class_with_its_share(films):
+    whole, part = (data.load(films, reading=Reading(80, 10, n)) for n in (None, 21))
+    assert len(part.train_y) == 21 and abs(int(part.train_y.sum()) - 21 * float(whole.train_y.float().mean())) <= 1
+    assert len(part.test_y) == len(whole.test_y) and set(part.texts[:21]) <= set(whole.texts[:len(whole.train_y)])
+    assert data.load(films, reading=Reading(80, 10, 10**6)).fingerprint() == whole.fingerprint()
+
+
 def test_a_named_set_of_pairs_and_its_sentences_as_public_data(tmp_path, films):
     for part, n in (("dev", 30), ("test", 9)):
         with gzip.open(tmp_path / f"snli_{part}.tsv.gz", "wt") as file:

@@ -9,6 +9,8 @@ from fldiag.data.preprocessing import PREPROCESSING
 
 PAPERS = [name for name in config.presets() if name.split("-")[0] in ("fedsol", "fedtoga", "fedproj", "fedalign")]
 
+#: FedProj's private texts and the public ones.
+TEXTS = {"mnli": "snli", "sst2": "sent140", "marc": "yelp"}
 #: What all presets of a paper share.
 SHARED = {
     "fedsol": {"epochs": 5, "batch_size": 50, "lr": 0.01, "lr_decay": 0.99, "momentum": 0.9, "nesterov": False,
@@ -27,7 +29,7 @@ FEDERATIONS = {
     ("fedsol", "pathmnist"): (200, 10, 200, "fedavg_mnist"), ("fedsol", "tissuemnist"): (200, 10, 200, "fedavg_mnist"),
     ("fedtoga", "cifar10"): (100, 10, 800, "lenet"), ("fedtoga", "cifar100"): (100, 10, 800, "lenet"),
     ("fedproj", "cifar10"): (100, 10, 100, "resnet8_p3"), ("fedproj", "cifar100"): (50, 5, 100, "resnet18_p3"),
-    ("fedproj", "cinic10"): (100, 10, 60, "resnet18_p3"),
+    ("fedproj", "cinic10"): (100, 10, 60, "resnet18_p3"), **{("fedproj", data): (15, 4, 15, "bert_tiny") for data in TEXTS},
     ("fedalign", "cifar100"): (16, 16, 25, "resnet56"), ("fedalign", "cifar10"): (16, 16, 25, "resnet56"),
     ("fedalign", "imagenet200"): (16, 16, 25, "resnet18_imagenet"),
 }
@@ -39,7 +41,7 @@ TABLES = {
                *(f"cifar10-lda{a}" for a in (0.05, 0.1, 0.3, 0.5)), *(f"cifar10-shard{s}" for s in (2, 3, 5, 10))},
     "fedtoga": {f"{start}-{split}" for start in ("cifar10", "cifar100", "cifar10-resnet18")
                 for split in ("dir0.6", "dir0.1", "path6", "path3")},
-    "fedproj": {f"{data}-lda{a}" for data in ("cifar10", "cifar100", "cinic10") for a in (0.3, 0.5)},
+    "fedproj": {f"{data}-lda{a}" for data in ("cifar10", "cifar100", "cinic10", *TEXTS) for a in (0.3, 0.5)},
     "fedalign": {*(f"cifar100-{split}" for split in ("lda0.1", "lda0.5", "lda2.5", "iid", "64clients")),
                  "cifar10-lda0.5", "cifar10-64clients", "imagenet200-lda0.5", "imagenet200-32clients"},
 }
@@ -54,7 +56,7 @@ def test_every_column_of_the_papers_tables_has_a_preset(paper):
 def test_a_preset_has_the_numbers_of_its_paper(name):
     made = config.load(name)
     paper, data, *_, split = name.split("-")
-    variant = "fedsol_paper" if data == "mnist" else paper
+    variant = "fedsol_paper" if data == "mnist" else None if data in TEXTS else paper
     assert (made.name, made.method.name, made.data.name, made.data.variant, made.seed) == (name, paper, data, variant, 0)
     total, each, rounds, model = FEDERATIONS[paper, data]
     if "resnet18" in name:
@@ -65,7 +67,7 @@ def test_a_preset_has_the_numbers_of_its_paper(name):
         total, each, rounds = 32, 4, 50
     assert (made.clients.total, made.clients.per_round, made.rounds, made.model.name) == (total, each, rounds, model)
     assert made.clients.sampling == ("independent" if paper == "fedtoga" else "fixed")
-    expected = dict(SHARED[paper])
+    expected = {**SHARED[paper], **({"epochs": 1, "lr": 3e-5, "weight_decay": 0.0} if data in TEXTS else {})}
     if paper == "fedtoga":
         expected |= {"epochs": 5, "batch_size": 50} if data == "cifar10" else {"epochs": 2, "batch_size": 20}
         expected["lr_decay"] = 0.998 if model == "resnet18_gn" else 0.997
@@ -90,11 +92,14 @@ def test_a_preset_has_the_partition_of_its_name(name):
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_presets_data_model_and_description_exist(name):
     made = config.load(name)
-    assert made.data.variant in PREPROCESSING[made.data.name] and made.model.name in registry.model
+    assert made.data.name in TEXTS or made.data.variant in PREPROCESSING[made.data.name]
+    assert made.model.name in registry.model
     what = config.presets()[name]
     assert f"{made.clients.total} clients" in what and f"{made.rounds} rounds" in what
     assert (made.data.public is not None) == name.startswith("fedproj")
-    if made.data.public:
+    if made.data.name in TEXTS:
+        assert made.data.public == TEXTS[made.data.name] and made.data.public in registry.dataset
+    elif made.data.public:
         base, _, variant = made.data.public.partition("@")
         assert base != made.data.name and variant in PREPROCESSING[base]
 
