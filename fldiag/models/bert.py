@@ -8,7 +8,10 @@ from torch.nn import functional as F
 
 from fldiag import registry
 from fldiag.errors import FldiagError
+from fldiag.models.lora import Adaptable, Alpha, Head, On, Rank, adapted
 
+#: The layers that get adapters.
+ADAPTED = {"attention": ("blocks.*.query", "blocks.*.value"), "all": ("blocks.*",)}
 #: Token numbers that the model knows: padding, which nothing attends to, and the end of a text.
 PAD, END = 0, 3
 
@@ -50,7 +53,7 @@ class Block(nn.Module):
         return found
 
 
-class Bert(nn.Module):
+class Bert(Adaptable):
     """Encoder, pooler (affine and tanh on the first token) and classifier: tokens [B, T] -> logits [B, classes]. No dropout."""
 
     def __init__(self, vocabulary: int, classes: int, *, layers: int, width: int, heads: int, hidden: int, places: int):
@@ -78,7 +81,8 @@ class Bert(nn.Module):
 
 
 @registry.model("bert_tiny")
-def bert_tiny(shape: tuple[int, ...], classes: int, *, vocabulary: int = 30522, places: int = 512) -> nn.Module:
+def bert_tiny(shape: tuple[int, ...], classes: int, *, vocabulary: int = 30522, places: int = 512, lora_rank: Rank = 0,
+              lora_alpha: Alpha = 16.0, lora_on: On = "attention", lora_head: Head = True) -> nn.Module:
     """BERT of 2 blocks, 2 heads, width 128, for texts: an encoder of 4,385,920 parameters with BERT's 30,522 word pieces.
 
     ``vocabulary``: token numbers it knows, by default those of the data; ``places``: the longest text in tokens.
@@ -86,4 +90,5 @@ def bert_tiny(shape: tuple[int, ...], classes: int, *, vocabulary: int = 30522, 
     if len(shape) != 1 or shape[0] > places:
         raise FldiagError(f"model 'bert_tiny' takes texts of up to {places} tokens, the data has inputs of shape {tuple(shape)}",
                           "use text data (sst2, snli, agnews, csv:PATH), a shorter data.length or more model.places", usage=True)
-    return Bert(vocabulary, classes, layers=2, width=128, heads=2, hidden=512, places=places)
+    made = Bert(vocabulary, classes, layers=2, width=128, heads=2, hidden=512, places=places)
+    return adapted(made, lora_rank, lora_alpha, ADAPTED[lora_on], "classifier" if lora_head else "")

@@ -11,17 +11,21 @@ from pydantic import Field
 from torch import nn
 
 from fldiag import registry
+from fldiag.models.lora import Alpha, Chain, Head, Rank, adapted
 
 
 @registry.model("mlp")
 def mlp(shape: tuple[int, ...], classes: int,
-        hidden: tuple[Annotated[int, Field(ge=1)], ...] = (64, 64), bias: bool = True) -> nn.Module:
+        hidden: tuple[Annotated[int, Field(ge=1)], ...] = (64, 64), bias: bool = True, lora_rank: Rank = 0,
+        lora_alpha: Alpha = 16.0, lora_head: Head = True) -> nn.Module:
     """MLP with ReLU; two hidden layers of 64 by default (2->64->64->3: the Iris net of FedProj, 4,547 parameters)."""
     sizes = [math.prod(shape), *hidden]
     layers: list[tuple[str, nn.Module]] = [("flatten", nn.Flatten())]
     for i, (a, b) in enumerate(pairwise(sizes), start=1):
         layers += [(f"fc{i}", nn.Linear(a, b, bias=bias)), (f"relu{i}", nn.ReLU())]
-    return nn.Sequential(OrderedDict([*layers, ("classifier", nn.Linear(sizes[-1], classes, bias=bias))]))
+    chain = OrderedDict([*layers, ("classifier", nn.Linear(sizes[-1], classes, bias=bias))])
+    return adapted(Chain(chain), lora_rank, lora_alpha, ("fc*",), "classifier" if lora_head else "") if lora_rank \
+        else nn.Sequential(chain)
 
 
 @registry.model("mlp_iris")

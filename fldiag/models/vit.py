@@ -14,6 +14,10 @@ from torch.nn import functional as F
 
 from fldiag import registry
 from fldiag.errors import FldiagError
+from fldiag.models.lora import Adaptable, Alpha, Head, On, Rank, adapted
+
+#: The layers that get adapters.
+ADAPTED = {"attention": ("attention.*.qkv",), "all": ("tokens.*", "attention.*", "mlp.*")}
 
 
 class ShiftedPatches(nn.Module):
@@ -57,7 +61,7 @@ class LocalityAttention(nn.Module):
         return y
 
 
-class SLViT(nn.Module):
+class SLViT(Adaptable):
     """Tokens, a class token and learned positions, ``depth`` blocks of attention and MLP, head on the class token."""
 
     def __init__(self, shape: tuple[int, int, int], classes: int, *, patch: int, dim: int = 192, depth: int = 9,
@@ -86,7 +90,8 @@ class SLViT(nn.Module):
 
 
 @registry.model("sl_vit")
-def sl_vit(shape: tuple[int, ...], classes: int) -> nn.Module:
+def sl_vit(shape: tuple[int, ...], classes: int, *, lora_rank: Rank = 0, lora_alpha: Alpha = 16.0,
+           lora_on: On = "attention", lora_head: Head = True) -> nn.Module:
     """SL-ViT of 9 blocks, 12 heads of 64, width 192: 6,176,275 parameters with 32x32x3 images and 10 classes.
 
     Patches of a quarter of the side, at most 16 pixels; no dropout. The head is layer-norm and linear.
@@ -97,4 +102,5 @@ def sl_vit(shape: tuple[int, ...], classes: int) -> nn.Module:
         raise FldiagError("model 'sl_vit' takes square images of a side that its patches divide (a quarter of the side, "
                           f"at most 16 pixels), the data has shape {tuple(shape)}",
                           "resize the images, say to 32x32, or use model.name = 'mlp'", usage=True)
-    return SLViT((shape[0], side, side), classes, patch=patch)
+    made = SLViT((shape[0], side, side), classes, patch=patch)
+    return adapted(made, lora_rank, lora_alpha, ADAPTED[lora_on], "head" if lora_head else "")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fldiag import data, losses, models
-from fldiag.checkpoint import foreign
+from fldiag.checkpoint import base, foreign
 from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.data import Dataset, partition, sources
@@ -164,7 +164,8 @@ def _module(c: Checkpoint, dataset: Dataset | None) -> nn.Module:
                           "give it: --model NAME (fldiag list models) or --model pkg.mod:factory", usage=True)
     name = str(spec.pop("name"))
     held = sum(t.numel() for t in c.state.values())
-    return models.build(name, tuple(c.manifest["shape"]), c.manifest["classes"], spec, most=held)
+    made = models.build(name, tuple(c.manifest["shape"]), c.manifest["classes"], spec, seed=c.manifest["seed"], most=held)
+    return base.restore(made, c)
 
 
 def _shapes(c: Checkpoint) -> tuple[tuple[int, ...] | None, int]:

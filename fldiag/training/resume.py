@@ -6,6 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+from fldiag.checkpoint import base
 from fldiag.checkpoint.run import Run
 from fldiag.config import Config
 from fldiag.data import partition
@@ -82,6 +83,9 @@ def same_data(run: Run, setup: Setup) -> None:
     if run.index["provenance"].get("data") != setup.dataset.fingerprint():
         raise FldiagError(f"the data set {setup.dataset.name!r} is not the one {run.path} was trained on so far",
                           "put the original data back, or train anew with another --out")
+    if run.index["provenance"].get("base") != base.name_of(setup.module):
+        raise FldiagError(f"the frozen weights are not those beneath the adapters of {run.path}",
+                          "train anew with another --out")
     stored = partition.load_parts(run.verified("partition.npz"))
     if not partition.same(stored, setup.parts):
         raise FldiagError(f"the partition is not the one {run.path} was trained with so far",

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fldiag.checkpoint import owner
+from fldiag.checkpoint import base, owner
 from fldiag.checkpoint.client_states import HELD
 from fldiag.checkpoint.owner import Owner
 from fldiag.checkpoint.run import Run
@@ -103,6 +103,7 @@ def _opened(path: Path, config: Config, setup: Setup, federation: Federation, re
         run = Run.create(path, config, partition_bytes(setup.parts), provenance(setup))
         if (words := setup.dataset.words) is not None:
             run.put("tokenizer.json", lambda file: file.write(words.spec.encode()))
+        base.keep(run, setup.module)
         federation.clients = run.states
         return run
     if not resume:

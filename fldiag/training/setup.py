@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fldiag import data, models, registry, sections
+from fldiag.checkpoint import base
 from fldiag.config import Config
 from fldiag.data import partition
 from fldiag.data.arrays import ready
@@ -232,4 +233,5 @@ def provenance(setup: Setup) -> dict[str, Any]:
     """What decides the bits besides the config: versions, threads, device, data."""
     return origin.provenance(
         dtype=setup.dtype, device=setup.device, seed=setup.config.seed, precision=setup.precision,
-        data=setup.dataset.fingerprint(), stacked=setup.stack, method_version=setup.config.method_version)
+        data=setup.dataset.fingerprint(), stacked=setup.stack, method_version=setup.config.method_version,
+        **({"base": named} if (named := base.name_of(setup.module)) else {}))

@@ -1,0 +1,73 @@
+"""What averaging does to low-rank adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import pandas as pd
+from pydantic import Field
+
+from fldiag.diagnostics.lora import picture
+from fldiag.diagnostics.lora.summary import summary
+from fldiag.registry import Progress, diagnostic
+from fldiag.results.table import Row, table
+
+if TYPE_CHECKING:
+    from fldiag.rounds.history import History
+
+
+def cost(history: History, options: Mapping[str, Any]) -> float:
+    """Two spectra of the last round; the factors cost next to nothing."""
+    return 2 * 2.0 * (2 * options["k"] + 12) if options["k"] else 0.1
+
+
+@diagnostic("lora", on="run", needs="clients", draw=picture.draw, summary=summary, cost=cost, order=65,
+            example="checkpoints/texts-fedavg-s0-1a2b3c4d")
+def lora(history: History, progress: Progress | None = None, *,
+         k: Annotated[int, Field(ge=0, description="How many eigenvalues of the last round's Hessian (0: none).")] = 0,
+         tol: Annotated[float, Field(gt=0, lt=1, description="Relative error allowed in each eigenvalue.")] = 1e-2,
+         max_products: Annotated[int, Field(ge=1, description="Hessian-vector products allowed for each spectrum.")] = 60,
+         seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
+    """What averaging does to low-rank adapters, by round and adapted layer.
+
+    With the clients' trained factors A_k [r, in] and B_k [out, r], scale s and aggregation weights p_k, the mean update is
+    U = sum p_k s B_k A_k, and averaged factors give V = s (sum p_k B_k)(sum p_k A_k) instead. Rows of every ``layer``:
+
+    - ``update_norm`` ||U||_F, and ``aggregation_error`` ||U - V||_F / ||U||_F: 0 where averaging the factors loses nothing.
+    - ``rank_energy``: share of ||U||_F^2 in its leading singular values, up to the ``index``-th (1 to r); what is lacking at r no
+      adapter of rank r can hold. ``effective_rank`` of U: exp of the entropy of its singular values' shares.
+    - ``misalignment`` (scope pair): min over rotations R of ||Q_k - Q_l R||_F with orthonormal bases Q of the row spaces of A_k
+      and A_l: 0 for one space, at most sqrt(2 r); ``scaled`` by that.
+    - with ``k``: ``eigenvalue`` (index from 1) of the training loss's Hessian at the last round's aggregated weights, in adapter
+      space (estimator ``lanczos``: all A and B) and in the adapted matrices W + s B A (estimator ``lanczos-matrices``);
+      a head that is trained beside them is held fixed. ``--samples`` limits the examples.
+
+    Rows without a value (``masked``): all B are 0, or U is. The definitions are ours, after FedEx-LoRA (arXiv 2410.09432),
+    FedRot-LoRA (arXiv 2602.23638) and raFLoRA (arXiv 2602.13486), of which only the abstracts were read.
+
+    Raises FldiagError when the model has no adapters, or no round has client weights.
+    """
+    import torch
+
+    from fldiag.diagnostics.lora import measure, spectra
+    from fldiag.errors import FldiagError
+    from fldiag.models.lora import adapters
+
+    layers = adapters(history.network.module)
+    if not layers:
+        raise FldiagError(f"{history.name}: its model has no low-rank adapters",
+                          "train with adapters (--set model.lora_rank=8), or record a model of peft", usage=True)
+    rows: list[Row] = []
+    last = None
+    for stored in history.each(progress):
+        if not stored.complete:
+            continue
+        last, views = stored, history.layout.views(stored.clients)
+        p = torch.from_numpy(history.weights(stored.ids)).to(history.device)
+        for layer, factors in layers.items():
+            rows += [{"round": stored.round, "layer": layer, **row}
+                     for row in measure.of_layer(views[factors.a], views[factors.b], p, factors.scale, stored.ids)]
+    if k and last is not None:
+        rows += [{"round": last.round, **row} for row in spectra.rows(history, last, k, tol, max_products, seed, progress)]
+    return table([{"masked": row["value"] is None, **row} for row in rows] + history.notes, **history.common)

@@ -1,0 +1,38 @@
+"""What averaging does to adapters, over the rounds."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from fldiag.plotting import curves, style
+from fldiag.plotting.tables import floats, need, select
+from fldiag.results.select import only
+
+PICTURE = "picture of adapters"
+#: Layers drawn; of more, those with the largest error in the last round, and the mean over all.
+MOST = 6
+
+
+def draw(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
+    """Aggregation error, misalignment (mean over the pairs of clients, as a share of the largest possible) and effective rank of
+    the mean update, over the rounds: a line a layer. ``table``: what the diagnostic ``lora`` returns.
+
+    Raises FldiagError for a table without these.
+    """
+    need(table, ("metric", "round", "layer", "scaled", "value"), PICTURE)
+    pieces = []
+    for metric, column, name in (("aggregation_error", "value", "aggregation_error"), ("misalignment", "scaled", "misalignment"),
+                                 ("effective_rank", "value", "effective_rank")):
+        rows = select(table, metric, PICTURE)
+        rows = rows.assign(value=floats(rows[column])).dropna(subset=["value"])
+        mean = rows.groupby(["layer", "round"], as_index=False, sort=False)["value"].mean()
+        pieces.append(mean.assign(metric=name))
+    found = pd.concat(pieces, ignore_index=True)
+    layers = list(dict.fromkeys(found["layer"]))
+    if len(layers) > MOST:
+        last = only(found, metric="aggregation_error", round=found["round"].max())
+        shown = last.nlargest(MOST, "value")["layer"]
+        every = found.groupby(["metric", "round"], as_index=False)["value"].mean().assign(layer=f"mean of {len(layers)} layers")
+        found = pd.concat([found[found["layer"].isin(shown)], every], ignore_index=True)
+    return curves.draw(found.rename(columns={"layer": "run"}), ["aggregation_error", "misalignment", "effective_rank"], width=width)

@@ -1,0 +1,137 @@
+"""Low-rank adapters (LoRA, Hu et al., ICLR 2022): frozen matrices W, and W + s B A with small A and B to train and to send."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from typing import Annotated, Any, Literal, TypeVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fldiag.errors import FldiagError
+
+Rank = Annotated[int, Field(ge=0, description="Rank r of adapters; 0: none, all weights are trained.")]
+Alpha = Annotated[float, Field(gt=0, description="Adapters are scaled by alpha / r.")]
+On = Annotated[Literal["attention", "all"], Field(description="Affine layers with adapters: the attention's queries and values, "
+                                                              "or all.")]
+Head = Annotated[bool, Field(description="With adapters: train the head, too.")]
+
+
+class Adapter(nn.Module):
+    """x -> W x + b + s B A x: ``A`` [r, in] is random, ``B`` [out, r] is 0 at first, and both are weights; W and b are ``base``."""
+
+    def __init__(self, base: nn.Linear, rank: int, alpha: float):
+        super().__init__()
+        if rank > min(base.in_features, base.out_features):
+            raise FldiagError(f"adapters of rank {rank} for a layer of {base.in_features} inputs and {base.out_features} outputs",
+                              "lower model.lora_rank", usage=True)
+        self.base, self.scale = base, alpha / rank
+        self.A, self.B = nn.Parameter(torch.empty(rank, base.in_features)), nn.Parameter(torch.zeros(base.out_features, rank))
+        nn.init.kaiming_uniform_(self.A, a=5**0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.base(x) + self.scale * ((x @ self.A.T) @ self.B.T)
+        return found
+
+
+class Adaptable(nn.Module):
+    """A model that can have adapters. Its frozen weights are then neither parameters nor buffers, so that a row of weights, and
+    a checkpoint, holds the adapters alone."""
+
+    frozen: tuple[str, ...] = ()  # names, as they would be as parameters
+
+    @property
+    def base(self) -> dict[str, Tensor]:
+        """The frozen weights by name."""
+        return {name: getattr(*_owner(self, name)) for name in self.frozen}
+
+    def load_base(self, weights: Mapping[str, Tensor]) -> None:
+        """Raises FldiagError for weights of another model."""
+        mine = self.base
+        if {n: t.shape for n, t in weights.items()} != {n: t.shape for n, t in mine.items()}:
+            raise FldiagError("the base weights are those of another model", "give those with which the adapters were trained")
+        for name, tensor in mine.items():
+            setattr(*_owner(self, name), weights[name].to(tensor))
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
+        """What ``to`` does with parameters, with the frozen weights, too."""
+        for name, tensor in self.base.items():
+            setattr(*_owner(self, name), fn(tensor))
+        return super()._apply(fn, recurse)
+
+
+class Chain(Adaptable, nn.Sequential):
+    """Layers one after another, with adapters."""
+
+
+M = TypeVar("M", bound=Adaptable)
+
+
+def adapted(module: M, rank: int, alpha: float, patterns: tuple[str, ...], head: str) -> M:
+    """The module with adapters on the affine layers whose names fit the ``patterns``, and all else frozen but the parameters of
+    ``head`` ('': these too). Without ``rank``: as it is."""
+    if not rank:
+        return module
+    layers = {name: m for name, m in module.named_modules()
+              if isinstance(m, nn.Linear) and any(fnmatch(name, p) for p in patterns)}
+    for name, layer in layers.items():
+        owner, last = _owner(module, name)
+        setattr(owner, last, Adapter(layer, rank, alpha))
+    trained = {f"{name}.{part}" for name in layers for part in "AB"}
+    module.frozen = tuple(n for n, _ in module.named_parameters()
+                          if n not in trained and not (head and n.startswith(f"{head}.")))
+    for name in module.frozen:
+        owner, last = _owner(module, name)
+        tensor = owner._parameters.pop(last)
+        assert tensor is not None
+        setattr(owner, last, tensor.detach())
+    return module
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Of an adapted layer: the names of its A and B among the parameters, and the scale s of their product."""
+
+    a: str
+    b: str
+    scale: float
+
+
+def adapters(module: nn.Module) -> dict[str, Factors]:
+    """Adapted layers by name: those of fldiag, and those of peft (of its first adapter)."""
+    found = {name: Factors(f"{name}.A", f"{name}.B", m.scale) for name, m in module.named_modules() if isinstance(m, Adapter)}
+    for name, m in module.named_modules():
+        scaling = getattr(m, "scaling", None)
+        if isinstance(scaling, dict) and scaling and isinstance(getattr(m, "lora_A", None), nn.ModuleDict) and len(m.lora_A):
+            of = next(iter(m.lora_A))
+            found[name] = Factors(f"{name}.lora_A.{of}.weight", f"{name}.lora_B.{of}.weight", float(scaling[of]))
+    return found
+
+
+def merged(module: nn.Module) -> nn.Module:
+    """A copy in which each adapted layer is one affine layer of the matrix W + s B A, and these matrices alone are trainable."""
+    made = copy.deepcopy(module).requires_grad_(False)
+    tensors = dict(made.named_parameters())
+    for name, factors in adapters(module).items():
+        owner, last = _owner(made, name)
+        layer = getattr(owner, last)
+        base = layer.base if isinstance(layer, Adapter) else layer.base_layer
+        if not isinstance(base, nn.Linear):
+            raise FldiagError(f"the adapted layer {name!r} is a {type(base).__name__}", "only affine layers can be merged")
+        weight = base.weight.detach() + factors.scale * tensors[factors.b] @ tensors[factors.a]
+        plain = nn.Linear(base.in_features, base.out_features, bias=False, device="meta")
+        plain.weight = nn.Parameter(weight)
+        plain.bias = None if base.bias is None else nn.Parameter(base.bias.detach(), requires_grad=False)  # type: ignore[assignment]
+        setattr(owner, last, plain)
+        if isinstance(made, Adaptable):
+            made.frozen = tuple(n for n in made.frozen if not n.startswith(f"{name}."))
+    return made
+
+
+def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, last = name.rpartition(".")
+    return module.get_submodule(path), last
