@@ -22,7 +22,7 @@ Head = Annotated[bool, Field(description="With adapters: train the head, too.")]
 
 
 class Adapter(nn.Module):
-    """x -> W x + b + s B A x: ``A`` [r, in] is random, ``B`` [out, r] is 0 at first, and both are weights; W and b are ``base``."""
+    """x -> W x + b + s B A x with weights ``A`` [r, in], random at first, and ``B`` [out, r], first 0; W and b are ``base``."""
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float):
         super().__init__()
@@ -55,7 +55,7 @@ class Adaptable(nn.Module):
         if {n: t.shape for n, t in weights.items()} != {n: t.shape for n, t in mine.items()}:
             raise FldiagError("the base weights are those of another model", "give those with which the adapters were trained")
         for name, tensor in mine.items():
-            setattr(*_owner(self, name), weights[name].to(tensor))
+            setattr(*_owner(self, name), weights[name].detach().to(tensor))
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
         """What ``to`` does with parameters, with the frozen weights, too."""

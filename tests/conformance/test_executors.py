@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    config = fldiag.Config.load("digits", rounds=3, model__name="mlp", model__hidden=[8], clients__total=6, clients__per_round=3,
+    config = fldiag.Config.load("digits", rounds=3, model__name="mlp", model__hidden=[8], model__lora_rank=2, clients__total=6, clients__per_round=3,
                                 train__epochs=1, checkpoint__clients="sampled", metrics__steps=True)
     return fldiag.train(config, out=tmp_path_factory.mktemp("executors") / "run", device="cpu")
 

@@ -14,6 +14,7 @@ from torch import nn
 import fldiag
 from fldiag import registry
 from fldiag.errors import FldiagError
+from fldiag.models.lora import Chain, adapted
 from fldiag.params import flatten
 from fldiag.problem.problem import Problem
 from fldiag.results.table import check
@@ -21,9 +22,14 @@ from fldiag.results.table import check
 NAMES = [n for n in registry.diagnostic.names() if registry.diagnostic.get(n).on == "run"]
 
 
-def federation(net=None, **options):
+def fitted(name, net):
+    """The net, with adapters for the diagnostic of adapters."""
+    return adapted(Chain(*net), 2, 4.0, ("*",), "") if name == "lora" else net
+
+
+def federation(name="", net=None, **options):
     data, parts = helpers.classification((20, 13, 17))
-    net = net or tanh_net()
+    net = fitted(name, net or tanh_net())
     w, clients = moved(net)
     rounds = [stored(w, clients, round=1), stored(clients[0], [w, clients[1]], round=2, ids=[0, 2])]
     return history(net, data, parts, *rounds, **{"dtype": torch.float64, **options})
@@ -42,12 +48,12 @@ def test_there_are_diagnostics_of_runs():
 def test_documented_and_validated(name):
     assert len(registry.diagnostic.get(name).headline) > 20
     with pytest.raises(FldiagError, match="unknown key 'no_such_option'"):
-        fldiag.diagnose(federation(), name, no_such_option=1)
+        fldiag.diagnose(federation(name), name, no_such_option=1)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_table_schema_and_origin(name):
-    frame = check(fldiag.diagnose(federation(), name))
+    frame = check(fldiag.diagnose(federation(name), name))
     assert set(frame.run) == {"made"} and set(frame.method) == {"none"} and frame.estimator.notna().all()
     shown = frame[frame.value.isna()]
     assert (shown.get("masked", pd.Series(True, index=shown.index)).fillna(False).astype(bool) | (shown.metric.str.endswith("order"))).all()
@@ -56,9 +62,9 @@ def test_table_schema_and_origin(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_table_again_and_however_it_is_computed(name):
-    a, b = (fldiag.diagnose(federation(), name) for _ in range(2))
+    a, b = (fldiag.diagnose(federation(name), name) for _ in range(2))
     pd.testing.assert_frame_equal(a, b, check_exact=True)
-    c = fldiag.diagnose(federation(stack="off"), name)
+    c = fldiag.diagnose(federation(name, stack="off"), name)
     columns = [n for n in a.columns if n != "residual"]
     pd.testing.assert_frame_equal(a[columns], c[columns], rtol=1e-8, atol=1e-10)
 
@@ -67,7 +73,7 @@ def test_the_same_table_again_and_however_it_is_computed(name):
 def test_a_model_with_buffers_and_dropout(name):
     """Batch-norm with running statistics of its own for every model, and dropout that must be off."""
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.ReLU(), nn.Linear(5, 3))
+    net = fitted(name, nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.ReLU(), nn.Linear(5, 3)))
     data, parts = helpers.classification((20, 13, 17))
     w, clients = moved(net)
     item = stored(w, clients)
@@ -91,8 +97,8 @@ def test_a_model_with_buffers_and_dropout(name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("stop", [False, True])
 def test_the_callers_things_are_untouched(name, stop):
-    net = tanh_net().train()
-    made = federation(net)
+    net = fitted(name, tanh_net()).train()
+    made = federation("", net)
     weights, w = flatten(net), made.last().clients.clone()
     before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate(), torch.is_grad_enabled()
 
@@ -114,21 +120,21 @@ def test_the_callers_things_are_untouched(name, stop):
 @pytest.mark.parametrize("name", NAMES)
 def test_progress_is_told_and_ends_within_its_total(name):
     seen = []
-    run(name, federation(), lambda *a: seen.append(a))
+    run(name, federation(name), lambda *a: seen.append(a))
     assert seen and all(0 <= done <= total and text for done, total, text in seen)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_cached_under_everything_it_depends_on(name, tmp_path):
-    first = fldiag.diagnose(federation(), name, cache=tmp_path)
+    first = fldiag.diagnose(federation(name), name, cache=tmp_path)
     (kept,) = tmp_path.glob("*.parquet")
     stamp = kept.stat().st_mtime_ns
-    again = fldiag.diagnose(federation(), name, cache=tmp_path)
+    again = fldiag.diagnose(federation(name), name, cache=tmp_path)
     plain = [f.astype(object).where(f.notna(), None) for f in (first, again)]  # parquet knows one kind of nothing
     pd.testing.assert_frame_equal(*plain)
     assert kept.stat().st_mtime_ns == stamp
-    fldiag.diagnose(federation(samples=12), name, cache=tmp_path)
-    fldiag.diagnose(federation(tanh_net(seed=3)), name, cache=tmp_path)
+    fldiag.diagnose(federation(name, samples=12), name, cache=tmp_path)
+    fldiag.diagnose(federation(name, tanh_net(seed=3)), name, cache=tmp_path)
     assert len(list(tmp_path.glob("*.parquet"))) == 3
 
 

@@ -61,7 +61,7 @@ def lora(history: History, progress: Progress | None = None, *,
     rows: list[Row] = []
     last = None
     for stored in history.each(progress):
-        if not stored.complete:
+        if not stored.complete or stored.clients is None:
             continue
         last, views = stored, history.layout.views(stored.clients)
         p = torch.from_numpy(history.weights(stored.ids)).to(history.device)

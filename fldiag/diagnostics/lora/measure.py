@@ -22,7 +22,7 @@ def of_layer(a: Tensor, b: Tensor, p: Tensor, scale: float, ids: Sequence[int]) 
     sent = scale * torch.einsum("k,koj->oj", p, b) @ torch.einsum("k,kji->ji", p, a)  # what averaged factors add
     size = float(torch.linalg.matrix_norm(mean))
     good = size > 0 and not nothing
-    common: Row = {"moment": "aggregated", "scope": "global"}
+    common: Row = {"moment": "aggregated", "scope": "global", "estimator": "exact"}
     error = float(torch.linalg.matrix_norm(mean - sent))
     yield {**common, "metric": "update_norm", "value": None if nothing else size}
     yield {**common, "metric": "aggregation_error", "value": error / size if good else None}
@@ -33,10 +33,10 @@ def of_layer(a: Tensor, b: Tensor, p: Tensor, scale: float, ids: Sequence[int]) 
     yield {**common, "metric": "effective_rank", "value": effective_rank(singular) if good else None}
     bases = [row_space(each) for each in a]
     for (i, first), (j, second) in combinations(enumerate(bases), 2):
-        found = procrustes(first, second)
-        most = (first.shape[1] + second.shape[1]) ** 0.5
+        found, most = procrustes(first, second), (first.shape[1] + second.shape[1]) ** 0.5
+        told = {} if nothing or not most else {"value": found, "scaled": found / most}
         yield {"moment": "trained", "scope": "pair", "client": ids[i], "client_b": ids[j], "metric": "misalignment",
-               "value": None if nothing else found, "scaled": found / most if most and not nothing else None}
+               "estimator": "exact", "value": None, **told}
 
 
 def effective_rank(singular: Tensor) -> float:
@@ -60,5 +60,5 @@ def row_space(a: Tensor) -> Tensor:
 def procrustes(first: Tensor, second: Tensor) -> float:
     """min ||first - second R||_F over orthogonal R, for orthonormal bases [n, r]: 0 for one space, sqrt(2 r) for spaces at right
     angles. A basis of fewer vectors counts as filled up with zeros."""
-    common = torch.linalg.svdvals(first.T @ second).clamp(max=1).sum() if first.shape[1] and second.shape[1] else torch.tensor(0.0)
-    return float((first.shape[1] + second.shape[1] - 2 * common).clamp(min=0) ** 0.5)
+    squares = first.shape[1] + second.shape[1] - 2 * torch.linalg.matrix_norm(first.T @ second, "nuc")
+    return float(squares.clamp(min=0) ** 0.5)

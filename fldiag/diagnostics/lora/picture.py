@@ -12,6 +12,8 @@ from fldiag.results.select import only
 PICTURE = "picture of adapters"
 #: Layers drawn; of more, those with the largest error in the last round, and the mean over all.
 MOST = 6
+#: Metric, and the column that is drawn.
+PANELS = (("aggregation_error", "value"), ("misalignment", "scaled"), ("effective_rank", "value"))
 
 
 def draw(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
@@ -22,12 +24,11 @@ def draw(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
     """
     need(table, ("metric", "round", "layer", "scaled", "value"), PICTURE)
     pieces = []
-    for metric, column, name in (("aggregation_error", "value", "aggregation_error"), ("misalignment", "scaled", "misalignment"),
-                                 ("effective_rank", "value", "effective_rank")):
+    for metric, column in PANELS:
         rows = select(table, metric, PICTURE)
         rows = rows.assign(value=floats(rows[column])).dropna(subset=["value"])
         mean = rows.groupby(["layer", "round"], as_index=False, sort=False)["value"].mean()
-        pieces.append(mean.assign(metric=name))
+        pieces.append(mean.assign(metric=metric))
     found = pd.concat(pieces, ignore_index=True)
     layers = list(dict.fromkeys(found["layer"]))
     if len(layers) > MOST:
@@ -35,4 +36,4 @@ def draw(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
         shown = last.nlargest(MOST, "value")["layer"]
         every = found.groupby(["metric", "round"], as_index=False)["value"].mean().assign(layer=f"mean of {len(layers)} layers")
         found = pd.concat([found[found["layer"].isin(shown)], every], ignore_index=True)
-    return curves.draw(found.rename(columns={"layer": "run"}), ["aggregation_error", "misalignment", "effective_rank"], width=width)
+    return curves.draw(found.rename(columns={"layer": "run"}), [name for name, _ in PANELS], width=width)

@@ -23,8 +23,9 @@ def rows(history: History, stored: Stored, k: int, tol: float, max_products: int
     adapted = history.problem((stored.aggregated, stored.buffers), history.pool.clients, "train")
     module = copy.deepcopy(history.network.module)
     nn.utils.vector_to_parameters(stored.aggregated, module.parameters())
-    matrices = Problem(merged(module), losses.criterion(history.dataset.regression), history.pool.take(history.pool.clients, "train"),
-                       buffers=stored.buffers, name=history.name, dtype=history.dtype, device=history.device, memory=history.memory, trainable=True)
+    examples = history.pool.take(history.pool.clients, "train")
+    matrices = Problem(merged(module), losses.criterion(history.dataset.regression), examples, buffers=stored.buffers,
+                       name=history.name, dtype=history.dtype, device=history.device, memory=history.memory, trainable=True)
     found: list[Row] = []
     factors = [name for layer in adapters(module).values() for name in (layer.a, layer.b)]
     for problem, params, estimator in ((adapted, factors, "lanczos"), (matrices, None, "lanczos-matrices")):

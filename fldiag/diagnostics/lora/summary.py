@@ -10,16 +10,17 @@ import pandas as pd
 from fldiag.results.select import only
 from fldiag.results.summary import Item, Say, Small
 
-COLUMNS = {"layer": "layer", "aggregation_error": "aggregation error", "misalignment": "misalignment", "rank_energy": "energy in rank r",
-           "effective_rank": "effective rank"}
+COLUMNS = {"layer": "layer", "aggregation_error": "aggregation error", "misalignment": "misalignment",
+           "rank_energy": "energy in rank r", "effective_rank": "effective rank"}
+SPECTRA = {"index": "k", "lanczos": "adapters", "lanczos-matrices": "matrices"}
 
 
 def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """Every layer in the last round, and the spectra."""
     of_layers = table[table["layer"].notna()]
     last = only(of_layers, round=of_layers["round"].max())
-    yield Say(f"adapters in round {last['round'].max()}: what averaging their factors loses (misalignment: mean over pairs of clients, "
-              "as a share of the largest possible)")
+    yield Say(f"adapters in round {last['round'].max()}: what averaging their factors loses (misalignment: mean over pairs of "
+              "clients, as a share of the largest possible)")
     found = []
     for layer, part in last.groupby("layer", sort=False):
         line: dict[str, Any] = {"layer": layer}
@@ -33,5 +34,4 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     if len(spectra):
         yield Say("eigenvalues of the training loss: in adapter space, and in the adapted matrices")
         wide = spectra.pivot(index="index", columns="estimator", values="value").astype(float)
-        yield Small([{"index": int(i), "adapters": row["lanczos"], "matrices": row["lanczos-matrices"]} for i, row in wide.iterrows()],
-                    {"index": "k", "adapters": "adapters", "matrices": "matrices"})
+        yield Small([{"index": i, **row} for i, row in wide.to_dict("index").items()], SPECTRA)
