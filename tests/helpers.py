@@ -25,6 +25,10 @@ PLAIN = {"momentum": 0.0, "weight_decay": 0.0, "lr_decay": 1.0}
 FULL_BATCH = 10_000
 
 
+#: Models that need nothing but fldiag. MiniLM needs its package, and is the architecture of bert_tiny.
+HERE = sorted(set(registry.model.names()) - {"minilm"})
+
+
 def config(method="fedavg", options=None, *, total=3, per_round=None, rounds=2, seed=0, model="mlp", model_options=None,
            data="iris", public=None, checkpoint=None, **train):
     """A config for small runs: Iris-sized MLP, fp64, looped, momentum and weight decay on unless overridden."""

@@ -27,11 +27,13 @@ TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 
 @dataclass(frozen=True)
 class Reading:
-    """How texts become numbers: so many word pieces, so many tokens a text; of so many training texts (None: all)."""
+    """How texts become numbers: so many word pieces, learnt or MiniLM's, and so many tokens a text; of so many training texts
+    (None: all)."""
 
     vocabulary: int = VOCABULARY
     length: int = LENGTH
     examples: int | None = None
+    tokenizer: str | None = None
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Reading:
@@ -94,7 +96,7 @@ def _dataset(name: str, both: Sequence[pd.DataFrame], reading: Reading, where: s
     if reading.examples is not None and reading.examples < len(labels):
         kept = spread(labels, reading.examples)
         train, labels = [train[int(i)] for i in kept], labels[kept]
-    words = Words.learnt(train, reading.vocabulary, reading.length)
+    words = Words.packaged(reading.length) if reading.tokenizer else Words.learnt(train, reading.vocabulary, reading.length)
     return Dataset(name, words.numbers(train), labels, words.numbers(test), _labels(test_y, numbers),
                    classes=classes or max(numbers.values()) + 1, words=words, texts=(*train, *test))
 

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fldiag import minilm
 from fldiag.errors import FldiagError
+from fldiag.sections import SPECIAL
 
-#: Numbers 0, 1, 2 and 3, as in every tokenizer here.
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 PAD, UNKNOWN, START, END = range(4)
 #: One text, or two that belong together (a premise and a hypothesis).
 Text = tuple[str, ...]
@@ -38,8 +38,7 @@ class Words:
 
         Raises FldiagError when ``pieces`` are fewer than the characters need, or ``tokenizers`` is not installed.
         """
-        library = _library()
-        normal, split = library.normalizers.BertNormalizer(lowercase=True), library.pre_tokenizers.BertPreTokenizer()
+        normal, split = _reading()
         words: Counter[str] = Counter()
         for text in texts:
             for part in text:
@@ -52,8 +51,19 @@ class Words:
         known = set(vocabulary)
         often = (word for word, _ in sorted(words.items(), key=lambda item: (-item[1], item[0])) if word not in known)
         vocabulary += [word for word, _ in zip(often, range(pieces - len(vocabulary)), strict=False)]
+        return cls.of(vocabulary, length)
+
+    @classmethod
+    def packaged(cls, length: int) -> Words:
+        """Those of MiniLM. Raises FldiagError when its package or ``tokenizers`` is not installed."""
+        return cls.of(minilm.pieces(SPECIAL)[0], length)
+
+    @classmethod
+    def of(cls, vocabulary: Sequence[str], length: int) -> Words:
+        """Word pieces in lower case, ``SPECIAL`` first; the longest that fits is taken."""
+        library = _library()
         made = library.Tokenizer(library.models.WordPiece({word: i for i, word in enumerate(vocabulary)}, unk_token=SPECIAL[1]))
-        made.normalizer, made.pre_tokenizer = normal, split
+        made.normalizer, made.pre_tokenizer = _reading()
         made.post_processor = library.processors.TemplateProcessing(
             single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", START), ("[SEP]", END)])
         made.decoder = library.decoders.WordPiece(cleanup=False)
@@ -84,6 +94,12 @@ class Words:
 
     def __getstate__(self) -> dict[str, Any]:
         return {"spec": self.spec, "length": self.length}
+
+
+def _reading() -> tuple[Any, Any]:
+    """How a text becomes words: lower case, cut at spaces and punctuation."""
+    library = _library()
+    return library.normalizers.BertNormalizer(lowercase=True), library.pre_tokenizers.BertPreTokenizer()
 
 
 def _library() -> Any:

@@ -54,13 +54,15 @@ class Block(nn.Module):
 
 
 class Bert(Adaptable):
-    """Encoder, pooler (affine and tanh on the first token) and classifier: tokens [B, T] -> logits [B, classes]. No dropout."""
+    """Encoder, pooler (affine and tanh on the first token; or, with ``mean``, the mean over the tokens) and classifier: tokens
+    [B, T] -> logits [B, classes]. No dropout."""
 
-    def __init__(self, vocabulary: int, classes: int, *, layers: int, width: int, heads: int, hidden: int, places: int):
+    def __init__(self, vocabulary: int, classes: int, *, layers: int, width: int, heads: int, hidden: int, places: int,
+                 mean: bool = False):
         super().__init__()
         self.embeddings = Embeddings(vocabulary, places, width)
         self.blocks = nn.ModuleList(Block(width, heads, hidden) for _ in range(layers))
-        self.pooler = nn.Linear(width, width)
+        self.pooler = None if mean else nn.Linear(width, width)
         self.classifier = nn.Linear(width, classes)
         for m in self.modules():  # the encoder's initialisation in the paper
             if isinstance(m, nn.Linear | nn.Embedding):
@@ -69,10 +71,12 @@ class Bert(Adaptable):
                 nn.init.zeros_(m.bias)
 
     def features(self, x: Tensor) -> Tensor:
-        """The pooled first token [B, width]."""
+        """The pooled tokens [B, width]."""
         seen, h = x != PAD, self.embeddings(x)
         for block in self.blocks:
             h = block(h, seen)
+        if self.pooler is None:
+            return (h * seen.unsqueeze(-1)).sum(1) / seen.sum(1, keepdim=True)
         return torch.tanh(self.pooler(h[:, 0]))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from helpers import inputs
+from helpers import HERE, inputs
 from torch.nn import functional as F
 
-from fldiag import models, registry
+from fldiag import models
 from fldiag.curvature.piecewise_linear import obstacle
 from fldiag.errors import FldiagError
 from fldiag.problem.diagonal import diagonal_of
@@ -33,7 +33,7 @@ def problem(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", registry.model.names())
+@pytest.mark.parametrize("name", HERE)
 def test_products_are_finite_differences_of_the_gradient(name):
     p = problem(name)
     # few activations change sign over a short way, and each that does shows in one entry only
@@ -58,6 +58,6 @@ def test_an_exact_diagonal_is_that_of_products_with_unit_vectors(name):
 
 def test_which_models_are_piecewise_linear_in_each_layers_weights():
     """Group norm and attention are not."""
-    known = {n for n in registry.model.names() if obstacle(problem(n).module.eval()) is None}
+    known = {n for n in HERE if obstacle(problem(n).module.eval()) is None}
     assert {"mlp", "small_cnn", "fedavg_cifar", "fedavg_mnist", "lenet", "vgg11", "resnet56", "resnet18_p3"} <= known
     assert not {"resnet18_gn", "sl_vit"} & known

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from helpers import close, inputs, multiply_adds, terms
+from helpers import HERE, close, inputs, multiply_adds, terms
 
 from fldiag import models, registry
 from fldiag.errors import FldiagError
@@ -44,7 +44,7 @@ COSTS = [
     ("resnet18_imagenet", (3, 224, 224), 200, 1_814_073_344 - 800 * 512)]
 #: Those that are chains of common layers: several models go side by side.
 STACKABLE = {"fedavg_cifar", "fedavg_mnist", "lenet", "mlp", "mlp_iris", "small_cnn", "vgg11"}
-every_model = pytest.mark.parametrize("name", registry.model.names())
+every_model = pytest.mark.parametrize("name", HERE)
 
 
 def built(name, seed=0):
@@ -94,7 +94,7 @@ def test_the_head_is_the_classifier(name):
 
 
 def test_which_models_stack():
-    assert {name for name in registry.model.names() if Network(built(name)[0]).stackable} == STACKABLE
+    assert {name for name in HERE if Network(built(name)[0]).stackable} == STACKABLE
 
 
 @pytest.mark.parametrize("name", sorted(STACKABLE))

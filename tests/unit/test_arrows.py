@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2] / "fldiag"
-GROUND = {"errors", "choices", "execution", "device", "config", "sections", "identity", "seeding", "params", "registry", "losses", "clock", "version"}
+GROUND = {"errors", "minilm", "choices", "execution", "device", "config", "sections", "identity", "seeding", "params", "registry", "losses", "clock", "version"}
 #: What diagnostics, their answers and their tables stand on.
 MIDDLE = GROUND | {"data", "models", "checkpoint", "results", "problem", "rounds", "plotting", "diagnosis"}
 FIGURES = MIDDLE | {"api", "method", "training", "training/diagnostics", "diagnostics", "known"}
 #: Package -> what it may import of fldiag besides itself. "": the public face.
 MAY = {
     "errors": set(), "seeding": set(), "clock": set(), "version": set(), "device": {"errors"},
-    "params": {"errors"}, "choices": set(), "losses": {"errors", "seeding", "params", "choices"},
-    "registry": {"errors"}, "execution": {"errors", "version"}, "identity": {"registry"}, "config": {"errors", "identity", "registry", "sections"},
+    "params": {"errors"}, "minilm": {"errors"}, "choices": set(), "losses": {"errors", "seeding", "params", "choices"},
+    "registry": {"errors"}, "execution": {"errors", "version"}, "identity": {"registry"}, "config": {"errors", "identity", "minilm", "registry", "sections"},
     "sections": set(), "console": {"errors"},
     "data": GROUND, "models": GROUND, "results": GROUND,
     "checkpoint": GROUND | {"data", "models", "results"},

