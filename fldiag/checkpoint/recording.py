@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fldiag.checkpoint import owner
+from fldiag.checkpoint import base, owner
 from fldiag.checkpoint.foreign import State
 from fldiag.checkpoint.index import WHOLE
 from fldiag.checkpoint.run import Run
@@ -65,7 +65,8 @@ class Recording:
         self.run = Run(path, {
             "schema": WHOLE, "config": config, "hash": hashlib.sha256(text.encode()).hexdigest()[:16],
             "status": "interrupted", "done": 0, "state": {}, "files": {},
-            "provenance": provenance(seed=seed, data=dataset.fingerprint() if dataset is not None else None),
+            "provenance": provenance(seed=seed, data=dataset.fingerprint() if dataset is not None else None,
+                                      **base.provenance(module)),
             "origin": {"recipe": origin, "notes": [], "names": {}, "examples": {}}})
         if parts is not None:
             listed = [parts.get(k, np.empty(0, dtype=np.int64)) for k in range(max(parts, default=-1) + 1)]
@@ -73,6 +74,7 @@ class Recording:
             partition.save(buffer, listed)
             self.run.put("partition.npz", lambda f: f.write(buffer.getvalue()))
             config["clients"]["total"] = len(listed)  # type: ignore[index]
+        base.keep(self.run, module)
         self.run.commit()
 
     def note(self, text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from fldiag.data import Dataset
 from fldiag.errors import FldiagError
 from fldiag.execution.background import Background
 from fldiag.export.given import examples_of, number_of, partition_of, read_clients, rows_of, seen_as
+from fldiag.models import frozen
 from fldiag.models.network import Network
 from fldiag.problem.ingredients import unwrapped
 from fldiag.results.table import Row
@@ -52,6 +54,8 @@ class Recorder:
         evaluate: test the global model after every round.
         resume: go on with the run in ``out`` after its last stored round.
         origin: plain values that tell where the run comes from.
+        trainable: the rounds hold the parameters with ``requires_grad`` alone, such as adapters of peft; the others, which are
+            not to change, are kept once.
 
     Raises:
         FldiagError: the folder is taken, or what is given does not fit together.
@@ -66,7 +70,7 @@ class Recorder:
 
     def __init__(self, out: str | Path, model: nn.Module | str, data: Any = None, clients: Any = None, *, test: Any = None,
                  method: str = "own", seed: int = 0, evaluate: bool = True, resume: bool = False,
-                 origin: Mapping[str, Any] | None = None):
+                 origin: Mapping[str, Any] | None = None, trainable: bool = False):
         path = Path(out)
         if data is None and clients is not None and not isinstance(clients, (str, Path)):
             data, clients = read_clients(clients)
@@ -76,6 +80,10 @@ class Recorder:
             module, name = models.build(model, shape, 0 if self.dataset is None else self.dataset.classes, code=True), model
         else:
             module, name = unwrapped(model)[0], None
+        if trainable:
+            module = copy.deepcopy(module)
+            frozen.freeze(module, [n for n, p in module.named_parameters() if not p.requires_grad])
+        self._frozen = frozen.weights(module).keys()
         self.parts = None if clients is None else partition_of(clients, self.dataset)
         self.module = module
         own = dict([*module.named_parameters(), *module.named_buffers()])
@@ -244,7 +252,7 @@ class Recorder:
         Raises:
             FldiagError: they do not fit the model.
         """
-        held = self._named(weights)
+        held = {n: t for n, t in self._named(weights).items() if n not in self._frozen}
         if {n: v.shape for n, v in held.items()} == self._shapes:  # as a rule; walking the module takes as long as the disk
             state = {n: held[n] for n in self._kinds}
         else:

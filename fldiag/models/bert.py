@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from fldiag import registry
 from fldiag.errors import FldiagError
-from fldiag.models.lora import Adaptable, Alpha, Head, On, Rank, adapted
+from fldiag.models.lora import Alpha, Head, On, Rank, adapted
 
 #: The layers that get adapters.
 ADAPTED = {"attention": ("blocks.*.query", "blocks.*.value"), "all": ("blocks.*",)}
@@ -53,7 +53,7 @@ class Block(nn.Module):
         return found
 
 
-class Bert(Adaptable):
+class Bert(nn.Module):
     """Encoder, pooler (affine and tanh on the first token; or, with ``mean``, the mean over the tokens) and classifier: tokens
     [B, T] -> logits [B, classes]. No dropout."""
 

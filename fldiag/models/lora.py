@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from fldiag.errors import FldiagError
+from fldiag.models import frozen
 
 Rank = Annotated[int, Field(ge=0, description="Rank r of adapters; 0: none, all weights are trained.")]
 Alpha = Annotated[float, Field(gt=0, description="Adapters are scaled by alpha / r.")]
@@ -38,40 +38,7 @@ class Adapter(nn.Module):
         return found
 
 
-class Adaptable(nn.Module):
-    """A model that can have adapters. Its frozen weights are then neither parameters nor buffers, so that a row of weights, and
-    a checkpoint, holds the adapters alone."""
-
-    frozen: tuple[str, ...] = ()  # names, as they would be as parameters
-
-    @property
-    def base(self) -> dict[str, Tensor]:
-        """The frozen weights by name."""
-        return {name: getattr(*_owner(self, name)) for name in self.frozen}
-
-    def load_base(self, weights: Mapping[str, Tensor]) -> None:
-        """Raises FldiagError for weights of another model."""
-        mine = self.base
-        if {n: t.shape for n, t in weights.items()} != {n: t.shape for n, t in mine.items()}:
-            raise FldiagError("the base weights are those of another model", "give those with which the adapters were trained")
-        for name, tensor in mine.items():
-            setattr(*_owner(self, name), weights[name].detach().to(tensor))
-
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
-        """What ``to`` does with parameters, with the frozen weights, too."""
-        for name, tensor in self.base.items():
-            setattr(*_owner(self, name), fn(tensor))
-        return super()._apply(fn, recurse)
-
-
-class Chain(Adaptable, nn.Sequential):
-    """Layers one after another, with adapters."""
-
-
-M = TypeVar("M", bound=Adaptable)
-
-
-def adapted(module: M, rank: int, alpha: float, patterns: tuple[str, ...], head: str) -> M:
+def adapted(module: nn.Module, rank: int, alpha: float, patterns: tuple[str, ...], head: str) -> nn.Module:
     """The module with adapters on the affine layers whose names fit the ``patterns``, and all else frozen but the parameters of
     ``head`` ('': these too). Without ``rank``: as it is."""
     if not rank:
@@ -79,16 +46,10 @@ def adapted(module: M, rank: int, alpha: float, patterns: tuple[str, ...], head:
     layers = {name: m for name, m in module.named_modules()
               if isinstance(m, nn.Linear) and any(fnmatch(name, p) for p in patterns)}
     for name, layer in layers.items():
-        owner, last = _owner(module, name)
-        setattr(owner, last, Adapter(layer, rank, alpha))
+        setattr(*frozen.place(module, name), Adapter(layer, rank, alpha))
     trained = {f"{name}.{part}" for name in layers for part in "AB"}
-    module.frozen = tuple(n for n, _ in module.named_parameters()
-                          if n not in trained and not (head and n.startswith(f"{head}.")))
-    for name in module.frozen:
-        owner, last = _owner(module, name)
-        tensor = owner._parameters.pop(last)
-        assert tensor is not None
-        setattr(owner, last, tensor.detach())
+    frozen.freeze(module, [n for n, _ in module.named_parameters()
+                           if n not in trained and not (head and n.startswith(f"{head}."))])
     return module
 
 
@@ -115,9 +76,9 @@ def adapters(module: nn.Module) -> dict[str, Factors]:
 def merged(module: nn.Module) -> nn.Module:
     """A copy in which each adapted layer is one affine layer of the matrix W + s B A, and these matrices alone are trainable."""
     made = copy.deepcopy(module).requires_grad_(False)
-    tensors = dict(made.named_parameters())
+    tensors, prefixes = dict(made.named_parameters()), tuple(f"{name}." for name in adapters(module))
     for name, factors in adapters(module).items():
-        owner, last = _owner(made, name)
+        owner, last = frozen.place(made, name)
         layer = getattr(owner, last)
         base = layer.base if isinstance(layer, Adapter) else layer.base_layer
         if not isinstance(base, nn.Linear):
@@ -127,11 +88,5 @@ def merged(module: nn.Module) -> nn.Module:
         plain.weight = nn.Parameter(weight)
         plain.bias = None if base.bias is None else nn.Parameter(base.bias.detach(), requires_grad=False)  # type: ignore[assignment]
         setattr(owner, last, plain)
-        if isinstance(made, Adaptable):
-            made.frozen = tuple(n for n in made.frozen if not n.startswith(f"{name}."))
+        made.__dict__["frozen_weights"] = tuple(n for n in frozen.weights(module) if not n.startswith(prefixes))
     return made
-
-
-def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, last = name.rpartition(".")
-    return module.get_submodule(path), last

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import nn
 
 from fldiag import registry
-from fldiag.models.lora import Alpha, Chain, Head, Rank, adapted
+from fldiag.models.lora import Alpha, Head, Rank, adapted
 
 
 @registry.model("mlp")
@@ -23,9 +23,8 @@ def mlp(shape: tuple[int, ...], classes: int,
     layers: list[tuple[str, nn.Module]] = [("flatten", nn.Flatten())]
     for i, (a, b) in enumerate(pairwise(sizes), start=1):
         layers += [(f"fc{i}", nn.Linear(a, b, bias=bias)), (f"relu{i}", nn.ReLU())]
-    chain = OrderedDict([*layers, ("classifier", nn.Linear(sizes[-1], classes, bias=bias))])
-    return adapted(Chain(chain), lora_rank, lora_alpha, ("fc*",), "classifier" if lora_head else "") if lora_rank \
-        else nn.Sequential(chain)
+    made = nn.Sequential(OrderedDict([*layers, ("classifier", nn.Linear(sizes[-1], classes, bias=bias))]))
+    return adapted(made, lora_rank, lora_alpha, ("fc*",), "classifier" if lora_head else "")
 
 
 @registry.model("mlp_iris")

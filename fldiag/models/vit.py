@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from fldiag import registry
 from fldiag.errors import FldiagError
-from fldiag.models.lora import Adaptable, Alpha, Head, On, Rank, adapted
+from fldiag.models.lora import Alpha, Head, On, Rank, adapted
 
 #: The layers that get adapters.
 ADAPTED = {"attention": ("attention.*.qkv",), "all": ("tokens.*", "attention.*", "mlp.*")}
@@ -61,7 +61,7 @@ class LocalityAttention(nn.Module):
         return y
 
 
-class SLViT(Adaptable):
+class SLViT(nn.Module):
     """Tokens, a class token and learned positions, ``depth`` blocks of attention and MLP, head on the class token."""
 
     def __init__(self, shape: tuple[int, int, int], classes: int, *, patch: int, dim: int = 192, depth: int = 9,

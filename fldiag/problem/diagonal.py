@@ -94,7 +94,7 @@ def diagonal_of(problem: Problem, *, entries: bool = True, estimate: Estimate = 
     exact = () if estimate == "hutchinson" else exact_tensors(problem)
     found = _exactly(problem, exact, not entries, progress) if exact else {}
     traces = {n: float(found[n].sum()) for n in exact}
-    if why is None:
+    if len(exact) == len(names):
         values = torch.cat([found[n].reshape(-1) for n in names]) if entries else None
         return Diagonal(values, None, traces, dict.fromkeys(names), math.fsum(traces.values()), None, "exact", True, 0,
                         exact=exact)

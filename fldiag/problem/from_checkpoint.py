@@ -152,10 +152,10 @@ def _in_the_run(c: Checkpoint, name: str) -> str | None:
 
 def _module(c: Checkpoint, dataset: Dataset | None) -> nn.Module:
     if isinstance(c.model, nn.Module):
-        return c.model
+        return base.restore(c.model, c)
     if c.model is not None:
         shape, classes = (dataset.shape, dataset.classes) if dataset is not None else _shapes(c)
-        return models.build(str(c.model), shape, classes, code=True)
+        return base.restore(models.build(str(c.model), shape, classes, code=True), c)
     if not c.manifest and (c.path.parent / pretrained.CONFIG).is_file():
         return pretrained.build(c.path.parent)
     spec = dict(c.config.get("model", {}))

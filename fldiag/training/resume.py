@@ -83,7 +83,7 @@ def same_data(run: Run, setup: Setup) -> None:
     if run.index["provenance"].get("data") != setup.dataset.fingerprint():
         raise FldiagError(f"the data set {setup.dataset.name!r} is not the one {run.path} was trained on so far",
                           "put the original data back, or train anew with another --out")
-    if run.index["provenance"].get("base") != base.name_of(setup.module):
+    if run.index["provenance"].get("base") != base.provenance(setup.module).get("base"):
         raise FldiagError(f"the frozen weights are not those beneath the adapters of {run.path}",
                           "train anew with another --out")
     stored = partition.load_parts(run.verified("partition.npz"))

@@ -234,4 +234,4 @@ def provenance(setup: Setup) -> dict[str, Any]:
     return origin.provenance(
         dtype=setup.dtype, device=setup.device, seed=setup.config.seed, precision=setup.precision,
         data=setup.dataset.fingerprint(), stacked=setup.stack, method_version=setup.config.method_version,
-        **({"base": named} if (named := base.name_of(setup.module)) else {}))
+        **base.provenance(setup.module))

@@ -19,9 +19,14 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    config = fldiag.Config.load("digits", rounds=3, model__name="mlp", model__hidden=[8], model__lora_rank=2, clients__total=6, clients__per_round=3,
+    config = fldiag.Config.load("digits", rounds=3, model__name="mlp", model__hidden=[8], clients__total=6, clients__per_round=3,
                                 train__epochs=1, checkpoint__clients="sampled", metrics__steps=True)
     return fldiag.train(config, out=tmp_path_factory.mktemp("executors") / "run", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def adapted(trained):
+    return fldiag.train(trained.config.replace(model__lora_rank=2), out=trained.path.parent / "adapted", device="cpu")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,8 +46,8 @@ def same(target, name, executor, **options):
 
 @pytest.mark.parametrize("executor", ["processes:2", "dask"])
 @pytest.mark.parametrize("name", ON["run"])
-def test_of_a_run(trained, name, executor):
-    same(trained, name, executor, **FEW.get(name, {}))
+def test_of_a_run(trained, adapted, name, executor):
+    same(adapted if name == "lora" else trained, name, executor, **FEW.get(name, {}))
 
 
 @pytest.mark.parametrize("name", ON["problem"])

@@ -1,6 +1,8 @@
 """Adapters: what is trained, kept and found again; the numbers of the diagnostic against closed forms."""
 
+import copy
 import math
+import pickle
 
 import helpers
 import numpy as np
@@ -13,7 +15,8 @@ import fldiag
 from fldiag import models
 from fldiag.diagnostics.lora.measure import effective_rank, of_layer, procrustes, row_space
 from fldiag.errors import FldiagError
-from fldiag.models.lora import Chain, adapted, adapters, merged
+from fldiag.models import frozen
+from fldiag.models.lora import adapted, adapters, merged
 
 EYE = torch.eye(6, dtype=torch.float64)
 HALF = torch.tensor([0.5, 0.5])
@@ -98,12 +101,12 @@ def test_an_adapted_model_begins_as_its_base_and_holds_the_adapters_alone(name, 
                    for more in ({}, {"lora_rank": 2, "lora_alpha": 6.0, **({"lora_on": on} if on else {})}))
     x = helpers.inputs(plain, 5, *shape)
     with torch.no_grad():
-        for tensor in made.base:
-            assert tensor not in dict(made.named_parameters()) and tensor not in dict(made.named_buffers())
+        base = frozen.weights(made)
+        assert not base.keys() & {n for n, _ in (*made.named_parameters(), *made.named_buffers())}
         head = "head" if name == "sl_vit" else "classifier"
         assert {n.rpartition(".")[2] for n, _ in made.named_parameters() if not n.startswith(head)} == {"A", "B"}
         getattr(made, head).load_state_dict(getattr(plain, head).state_dict())
-        made.load_base(dict(zip(made.base, [dict(plain.named_parameters())[n.replace(".base.", ".")] for n in made.base], strict=True)))
+        frozen.load(made, {n: dict(plain.named_parameters())[n.replace(".base.", ".")] for n in base})
         torch.testing.assert_close(made(x), plain(x), rtol=0, atol=0)
         for p in made.parameters():
             p += 0.1 * torch.randn(p.shape)
@@ -113,7 +116,35 @@ def test_an_adapted_model_begins_as_its_base_and_holds_the_adapters_alone(name, 
         together = merged(double)
         torch.testing.assert_close(together(x), double(x))
         assert [n for n, p in together.named_parameters() if p.requires_grad] == [f"{layer}.weight" for layer in adapters(double)]
-        assert all(t.dtype == torch.float64 for t in double.base.values())
+        assert all(t.dtype == torch.float64 for t in frozen.weights(double).values())
+
+
+def test_frozen_weights_go_where_their_module_goes():
+    made = models.build("mlp", (6,), 3, {"lora_rank": 2})
+    for other in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        other.double()
+        assert {t.dtype for t in frozen.weights(other).values()} == {torch.float64}
+    assert {t.dtype for t in frozen.weights(made).values()} == {torch.float32}
+
+
+def test_the_recorder_keeps_what_is_trained(tmp_path):
+    """As with adapters of another package: the loop's own modules and state_dicts hold the frozen weights, too."""
+    data, parts = helpers.classification((20, 13))
+    net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    net[0].requires_grad_(False)
+    ends = [copy.deepcopy(net) for _ in parts]
+    for k, end in enumerate(ends):
+        nn.init.constant_(end[2].weight, 0.1 * (k + 1))
+    with fldiag.Recorder(tmp_path / "run", net, data=(data.train_x, data.train_y), clients=parts, trainable=True) as rec:
+        rec.round(received=net.state_dict(), clients=dict(enumerate(ends)), aggregated=ends[0])
+    run = fldiag.load(tmp_path / "run", model=nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)))
+    assert {*run.checkpoint().state} == {"2.weight", "2.bias"} and run.checkpoint().clients.shape == (2, 18)
+    loss = fldiag.diagnose(run, "spectrum", k=1).query("metric == 'loss'")["value"].item()
+    assert loss == pytest.approx(float(nn.functional.cross_entropy(ends[0](data.train_x), data.train_y).detach()), rel=1e-5)
+    problem = fldiag.Problem(ends[0], nn.functional.cross_entropy, (data.train_x, data.train_y), trainable=True)
+    for name in ("trace", "diagonal"):
+        ours, theirs = (fldiag.diagnose(target, name)["value"].iloc[0] for target in (run, problem))
+        assert ours == pytest.approx(theirs, rel=1e-3)
 
 
 def test_a_rank_that_is_none_is_refused():
@@ -164,7 +195,7 @@ def test_the_diagnostic_of_a_run_and_its_picture(run):
 def test_both_spectra_are_those_of_dense_hessians():
     data, parts = helpers.classification((20, 13))
     torch.manual_seed(0)
-    net = adapted(Chain(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), 2, 4.0, ("0",), "2")
+    net = adapted(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), 2, 4.0, ("0",), "2")
     w, clients = moved(net)
     made = history(net, data, parts, stored(w, clients[:2], clients[0]), dtype=torch.float64)
     table = fldiag.diagnose(made, "lora", k=2, tol=1e-8, max_products=200)

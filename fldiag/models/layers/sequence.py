@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from fldiag.models import frozen
 from fldiag.models.layers import rules
 
 
@@ -16,9 +17,9 @@ def hooked(m: nn.Module) -> bool:
 def leaves(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
     """Names and layers of nested ``nn.Sequential``s in order; of any other module, itself.
 
-    None where hooks change what a module computes, or where weights are shared.
+    None where hooks change what a module computes, or where weights are shared or frozen.
     """
-    found = _leaves(module, "")
+    found = None if frozen.weights(module) else _leaves(module, "")
     if found is None or len(list(module.parameters())) != sum(len(list(m.parameters())) for _, m in found):
         return None
     return found
