@@ -18,15 +18,17 @@ def of_layer(a: Tensor, b: Tensor, p: Tensor, scale: float, ids: Sequence[int]) 
     Without a value where the adapters do nothing yet, as all B are 0."""
     a, b, p = a.double(), b.double(), p.double()
     rank, nothing = a.shape[1], not bool(b.any())
-    mean = scale * torch.einsum("k,koj,kji->oi", p, b, a)  # what an average of the products would add to W
-    sent = scale * torch.einsum("k,koj->oj", p, b) @ torch.einsum("k,kji->ji", p, a)  # what averaged factors add
-    size = float(torch.linalg.matrix_norm(mean))
-    good = size > 0 and not nothing
+    # the mean of the products is left @ right; averaged factors give (scale mean B) @ mean A
+    left, right = (scale * p[:, None, None] * b).transpose(0, 1).flatten(1), a.flatten(0, 1)
+    mean_b, mean_a = scale * torch.tensordot(p, b, 1), torch.tensordot(p, a, 1)
+    singular = singular_values(left, right)
+    size = float(torch.linalg.vector_norm(singular))
+    rounding = torch.finfo(a.dtype).eps * left.shape[1] * float(left.norm() * right.norm())
+    good = size > rounding and not nothing
     common: Row = {"moment": "aggregated", "scope": "global", "estimator": "exact"}
-    error = float(torch.linalg.matrix_norm(mean - sent))
+    error = torch.linalg.vector_norm(singular_values(torch.cat([left, -mean_b], 1), torch.cat([right, mean_a])))
     yield {**common, "metric": "update_norm", "value": None if nothing else size}
-    yield {**common, "metric": "aggregation_error", "value": error / size if good else None}
-    singular = torch.linalg.svdvals(mean)
+    yield {**common, "metric": "aggregation_error", "value": float(error) / size if good else None}
     energy = (singular**2).cumsum(0) / (singular**2).sum()
     for j in range(rank):
         yield {**common, "metric": "rank_energy", "index": j + 1, "value": float(energy[j]) if good else None}
@@ -37,6 +39,13 @@ def of_layer(a: Tensor, b: Tensor, p: Tensor, scale: float, ids: Sequence[int]) 
         told = {} if nothing or not most else {"value": found, "scaled": found / most}
         yield {"moment": "trained", "scope": "pair", "client": ids[i], "client_b": ids[j], "metric": "misalignment",
                "estimator": "exact", "value": None, **told}
+
+
+def singular_values(left: Tensor, right: Tensor) -> Tensor:
+    """Of left [out, m] @ right [m, in], which is not formed where it is larger than its factors."""
+    if left.shape[1] < min(left.shape[0], right.shape[1]):
+        left, right = torch.linalg.qr(left)[1], torch.linalg.qr(right.T)[1].T
+    return torch.linalg.svdvals(left @ right)
 
 
 def effective_rank(singular: Tensor) -> float:
