@@ -224,6 +224,7 @@ def test_a_damaged_file_is_named(tmp_path):
 FIGURES = Path(__file__).parents[2] / "figures"
 
 
+@pytest.mark.slow
 def test_the_committed_ledger_is_made_of_the_committed_figures(tmp_path):
     """Nothing in it was filled in by hand, and nothing is older than the figures, the reported numbers or the statements."""
     for paper in reported.papers():
@@ -272,6 +273,7 @@ def test_every_committed_figure_is_whole_and_of_this_inventory():
         assert not re.search(r"(?<![\w.:/])/(work|tmp|home|root|mnt|usr|var|data)/", file.read_text()), "a folder of some machine"
 
 
+@pytest.mark.slow
 def test_committed_figures_are_of_the_studies_as_they_are():
     """Captions begin with the study's, and tables for reading are laid out from the csv as they would be today."""
     for file, about in ledger.made(FIGURES):
@@ -421,6 +423,7 @@ def test_adaptive_and_fixed_strength_are_compared_on_the_same_radii():
         check(rows.drop(index=2))
 
 
+@pytest.mark.slow
 def test_every_claim_compares_what_its_study_has():
     """With the committed numbers each claim gives a verdict, or says which of them were not measured."""
     for claim in claims.claims():
