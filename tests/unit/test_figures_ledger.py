@@ -285,14 +285,6 @@ def test_committed_figures_are_of_the_studies_as_they_are():
             assert file.with_suffix(".md").read_text() == f"{about['caption']}\n\n{markdown(study.layout(table))}", again
 
 
-def test_every_picture_of_the_readme_is_there_and_made_by_the_command_beside_it():
-    text = (FIGURES.parent / "README.md").read_text()
-    shown = re.findall(r"`fldiag figures (\S+) --scale (\w+)`<br>!\[[^\]]*\]\(figures/(\S+)\.png\)", text)
-    assert len(shown) >= 10 and all(id == name for id, _, name in shown)
-    for id, size, _ in shown:
-        assert json.loads((FIGURES / f"{id}.json").read_text())["scale"] == size
-
-
 # ---- claims
 
 #: Statements on numbers that no committed figure has.
