@@ -25,7 +25,8 @@ project, author, copyright = "fldiag", "the fldiag authors", "the fldiag authors
 release = version = _version()
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_gallery.gen_gallery", "myst_nb", "equations", "reference"]
 exclude_patterns = ["_ext", "README.md", "gallery_made/*.ipynb", "gallery_made/*.py", "gallery_made/*.zip", "gallery_made/*.md5",
-                    "gallery_made/*.json", "gallery", "**/.ipynb_checkpoints"]
+                    "gallery_made/*.json", "gallery", "reference/made/statements.md",
+                    "**/.ipynb_checkpoints"]
 nitpicky = False
 myst_enable_extensions = ["deflist", "dollarmath", "colon_fence", "attrs_inline"]
 myst_heading_anchors = 3

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import pandas as pd
 import typer
 from equations import typeset
 
@@ -49,6 +50,22 @@ def write(_: Any = None) -> None:
     lead = "Every result is a tidy table: a row is one number. Columns after these are named on the diagnostic's page."
     (OUT / "columns.md").write_text(f"# Columns of a table\n\n{lead}\n\n" + _table(
         ("column", "type", "what it says"), [(f"`{c}`", t, DESCRIPTIONS[c]) for c, t in COLUMNS.items()]))
+    (OUT / "statements.md").write_text(_statements(pd.read_csv(ROOT / "figures" / "ledger.csv")))
+
+
+def _statements(ledger: pd.DataFrame) -> str:
+    """The papers' statements with their verdicts, and how many of their numbers were measured under which conditions."""
+    numbers = ledger[ledger["kind"] == "number"]
+    measured = numbers[numbers["measured"].notna()]
+    alike, agree = (int(measured["agrees"].isin(words).sum()) for words in (("yes", "no"), ("yes",)))
+    claims = ledger[ledger["kind"] == "claim"]
+    counted = ", ".join(f"{n} {word}" for word, n in claims["agrees"].value_counts().items())
+    text = (f"Of {len(numbers)} numbers in the papers' texts, {len(measured)} have a measured one beside them; {alike} of these "
+            f"were measured like for like ({agree} agree), the others on other data or at a reduced size. Statements checked: "
+            f"{len(claims)}; {counted}.\n\n")
+    return text + _table(("statement", "where", "scale", "seeds", "verdict"), [
+        (escaped(r["metric"]), escaped(r["source"]), str(r["scale"]), "" if pd.isna(r["seeds"]) else f"{r['seeds']:.0f}",
+         escaped(r["agrees"])) for _, r in claims.iterrows()])
 
 
 def _folder(kind: str, title: str, lead: str, pages: dict[str, str], summaries: dict[str, str]) -> None:
