@@ -2,6 +2,7 @@
 # make test-convergence: every method trained to the end with three seeds, half an hour by itself; not part of CI.
 # make test-integrations: against transformers and lightning, which it installs first.
 # make test-processors: the numeric tests again as each lesser processor that this machine can play (AVX2, SSE4).
+# make docs: the documentation in site/, built strictly; it runs the gallery and the notebooks, and needs no network.
 # All reuse .venv; nothing is installed twice.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -9,7 +10,7 @@ STAMP  := $(VENV)/.installed
 # Where Chromium is, for the tests that open pages. Without one they are left out, which is said; BROWSER=on demands them.
 BROWSER ?= $(shell for b in "$$FLDIAG_BROWSER" chromium chromium-browser google-chrome google-chrome-stable; do command -v "$$b" && break; done)
 
-.PHONY: demo test test-all test-convergence test-integrations test-processors lint bench clean
+.PHONY: demo test test-all test-convergence test-integrations test-processors docs lint bench clean
 
 demo: $(STAMP)
 	$(VENV)/bin/fldiag demo
@@ -31,8 +32,13 @@ test-integrations: $(STAMP)
 test-processors: $(STAMP)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/processors.py -n 2 --dist loadfile $(PYTEST_ARGS)
 
+docs: $(STAMP)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs]'
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m sphinx -W --keep-going -q -b html docs site
+	@echo site/index.html
+
 lint: $(STAMP)
-	$(VENV)/bin/ruff check fldiag tests analyses
+	$(VENV)/bin/ruff check fldiag tests analyses docs
 	$(VENV)/bin/mypy fldiag
 
 bench: $(STAMP)
@@ -45,4 +51,4 @@ $(STAMP): pyproject.toml
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) fldiag-out .pytest_cache .hypothesis
+	rm -rf $(VENV) site docs/gallery_made docs/reference/made fldiag-out .pytest_cache .hypothesis

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import platform
 import sys
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from fldiag.errors import FldiagError, out_of_memory
+from fldiag.version import version
 
 
 class Console:
@@ -96,9 +99,15 @@ def _plain(value: Any) -> Any:
 
 @contextlib.contextmanager
 def errors(debug: bool) -> Iterator[None]:
-    """One message with the remedy instead of a traceback. Exit codes: 1 failed, 2 wrong use."""
+    """One message with the remedy instead of a traceback. Exit codes: 1 failed, 2 wrong use. With ``debug`` the traceback, which
+    ends with the versions of what a report of it needs."""
     try:
-        yield
+        try:
+            yield
+        except BaseException as error:
+            if debug and not isinstance(error, SystemExit):
+                error.add_note(_versions())
+            raise
     except FldiagError as error:
         if debug:
             raise
@@ -118,6 +127,14 @@ def errors(debug: bool) -> Iterator[None]:
         _complain(f"unexpected {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
                   "run again with --debug for the traceback, and report it")
         sys.exit(1)
+
+
+def _versions() -> str:
+    names = {"fldiag": version(), "Python": platform.python_version()}
+    for package in ("torch", "numpy", "pandas"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            names[package] = metadata.version(package)
+    return "Versions: " + ", ".join(f"{n} {v}" for n, v in names.items()) + f"; {platform.platform()}"
 
 
 def _complain(what: str, remedy: str) -> None:

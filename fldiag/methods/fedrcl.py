@@ -12,8 +12,8 @@ def fedrcl(attract: NonNegative = 1.0, penalty: NonNegative = 1.0, tau: Positive
     """Relaxed contrastive learning: same-class representations attract, unless all of them are too close already.
 
     Objective:   CE + mean over levels of mean_x (attract A + penalty R), s = cosine similarity inside the minibatch
-                 A = -log(e^{s+/tau} / (e^{s+/tau} + sum_- e^{s-/tau})): s+ of the least similar example of the same
-                 class (the anchor, s = 1, among them), s- of the two most similar examples of other classes
+                 A = -log(e^{s_p/tau} / (e^{s_p/tau} + sum_n e^{s_n/tau})): s_p of the least similar example of the same
+                 class (the anchor, s = 1, among them), s_n of the two most similar examples of other classes
                  R = -log(e^{1/tau} / (e^{1/tau} + e^{s/tau})): s of the least similar other example of the same
                  class, -1 where that is below threshold
     Levels:      the stages of a residual network (before their ReLU, averaged over positions), else what the head sees

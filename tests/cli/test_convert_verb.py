@@ -78,6 +78,7 @@ def tables_equal(a, b, name, **options):
     assert len(found[0]) > 20 and found[0].equals(found[1])
 
 
+@pytest.mark.slow
 def test_the_same_numbers_as_the_run_the_files_are_of(own, files):
     shown = convert(files, *GLOBAL, "--initial", files / "start.pt", "--partition", files / "parts.json")
     assert shown == ""
@@ -114,6 +115,7 @@ def test_global_files_from_before_the_round(files, own):
         assert all(torch.allclose(a.state[n], b.state[n], atol=1e-6) for n in a.state)
 
 
+@pytest.mark.slow
 def test_without_globals_and_partition(files):
     shown = convert(files)
     assert "each counted alike as no partition" in shown and "round 1" in shown

@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -209,6 +210,8 @@ def test_ctrl_c_keeps_the_state_and_says_how_to_go_on():
     assert result.exit_code == 0 and "0004.pt" in result.stdout
 
 
-def test_debug_shows_the_traceback():
+def test_debug_shows_the_traceback_and_ends_with_the_versions():
     result = runner.invoke(app, ["spectrum", "nowhere.pt", "--debug"])
     assert result.exit_code == 1 and result.exception is not None
+    shown = "".join(traceback.format_exception(result.exception)).rstrip().splitlines()[-1]
+    assert shown.startswith("Versions: fldiag ") and torch.__version__.partition("+")[0] in shown

@@ -16,6 +16,7 @@ def test_list():
     assert {"fedsol/fig6", "fedsol/table2", "fedalign/table1"} <= {row["name"] for row in found}
 
 
+@pytest.mark.slow
 def test_a_figure_and_the_ledger(tmp_path):
     done = runner.invoke(app, ["figures", "fedsol/fig2", "fig12"])
     assert done.exit_code == 0, done.output
@@ -51,6 +52,7 @@ def test_a_reason_without_a_forecast_is_said_once():
                                      "not in the forecast: fedavg on y: y is broken"]
 
 
+@pytest.mark.slow
 def test_as_is_with_nothing_there_says_how_to_train_it():
     done = runner.invoke(app, ["figures", "fedsol/fig6", "--as-is", "--out", "figures", "--runs", "runs"])
     assert done.exit_code == 1 and "error: 1 of 1 could not be made" in done.stderr and "without --as-is" in done.stderr

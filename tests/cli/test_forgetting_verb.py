@@ -35,6 +35,7 @@ def test_help_has_an_example(verb):
     assert "Example: fldiag" in text and "--debug" in text and "--json" in text
 
 
+@pytest.mark.slow
 def test_forgetting_writes_table_provenance_and_pictures(trained):
     result = run("forgetting", trained)
     png = last(result)
@@ -60,6 +61,7 @@ def test_why_gives_the_account_and_its_rest(trained):
     assert Path(answer["paths"][-1]).name.startswith("account-") and Path(answer["paths"][-1]).is_file()
 
 
+@pytest.mark.slow
 def test_drift_of_some_rounds(trained):
     result = run("drift", trained, "--rounds", "2-3", "--rho", 0, "--rho", 1.5, "--no-representation")
     frame = table(last(result))
@@ -109,6 +111,7 @@ def rewrite(folder, r, change):
     (folder / "run.json").write_text(json.dumps(index))
 
 
+@pytest.mark.slow
 def test_a_round_with_fewer_clients_and_one_of_another_architecture(copy):
     def fewer(c):
         manifest = json.loads(c["manifest"])
@@ -124,6 +127,7 @@ def test_a_round_with_fewer_clients_and_one_of_another_architecture(copy):
     assert set(frame[(frame["round"] == 3) & frame.moment.notna()].moment) == {"aggregated"}
 
 
+@pytest.mark.slow
 def test_an_unlisted_round_is_named(copy):
     index = json.loads((copy / "run.json").read_text())
     del index["files"]["rounds/0002.pt"]

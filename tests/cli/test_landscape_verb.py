@@ -22,6 +22,7 @@ def trained(tmp_path_factory):
 
 @pytest.mark.parametrize("arguments", [("{run}", "clients"), ("{run}", "pca"), ("{run}/rounds/0002.pt", "clients"),
                                        ("{run}/rounds/0001.pt", "{run}/rounds/0002.pt", "{run}/rounds/0003.pt", "plane")], ids=str)
+@pytest.mark.slow
 def test_directions_that_join_checkpoints_of_a_users_own_model(arguments, tmp_path, monkeypatch):
     (tmp_path / "landscape_net.py").write_text("from torch import nn\n\n\ndef net():\n"
                                          "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n")
@@ -55,6 +56,7 @@ def test_points_between_are_interpolated_unless_full(trained):
     assert (both.value_x - both.value_y).abs().max() < 0.02 * (both.value_y.max() - both.value_y.min())
 
 
+@pytest.mark.slow
 def test_another_picture_of_the_same_numbers_computes_nothing(trained):
     cut = ("--points", 5, "--span", 3, *QUICK)
     plain, log = (run("landscape", trained, *cut, *more) for more in ((), ("--height", "log", "--clip", 20)))
@@ -66,6 +68,7 @@ def test_another_picture_of_the_same_numbers_computes_nothing(trained):
     assert "for surfaces" in run("landscape", trained, "--line", "--height", "log", code=2).stderr
 
 
+@pytest.mark.slow
 def test_bf16_measures_and_prints_its_error(trained):
     result = run("landscape", trained, "--points", 5, "--precision", "bf16", *QUICK)
     frame = frame_of(result)
@@ -75,6 +78,7 @@ def test_bf16_measures_and_prints_its_error(trained):
     assert "'fp32', 'fp64' or 'bf16'" in run("landscape", trained, "--precision", "int8", *QUICK, code=2).stderr
 
 
+@pytest.mark.slow
 def test_lines_with_their_parabolas(trained):
     result = run("landscape", trained, "--line", "--points", 5, *QUICK)
     frame = frame_of(result)

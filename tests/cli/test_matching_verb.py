@@ -51,6 +51,7 @@ def test_help_has_an_example():
     assert "Example: fldiag matching" in text and "--json" in text
 
 
+@pytest.mark.slow
 def test_matching_of_the_last_round(trained):
     result = run("matching", trained, "--samples", 120, "--k", 2)
     png = last(result)
@@ -86,6 +87,7 @@ def test_the_printed_numbers_are_those_of_the_table(trained):
     assert clients[own]["share"] * top == pytest.approx(only(frame, metric="curvature_share", client=int(own)).value.iloc[0], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_several_rounds_and_fewer_things(trained):
     result = run("matching", trained, "--samples", 60, "--rounds", "1-2", "--on", "global", "--k", 0, "--no-split")
     frame = table(last(result))
@@ -140,6 +142,7 @@ def spectrum(trained, *arguments, code=0):
     return run("spectrum", trained, "--samples", 120, "--k", 2, *arguments, code=code)
 
 
+@pytest.mark.slow
 def test_trace_and_diagonal_by_layer_with_their_picture(trained):
     png = last(spectrum(trained, "--trace"))
     frame = table(png)
@@ -167,6 +170,7 @@ def test_blocks_of_the_hessian(trained):
     assert "matches no parameter" in spectrum(trained, "--params", "nothing.*", code=2).stderr
 
 
+@pytest.mark.slow
 def test_density_has_its_own_table_and_picture(trained):
     answer = json.loads(spectrum(trained, "--density", "--json").stdout)
     (file,) = [Path(p) for p in answer["paths"] if Path(p).name.startswith("density-") and p.endswith(".csv")]

@@ -70,6 +70,7 @@ def told(place):
     assert process.wait(30) == 0
 
 
+@pytest.mark.slow
 def test_it_is_named_without_being_imported(place):
     shutil.copytree(place / "site", place / "broken")
     (place / "broken" / "made_up.py").write_text("raise RuntimeError('imported')")
@@ -83,6 +84,7 @@ def test_it_is_named_without_being_imported(place):
     assert failed.returncode == 1 and "Traceback" not in failed.stderr
 
 
+@pytest.mark.slow
 def test_the_verb_and_its_help(place):
     text = typed(place, "roughness", "--help")
     assert all(part in text for part in ("--power", "Which norm of the gradient", "--samples", "--json", "--out", "fldiag roughness"))
@@ -90,6 +92,7 @@ def test_the_verb_and_its_help(place):
     assert "Which norm" in typed(place, "explain", "roughness")
 
 
+@pytest.mark.slow
 def test_files_pictures_cache_and_summary(place, told):
     for _ in range(2):
         text = told("roughness", "run", "--power", "3", "--called", "calls", "--device", "cpu")
@@ -102,6 +105,7 @@ def test_files_pictures_cache_and_summary(place, told):
     assert found["rows"][0]["value"] == pytest.approx(frame["value"].iloc[0], rel=1e-6) and found["paths"][-1].endswith(".png")
 
 
+@pytest.mark.slow
 def test_another_version_of_it_does_not_get_the_numbers_of_the_former(place):
     source, answers = place / "site" / "made_up.py", []
     before = source.read_text()
@@ -131,6 +135,7 @@ def test_it_stands_in_the_report(place, told):
     assert "wobble" in page.read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_it_is_a_question_of_a_figure(place):
     script = """
 import fldiag

@@ -81,6 +81,7 @@ def test_the_trace_of_a_net_without_closed_form_is_estimated_to_rtol(own, rtol, 
     assert ("has not reached --rtol" in result.stderr) != reached
 
 
+@pytest.mark.slow
 def test_the_end_and_the_matrix_are_told_where_they_are_not_the_usual_ones(own):
     rows = json.loads(own("spectrum", "net", "--k", 2, "--which", "smallest", "--matrix", "ggn", "--json").stdout)["rows"]
     values = [r for r in rows if r["metric"] == "eigenvalue"]
@@ -91,12 +92,14 @@ def test_the_end_and_the_matrix_are_told_where_they_are_not_the_usual_ones(own):
 
 
 @pytest.mark.parametrize("verb, more", [("spectrum", ["--k", 1]), ("landscape", ["--points", 3])])
+@pytest.mark.slow
 def test_frozen_parameters_are_said_to_count(own, verb, more):
     assert "40 of 99 parameters are frozen" in own(verb, "frozen", *more).stderr
     assert "parameters are frozen" not in own(verb, "net", *more).stderr
     assert "they are constants here" in own(verb, "frozen", "--trainable", *more).stderr
 
 
+@pytest.mark.slow
 def test_arbitrary_directions_are_said_to_be(own):
     assert "eigenvalue 1 is zero within its error" in own("landscape", "flat", "--points", 3).stderr
     assert "zero within its error" not in own("landscape", "net", "--points", 3).stderr
@@ -156,6 +159,7 @@ def summed(z, y):
 '''
 
 
+@pytest.mark.slow
 def test_tokens_masks_and_sums_from_the_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "language.py").write_text(LANGUAGE)
@@ -174,6 +178,7 @@ def test_tokens_masks_and_sums_from_the_command_line(tmp_path, monkeypatch):
     assert "no loss of its own" in run("spectrum", "net.pt", "--model", "language:Net", "--data", "language:words", code=1).stderr
 
 
+@pytest.mark.slow
 def test_another_loss(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_loss.py").write_text("from torch.nn.functional import cross_entropy\n\n\n"

@@ -32,6 +32,7 @@ def run(tmp_path_factory):
     return fldiag.train(config, out=tmp_path_factory.mktemp("startup") / "run").path
 
 
+@pytest.mark.slow
 def test_a_cached_answer_and_a_report_need_no_torch(run):
     assert without_torch("forgetting", run).returncode == 1, "nothing can be measured without it"
     first = typed("forgetting", run)
@@ -45,6 +46,7 @@ def test_a_cached_answer_and_a_report_need_no_torch(run):
 
 
 @pytest.mark.parametrize("name", ["rounds/0002.pt", "diagnostics/*.png", "diagnostics/cache/asked-*.parquet"])
+@pytest.mark.slow
 def test_what_was_changed_is_not_recalled(run, name):
     """Of a checkpoint, a picture and the table alike: the question then takes its usual way, which reads weights."""
     typed("forgetting", run)

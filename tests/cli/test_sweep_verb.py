@@ -17,6 +17,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_sweep_ends_in_a_table_and_a_report(here):
     for verb in (("train", "digits", "--sweep", "method.name=fedavg,scaffold", "--sweep", "seed=0,1"),
                  ("sweep", "digits", "--over", "method.name=fedavg,scaffold", "--over", "seed=0,1")):

@@ -25,6 +25,7 @@ def test_help_has_an_example():
     assert "Example: fldiag toy iris" in text and "--variants" in text
 
 
+@pytest.mark.slow
 def test_pictures_tables_and_the_papers_numbers():
     result = run(*SMALL)
     png = last(result)
@@ -77,6 +78,7 @@ def test_variants(monkeypatch):
 
 
 @pytest.mark.usefixtures("_no_pictures")
+@pytest.mark.slow
 def test_stopped_and_asked_again(monkeypatch):
     original, done = iris.trained, []
 

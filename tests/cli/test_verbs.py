@@ -77,6 +77,7 @@ def test_landscape_of_a_run_checkpoint(trained):
     assert "<html" in png.with_name(stem + ".html").read_text()[:2000].lower()
 
 
+@pytest.mark.slow
 def test_landscapes_of_two_checkpoints_share_one_picture(trained):
     result = run("landscape", trained / "rounds" / "0001.pt", trained / "rounds" / "0003.pt", "--points", 3, "--samples", 100,
                  "--json")
@@ -103,6 +104,7 @@ def test_spectrum_of_the_committed_example_has_the_promised_rows():
     assert ratio["value"] == pytest.approx(values[0]["value"] / values[2]["value"])
 
 
+@pytest.mark.slow
 def test_spectrum_of_a_client_differs_from_the_global_one(trained):
     client = fldiag.load(trained).checkpoint().client_ids[0]
     own = json.loads(run("spectrum", trained, "--client", client, "--k", 1, "--json").stdout)["rows"]
@@ -118,11 +120,13 @@ def test_a_second_question_is_read_from_the_cache(trained):
     assert {p: p.stat().st_mtime_ns for p in (trained / "diagnostics" / "cache").glob("spectrum-*.parquet")} == kept
 
 
+@pytest.mark.slow
 def test_toy_plane_prints_closed_forms():
     result = run("toy", "plane", "--rho", 0.5, "--a", 0.2, "--a", 5)
     assert "(2.639306, 1.653734)" in result.stdout and last(result).is_file()
 
 
+@pytest.mark.slow
 def test_partition_picture_and_counts(trained):
     result = run("partition", "digits", "--set", "partition.kind=sharding")
     counts = pd.read_csv(last(result).with_name(last(result).name.removesuffix(".png") + ".csv"))

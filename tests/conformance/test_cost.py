@@ -92,6 +92,7 @@ def test_a_step_costs_what_the_papers_count(name, options, expected):
 
 
 @pytest.mark.parametrize("name", registry.method.names())
+@pytest.mark.slow
 def test_a_step_at_the_defaults_costs_what_is_stated_and_what_the_papers_count(name):
     stated = re.search(r"Cost:\s+(\d+(\.\d+)?) P\b", registry.method.get(name).doc)
     assert stated, f"{name}: the line Cost: does not begin with a number of P"

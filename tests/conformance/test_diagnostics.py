@@ -66,6 +66,7 @@ def evaluations(name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("training", [True, False])
+@pytest.mark.slow
 def test_the_callers_things_are_untouched(name, error, training):
     calls, last = [], evaluations(name) if error else None  # the error shall come at the very last evaluation
 
@@ -107,6 +108,7 @@ def test_the_same_seed_gives_the_same_table(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_independent_of_the_batch_size(name):
     a, b = (run(name, Problem(network(), cross_entropy, examples(), dtype=torch.float64, memory=m), tol=1e-9)
             for m in (2**31, 1))

@@ -51,6 +51,7 @@ def test_away_from_the_neutral_setting_the_method_does_something(name):
 
 @every_stacked_variant
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp64", 1e-10), ("fp32", 1e-5)])
+@pytest.mark.slow
 def test_a_stack_trains_as_its_clients_one_by_one(name, options, precision, tolerance):
     data, kind = world(name), needs(name)
     looped, stacked = (federation(config(name, options, precision=precision, stack=s, **kind), data) for s in ("off", "on"))
@@ -66,6 +67,7 @@ def test_a_stack_trains_as_its_clients_one_by_one(name, options, precision, tole
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if stacks(n)])
+@pytest.mark.slow
 def test_a_stack_of_convolutional_nets_trains_as_its_clients_one_by_one(name):
     data = images()
     looped, stacked = (final(config(name, stack=s, epochs=1, **{**needs(name), **CNN}), data) for s in ("off", "on"))
@@ -125,6 +127,7 @@ def test_interrupted_and_resumed_is_bitwise_a_run_that_was_not(name, stack, tmp_
 
 
 @every_method
+@pytest.mark.slow
 def test_the_state_survives_the_checkpoint(name, tmp_path):
     chosen = config(name, rounds=2, total=5, per_round=2, epochs=1, **needs(name))
     run = rounds.train(chosen, out=tmp_path)
@@ -147,6 +150,7 @@ def same(a, b):
 
 @every_method
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
+@pytest.mark.slow
 def test_the_uplink_is_counted_in_vectors(name, precision, tmp_path):
     chosen = config(name, rounds=1, epochs=1, batch_size=64, precision=precision, **needs(name))
     frame = rounds.train(chosen, out=tmp_path).metrics.set_index("metric")

@@ -56,6 +56,7 @@ def test_an_exact_diagonal_is_that_of_products_with_unit_vectors(name):
         assert float(h(e)[at]) == pytest.approx(float(d[at]), rel=1e-9, abs=1e-12 * float(d.abs().max()))
 
 
+@pytest.mark.slow
 def test_which_models_are_piecewise_linear_in_each_layers_weights():
     """Group norm and attention are not."""
     known = {n for n in HERE if obstacle(problem(n).module.eval()) is None}

@@ -126,6 +126,7 @@ def test_the_gradient_is_that_of_finite_differences(name):
 
 
 @every_model
+@pytest.mark.slow
 def test_the_initialisation_is_the_seeds_alone(name):
     torch.manual_seed(1)
     before = torch.random.get_rng_state()

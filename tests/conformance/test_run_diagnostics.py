@@ -52,6 +52,7 @@ def test_documented_and_validated(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_table_schema_and_origin(name):
     frame = check(fldiag.diagnose(federation(name), name))
     assert set(frame.run) == {"made"} and set(frame.method) == {"none"} and frame.estimator.notna().all()
@@ -61,6 +62,7 @@ def test_table_schema_and_origin(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_the_same_table_again_and_however_it_is_computed(name):
     a, b = (fldiag.diagnose(federation(name), name) for _ in range(2))
     pd.testing.assert_frame_equal(a, b, check_exact=True)
@@ -125,6 +127,7 @@ def test_progress_is_told_and_ends_within_its_total(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_cached_under_everything_it_depends_on(name, tmp_path):
     first = fldiag.diagnose(federation(name), name, cache=tmp_path)
     (kept,) = tmp_path.glob("*.parquet")

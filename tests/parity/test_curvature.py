@@ -32,6 +32,7 @@ def trained():
 
 
 @pytest.mark.parametrize("which, scipy_which", [("largest", "LA"), ("smallest", "SA"), ("magnitude", "LM")])
+@pytest.mark.slow
 def test_eigsh_in_double_precision(trained, which, scipy_which):
     net, given = trained
     p = Problem(net, cross_entropy, given, dtype=torch.float64)
@@ -68,6 +69,7 @@ def test_pyhessian_products_eigenvalue_and_trace_samples(trained):
     assert eigenpairs(p, 1).values[0] == pytest.approx(top[0], rel=2e-3)
 
 
+@pytest.mark.slow
 def test_exact_trace_and_diagonal_within_the_scatter_of_pyhessian(trained):
     net, (x, y) = trained
     ours = diagonal_of(Problem(net, cross_entropy, (x, y)))

@@ -113,6 +113,7 @@ def circles(arrows):
     return {frozenset(b for b in reached[a] if a in reached[b]) for a in arrows if a in reached[a]}
 
 
+@pytest.mark.slow
 def test_no_modules_import_each_other_in_a_circle():
     """Also through type checking and imports inside functions."""
     assert not circles({name: modules_imported(file) for name, file in MODULES.items()})

@@ -175,6 +175,7 @@ def strange_paths(folder):
 
 @pytest.mark.parametrize("words", [["spectrum"], ["forgetting"], ["matching"], ["landscape"], ["report"], ["train"], ["partition"],
                                    ["personalise"]], ids=" ".join)
+@pytest.mark.slow
 def test_every_path_is_one_clear_error(words, tmp_path):
     for path in strange_paths(tmp_path):
         found = verb(*words, path)
@@ -233,6 +234,7 @@ def test_a_damaged_table_beside_a_run_does_not_kill_its_report(about, copy):
 # -- memory
 
 
+@pytest.mark.slow
 def test_a_deflated_member_is_refused_before_it_is_unpacked(tmp_path):
     with zipfile.ZipFile(tmp_path / "x.pt", "w", zipfile.ZIP_DEFLATED) as new, new.open("x/data/0", "w", force_zip64=True) as member:
         for _ in range(300):

@@ -74,6 +74,7 @@ def net():
                    (torch.randn(30, 5), torch.arange(30) % 3), dtype=torch.float64)
 
 
+@pytest.mark.slow
 def test_the_mean_of_the_density_is_the_trace_of_a_network():
     p = net()
     x, y = p.read(0, 30)

@@ -43,6 +43,7 @@ def directions(p, count=2, scale=0.3):
 @pytest.mark.parametrize("net", nets())
 @pytest.mark.parametrize("memory", [2**31, 1, 40_000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.slow
 def test_losses_are_those_of_the_problem(net, memory, dtype):
     p = problem(net, dtype=dtype, memory=memory)
     found = directions(p)

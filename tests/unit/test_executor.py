@@ -53,6 +53,7 @@ def pool(request):
         executor.shutdown()
 
 
+@pytest.mark.slow
 def test_results_come_in_order_and_with_the_same_number_of_threads(pool):
     found = list(pool.map(range(20)))
     assert [v for v, _ in found] == [10 * i for i in range(20)]
@@ -95,6 +96,7 @@ def test_a_worker_that_dies_loses_its_unit_only(executor, tmp_path):
         assert [v for v, _ in pool.map([4, 5])] == [40, 50]
 
 
+@pytest.mark.slow
 def test_a_broken_executor_of_somebody_else_is_one_error():
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as own, \
             started(own, work, 10) as pool, pytest.raises(FldiagError, match=r"ProcessPoolExecutor is broken.*resume=True"):
@@ -106,6 +108,7 @@ def test_state_that_cannot_be_sent_is_said_before_anything_starts():
         started("processes:2", work, lambda x: x)
 
 
+@pytest.mark.slow
 def test_left_early_it_does_not_wait_for_the_rest():
     with started("processes:1", time_of, None) as pool:
         first = next(iter(pool.map([0.0, 600.0])))
@@ -134,6 +137,7 @@ def test_wrong_names(name, message):
     assert caught.value.usage
 
 
+@pytest.mark.slow
 def test_nobody_at_the_address():
     with pytest.raises(FldiagError, match=r"no Dask scheduler answers at tcp://127.0.0.1:9 .*dask scheduler"):
         started("dask:tcp://127.0.0.1:9", work, 10)

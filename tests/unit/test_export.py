@@ -182,6 +182,7 @@ def wandb_records(file):
             entry = b""
 
 
+@pytest.mark.slow
 def test_wandb_writes_it_offline(collected, tmp_path, offline):
     folder = wandb.export(collected, tmp_path)
     assert folder.is_relative_to(tmp_path) and folder.name.startswith("offline-run-")

@@ -206,6 +206,7 @@ class Ahead(FedAvg):
             yield Message(RecordDict({"arrays": ArrayRecord(state), "config": config}), message.metadata.dst_node_id, "train")
 
 
+@pytest.mark.slow
 def test_received_is_what_was_sent_and_not_what_the_server_holds(tmp_path):
     run, grid, *_ = start(tmp_path, Ahead())
     for t, first in ((1, 0), (2, 6)):

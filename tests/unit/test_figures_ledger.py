@@ -227,6 +227,7 @@ def test_a_damaged_file_is_named(tmp_path):
 FIGURES = Path(__file__).parents[2] / "figures"
 
 
+@pytest.mark.slow
 def test_the_committed_ledger_is_made_of_the_committed_figures(tmp_path):
     """Nothing in it was filled in by hand, and nothing is older than the figures, the reported numbers or the statements."""
     for paper in reported.papers():
@@ -275,6 +276,7 @@ def test_every_committed_figure_is_whole_and_of_this_inventory():
         assert not re.search(r"(?<![\w.:/])/(work|tmp|home|root|mnt|usr|var|data)/", file.read_text()), "a folder of some machine"
 
 
+@pytest.mark.slow
 def test_committed_figures_are_of_the_studies_as_they_are():
     """Captions begin with the study's, and tables for reading are laid out from the csv as they would be today."""
     for file, about in ledger.made(FIGURES):
@@ -284,14 +286,6 @@ def test_committed_figures_are_of_the_studies_as_they_are():
         if study.layout is not None:
             table = make.read(file.with_suffix(".csv").read_text())
             assert file.with_suffix(".md").read_text() == f"{about['caption']}\n\n{markdown(study.layout(table))}", again
-
-
-def test_every_picture_of_the_readme_is_there_and_made_by_the_command_beside_it():
-    text = (FIGURES.parent / "README.md").read_text()
-    shown = re.findall(r"`fldiag figures (\S+) --scale (\w+)`<br>!\[[^\]]*\]\(figures/(\S+)\.png\)", text)
-    assert len(shown) >= 10 and all(id == name for id, _, name in shown)
-    for id, size, _ in shown:
-        assert json.loads((FIGURES / f"{id}.json").read_text())["scale"] == size
 
 
 # ---- claims
@@ -424,6 +418,7 @@ def test_adaptive_and_fixed_strength_are_compared_on_the_same_radii():
         check(rows.drop(index=2))
 
 
+@pytest.mark.slow
 def test_every_claim_compares_what_its_study_has():
     """With the committed numbers each claim gives a verdict, or says which of them were not measured."""
     for claim in claims.claims():

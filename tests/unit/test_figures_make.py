@@ -48,6 +48,7 @@ def test_every_study_has_its_files(world):
     assert (out / "fedsol" / "table2.md").is_file()
 
 
+@pytest.mark.slow
 def test_the_same_again_to_the_byte_without_training(world, monkeypatch):
     out, runs, made = world
     before = {f: f.read_bytes() for m in made for f in m.files}
@@ -140,6 +141,7 @@ def test_several_at_a_time_give_the_same(world, tmp_path, executor):
     assert [(done, total) for _, done, total in told] == [(1, 2), (2, 2)] and max(rounds) > 0
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_does_not_stop_the_others(world, tmp_path, monkeypatch):
     train = workers.rounds.train
     monkeypatch.setattr(workers.rounds, "train", lambda config, **k: train(config, **k) if config.method.name == "fedavg" else 1 / 0)
@@ -192,6 +194,7 @@ def test_what_a_scale_has_not_is_said_beside_what_it_has(world, tmp_path):
                ["status"]) == {"not run: svhn is not part of the scale smoke"}
 
 
+@pytest.mark.slow
 def test_as_is_nothing_is_trained_and_what_is_there_is_drawn(world, tmp_path, monkeypatch):
     monkeypatch.setattr(workers.rounds, "train", lambda *a, **k: pytest.fail("trained"))
     study = next(m.study for m in world[2] if m.study.id == "fig6")
@@ -208,6 +211,7 @@ def test_as_is_nothing_is_trained_and_what_is_there_is_drawn(world, tmp_path, mo
     assert made.error == ""  # it needs no run
 
 
+@pytest.mark.slow
 def test_only_the_chosen_runs_are_trained(tmp_path):
     study = some("fedsol/fig6")[0]
     tasks = plan.made(SMOKE, [study], [], tmp_path).tasks.values()
@@ -223,6 +227,7 @@ def test_only_the_chosen_runs_are_trained(tmp_path):
     assert [file for file, _ in ledger.made(tmp_path)] == [tmp_path / "fedsol" / "fig6.json"]
 
 
+@pytest.mark.slow
 def test_one_seed_of_several_is_told_as_one(tmp_path):
     """Caption, json and numbers name the runs that are there."""
     study = replace(shorter("fedsol/table2", 2), seeds=2)
@@ -261,6 +266,7 @@ def test_a_choice_is_read_as_a_setting_is(tmp_path):
     assert plan.only(["seed=0"], [])(configs[0])  # nothing to choose from, nothing to complain of
 
 
+@pytest.mark.slow
 def test_numbers_of_configs_name_no_run_and_their_failure_is_no_whole_figure(world, tmp_path, monkeypatch):
     study = replace(some("fedalign/table5_counts")[0], seeds=1)
     keep = [t for t in study.trials if t.method == "fedavg"]

@@ -63,6 +63,7 @@ def test_a_rough_surface_forces_refinement_and_noise_the_whole_grid():
     assert filled.evaluated.all() and filled.error is None and (filled.value == true).all()
 
 
+@pytest.mark.slow
 def test_the_reported_error_is_honest_on_random_kinked_surfaces():
     """Sums of ramps, as the loss of a ReLU network: held in most cases, never more than twice below."""
     ratios = []

@@ -182,6 +182,7 @@ def test_a_run_says_its_version_and_another_version_does_not_go_on_with_it(tmp_p
     assert Run.open(tmp_path / "run").index == run.index, "it was only looked at"
 
 
+@pytest.mark.slow
 def test_the_figures_find_the_runs_of_yesterday(tmp_path):
     """A run that the store began as fldiag 0.1.0 wrote it: its folder, whether it goes on, whether it serves."""
     everything = reported.studies().values()

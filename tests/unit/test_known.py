@@ -28,6 +28,7 @@ def test_the_file_is_what_the_registry_says():
     assert file == json.loads(write_catalogue.text()), "run: python -m fldiag.write_catalogue"
 
 
+@pytest.mark.slow
 def test_asking_what_there_is_imports_no_torch():
     found = known.built_in()
     names = [name for kind in known.KINDS for name in found[kind]]

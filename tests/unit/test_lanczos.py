@@ -321,6 +321,7 @@ CLOSE = {"second of one": ([5, 4.9, 3], 1), "fourth of four": ([5, 4, 3, 2.997, 
 @pytest.mark.parametrize("which", ["largest", "smallest", "magnitude"])
 @pytest.mark.parametrize("name", CLOSE)
 @pytest.mark.parametrize("dtype, noise", [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+@pytest.mark.slow
 def test_what_is_called_converged_is_right_also_with_a_close_neighbour(name, which, dtype, noise):
     """The neighbour mixes with a wanted eigenvector, and the sequence alone cannot tell: seeds of which at most the
     share ``miss`` may be wrong (0.05; three in forty are within its scatter)."""

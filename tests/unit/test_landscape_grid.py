@@ -53,6 +53,7 @@ def every_point(**options):
 
 
 @pytest.mark.parametrize("options", [{"span": 1.0}, {"span": 5.0}, {"span": 5.0, "grid_rtol": 0.05}])
+@pytest.mark.slow
 def test_spline_is_as_close_as_it_says_on_a_trained_network(options):
     shared = {"points": 21, "k": 2, "tol": 1e-2}
     frame, whole = check(landscape(trained(), **shared, **options)), every_point(**shared, span=options["span"])
@@ -70,6 +71,7 @@ def test_spline_is_as_close_as_it_says_on_a_trained_network(options):
 
 
 @pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.slow
 def test_interrupted_anywhere_and_resumed_gives_the_same_table(tmp_path, bf16):
     expected = landscape(small(), **OPTIONS, span=4.0, bf16=bf16)
     count = int(value(expected, "evaluated"))

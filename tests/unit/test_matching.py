@@ -251,6 +251,7 @@ def test_standard_errors_are_the_scatter_of_noisy_vectors():
     assert np.std([float(s[1][0, 1]) for s in samples]) == pytest.approx(float(d[0, 1]), rel=0.08)
 
 
+@pytest.mark.slow
 def test_estimates_say_so_and_lie_within_their_errors():
     exact = ask(federation(tanh_net())[0], k=0, split=False, **EXACT)
     rough = ask(federation(tanh_net())[0], k=0, split=False, deflate=0, max_products=150, rtol=1e-3)

@@ -138,6 +138,7 @@ def test_T_PROX_4_fixed_point_on_the_plane(a, mu):
     assert far(made.w, torch.linalg.solve(q.A[0] + mu * torch.eye(2, dtype=torch.float64), q.b[0] + mu * received)) <= 1e-10
 
 
+@pytest.mark.slow
 def test_fedavg_with_different_numbers_of_steps_does_not_find_the_optimum():
     """The known inconsistency: the fixed point of FedAvg is not the minimiser of the mean loss."""
     q = quadratics(spread=3.0)

@@ -146,6 +146,7 @@ class Desk:
 
 
 @VARIANTS
+@pytest.mark.slow
 def test_no_part_reads_of_another_what_it_does_not_declare(case):
     built(case)
     name, options = case

@@ -131,6 +131,7 @@ def test_T_DYN_2_the_gradient_form_of_the_paper_gives_the_same_vectors():
             assert far(-lam * made.clients[k]["h_k"], ghat[k]) <= 1e-10
 
 
+@pytest.mark.slow
 def test_T_DYN_3_exact_local_minimisation_reaches_the_optimum_and_the_gradients_there():
     q = diagonal([[1.0, 3.0], [2.0, 0.5], [0.7, 1.5]], [[1.0, -2.0], [-3.0, 0.5], [2.0, 4.0]])
     lam = 1.0

@@ -283,6 +283,7 @@ def test_unfit_toys_are_refused():
 @pytest.mark.parametrize("picture", [lambda: partition.draw(counts(10, 5)), lambda: curves.draw(metrics()),
                                      lambda: spectrum.draw(eigen(A=[9, 5, 3])), lambda: plane_picture.draw(plane(), GEOMETRY)],
                          ids=["partition", "curves", "spectrum", "toy"])
+@pytest.mark.slow
 def test_same_table_same_bytes_and_no_settings_left_behind(picture, tmp_path):
     before = dict(matplotlib.rcParams)
     for ending in ("png", "pdf"):

@@ -58,6 +58,7 @@ def test_heatmap_cells_masks_and_unseen_classes(tables, tmp_path):
     assert ax.images[0].norm.vmin == -ax.images[0].norm.vmax
 
 
+@pytest.mark.slow
 def test_drift_panels_follow_what_was_computed(made, tables, tmp_path):
     fig = drawn(drift.draw(tables["drift"]), tmp_path)
     assert len(fig.axes) == 6
@@ -79,6 +80,7 @@ def with_steps(frame, rounds=(1, 2, 3)):
     return pd.concat([frame, pd.DataFrame(rows)], ignore_index=True)
 
 
+@pytest.mark.slow
 def test_drift_shows_recorded_steps_beside_the_recomputed(tables, tmp_path):
     frame = with_steps(tables["drift"], (1, 2, 3, 5))
     fig = drawn(drift.draw(frame), tmp_path, "steps")
@@ -111,12 +113,14 @@ def test_account_shows_every_term_and_the_true_change(tables, tmp_path):
     assert harm.shape == (2, 2)
 
 
+@pytest.mark.slow
 def test_the_same_table_gives_the_same_bytes(tables, tmp_path):
     for name, draw in (("forgetting", forgetting.heatmap), ("drift", drift.draw), ("account", account.draw)):
         a, b = (style.save(draw(tables[name]), tmp_path / f"{i}.png")[0].read_bytes() for i in (1, 2))
         assert a == b
 
 
+@pytest.mark.slow
 def test_odd_tables(tables, tmp_path):
     with pytest.raises(FldiagError, match="no rows of metric 'accuracy'"):
         forgetting.curves(tables["drift"])
@@ -134,6 +138,7 @@ def test_odd_tables(tables, tmp_path):
     drawn(forgetting.heatmap(everything), tmp_path, "masked")
 
 
+@pytest.mark.slow
 def test_many_clients_and_one_round(tmp_path):
     clients, parts = 60, [np.arange(k, k + 60) for k in range(60)]
     rounds = stored(identity(), [always(k % 4) for k in range(clients)], identity())

@@ -72,6 +72,7 @@ def test_hatches_cover_what_differs_from_the_global_model():
     assert inside.tolist() == [True, True, True, False, False]
 
 
+@pytest.mark.slow
 def test_panels_tell_accuracy_and_disagreement():
     titles = [ax.get_title() for ax in iris_picture.regions(regions()).axes]
     assert titles == ["50.0 % right, differs in 33 %", "60.0 % right, differs in 0 %", "80.0 % right",
@@ -191,6 +192,7 @@ def test_unfit_measures(call, message):
         call()
 
 
+@pytest.mark.slow
 def test_the_same_table_gives_the_same_bytes(tmp_path):
     [a], [b] = (style.save(iris_picture.regions(regions()), tmp_path / name, ["pdf"]) for name in "ab")
     assert a.read_bytes() == b.read_bytes()

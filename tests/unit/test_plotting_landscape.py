@@ -184,6 +184,7 @@ def test_unfit_tables_are_refused_by_name():
         landscape.draw([1])
 
 
+@pytest.mark.slow
 def test_drawing_is_repeatable_to_the_byte_and_leaves_no_settings_behind(tmp_path):
     before, frame = dict(matplotlib.rcParams), table([*rows("A", 8, 3), *rows(EVIL, 2, 1)])
     kept = frame.copy()

@@ -44,6 +44,7 @@ def test_no_window_system_and_no_pyplot_is_touched():
 
 
 @pytest.mark.parametrize("ending", ["png", "pdf"])
+@pytest.mark.slow
 def test_same_figure_same_bytes_in_every_process(tmp_path, ending):
     code = ("import sys; sys.path.insert(0, sys.argv[2]); from test_plotting_style import simple; "
             "from fldiag.plotting import style; style.save(simple(), sys.argv[1])")

@@ -261,6 +261,7 @@ def test_the_digest_follows_everything_that_decides_the_numbers():
 
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile, lambda net: torch.compile(nn.DataParallel(net))])
+@pytest.mark.slow
 def test_a_module_that_only_wraps_another_is_taken_out_with_a_word(wrap):
     net, given = mlp(), data()
     bare, wrapped = Problem(net, CE, given), wrap(net)

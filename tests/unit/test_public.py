@@ -26,6 +26,7 @@ def test_the_names_are_those_of_the_contract():
     assert sorted(fldiag.__all__) == PUBLIC and dir(fldiag) == PUBLIC
 
 
+@pytest.mark.slow
 def test_no_public_name_is_a_module_whatever_was_imported():
     """In a process of its own: a submodule replaces an attribute of the package when it is first imported."""
     script = """

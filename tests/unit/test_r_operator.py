@@ -72,6 +72,7 @@ def test_products_by_hand_are_those_of_the_dense_matrices(name, loss):
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
+@pytest.mark.slow
 def test_linearize_gives_the_same_products(name):
     p = problem(name)
     p.__dict__["bounds"] = [(0, 5), (5, 9)]

@@ -85,6 +85,7 @@ def test_every_form_of_weights_is_stored_to_the_bit(tmp_path, form):
     assert set(rows[rows["metric"] == "accuracy"]["slice"]) == {"test"} and (rows["method"] == "mine").all()
 
 
+@pytest.mark.slow
 def test_a_loop_that_stops_is_diagnosable_at_once(tmp_path):
     """Examples in memory; the process is gone without a word after two of its rounds."""
     script = tmp_path / "script.py"
@@ -108,6 +109,7 @@ def test_a_loop_that_stops_is_diagnosable_at_once(tmp_path):
 
 
 @pytest.mark.parametrize(("end", "rounds"), [("", [0, 1, 2]), ("raise SystemExit(3)", [0, 1, 2]), ("os._exit(0)", None)])
+@pytest.mark.slow
 def test_a_loop_that_does_not_close_leaves_whole_rounds(tmp_path, end, rounds):
     """A normal end writes all that was recorded; of a process that is gone at once a readable beginning is left."""
     script = tmp_path / "script.py"
@@ -220,6 +222,7 @@ def test_clients_one_by_one_and_models_only(tmp_path):
     assert found["n_examples"].tolist() == [len(data.test_y)] * len(found)
 
 
+@pytest.mark.slow
 def test_landscape_and_report_of_a_recorded_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))

@@ -150,6 +150,7 @@ def test_forged_metrics_are_not_shown(tmp_path):
     assert kinds(found) == set() and "not the file this run wrote" in found.notes[0]
 
 
+@pytest.mark.slow
 def test_a_table_that_was_changed_is_not_shown(tmp_path):
     """Every byte of a csv flipped: the table is left out, with a note, and the next one of its kind is taken."""
     made = reports.run(tmp_path / "a")

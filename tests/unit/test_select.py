@@ -39,6 +39,7 @@ def frames(found):
 
 @settings(deadline=None, max_examples=60)
 @given(rows, wanted)
+@pytest.mark.slow
 def test_only_takes_the_rows_that_fit(found, where):
     expected = [i for i, row in enumerate(found) if fits(row, where)]
     for frame in frames(found):
@@ -48,6 +49,7 @@ def test_only_takes_the_rows_that_fit(found, where):
 
 @settings(deadline=None, max_examples=60)
 @given(rows, st.sampled_from(METRICS), wanted)
+@pytest.mark.slow
 def test_number_is_the_first_that_is_there(found, metric, where):
     where.pop("metric", None)
     expected = [row["value"] for row in found if row["metric"] == metric and fits(row, where) and row["value"] is not None]
@@ -59,6 +61,7 @@ def test_number_is_the_first_that_is_there(found, metric, where):
 
 @settings(deadline=None, max_examples=60)
 @given(rows, st.sampled_from(METRICS), st.integers(2, 6))
+@pytest.mark.slow
 def test_rounds_are_in_order_each_once(found, metric, most):
     for frame in frames(found):
         there = sorted({row["round"] for row in found if row["metric"] == metric and row["round"] is not None})

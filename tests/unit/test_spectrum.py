@@ -121,6 +121,7 @@ def test_T_H_2_eigenpairs_of_a_trained_net_are_those_of_its_dense_hessian(seed):
     assert torch.allclose(cosines, torch.ones(5).double(), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_table_and_memory_does_not_matter():
     model, given = net()
     a, b, c = (spectrum(Problem(model, cross_entropy, given, name="run", memory=m), k=3) for m in (2**31, 2**31, 1))

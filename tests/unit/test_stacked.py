@@ -241,6 +241,7 @@ def test_other_networks_are_not_stacked(module):
 
 
 @pytest.mark.parametrize("data", ["client", "both", "global"])
+@pytest.mark.slow
 def test_matching_is_the_same_table_with_and_without(made, data):
     alone = ask(federation(), on=data, stack="off")
     assert not made

@@ -280,6 +280,7 @@ def test_the_same_table_whatever_the_executor_and_again(tmp_path):
 
 
 @pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.slow
 def test_a_stopped_run_keeps_all_rows(every, tmp_path):
     whole = rounds.train(small(every=every), out=tmp_path / "whole" / "run")
 

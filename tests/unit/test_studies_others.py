@@ -69,6 +69,7 @@ def whole(study, size, monkeypatch):
     return gather.table_of(study, the_plan, {})
 
 
+@pytest.mark.slow
 def test_every_trial_is_a_valid_run_at_every_scale(tmp_path):
     texts = {"mnli", "sst2", "marc"}
     every = {t.protocol().data.name for s in OTHERS.values() for t in s.trials if t.train}
@@ -212,6 +213,7 @@ def test_counted_forward_passes(method, over, relative, monkeypatch):
         assert found["params_M"] == pytest.approx({"fedavg": 1, "moon": 3, "mixup": 1}[method] * size)
 
 
+@pytest.mark.slow
 def test_counts_are_of_the_papers_images_and_classes_at_every_scale(monkeypatch):
     """Without any data: the last layer has the paper's classes."""
     monkeypatch.delenv("FLDIAG_DATA", raising=False)

@@ -92,6 +92,7 @@ def test_it_is_learnt(tmp_path):
     assert accuracy[-1] > 0.6 > accuracy[0] + 0.2
 
 
+@pytest.mark.slow
 def test_resumed_and_diagnosed(tmp_path):
     config = chosen("scaffold", rounds=4)
     whole = rounds.train(config, out=tmp_path / "whole")

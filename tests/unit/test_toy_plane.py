@@ -146,6 +146,7 @@ def test_stability_bound_is_reached(a, w_l):
     assert bound == pytest.approx(2 / eigenvalues.max(), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_training_rests_below_the_bound_and_not_above():
     # d almost on the axis of smaller curvature, where the bound is sharp.
     setting = {"rho": 1.0, "a": (5.0,), "w_g": (0.0, 0.0), "w_l": (0.05, 3.0), "steps": 600}
@@ -198,6 +199,7 @@ def test_more_clients_than_a_stack():
 
 
 @pytest.mark.parametrize(("rho", "where"), [(0.5, (2.639306, 1.653734)), (1.5, (1.917919, 0.961202))])
+@pytest.mark.slow
 def test_fedsol_rests_at_the_numbers(rho, where):
     frame = plane.run(rho=rho, a=(0.2, 1.0, 5.0))
     ends = pick(frame, "end_point", "fedsol")
@@ -258,6 +260,7 @@ def test_aggregate():
     assert sol["moment"] == "aggregated"
 
 
+@pytest.mark.slow
 def test_symmetric_curvatures_bring_fedprox_back_in_the_mean(default):
     # 1/(1 + 1/a) + 1/(1 + a) = 1, so with beta = 1 pairs a, 1/a hide each other's bias.
     hidden = plane.run(a=(0.2, 1.0, 5.0))
@@ -282,6 +285,7 @@ def test_hovering(rho):
     assert pick(frame, "end_point", "fedprox")["converged"].all()
 
 
+@pytest.mark.slow
 def test_hovering_shrinks_with_the_step():
     wide, narrow = (pick(plane.run(rho=5.0, a=(2.0,), lr=lr, steps=600), "hover_radius", "fedsol")["value"].item()
                     for lr in (0.04, 0.004))

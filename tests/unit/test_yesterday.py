@@ -139,6 +139,7 @@ def ask(target, diagnostic, model=None, data=None, dtype=None, **options):
 
 
 @pytest.mark.parametrize("question", EXPECTED["asked"], ids=lambda q: f"{q['diagnostic']}-{q['target']}-{q['answer'][:2]}")
+@pytest.mark.slow
 def test_diagnostics_say_what_they_said(yesterday, question):
     found = ask(question["target"], question["diagnostic"], **question["options"])
     expected = pd.read_csv(yesterday / "expected" / question["answer"])

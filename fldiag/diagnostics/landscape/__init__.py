@@ -129,7 +129,7 @@ def landscape(problem: Problem, progress: Progress | None = None, *,
     wrong, until its error is estimated to be below ``grid_rtol`` of the loss range (of exploding corners: of the loss
     there), or all points are evaluated because it does not become so. ``estimator`` says of each row ``exact`` or
     ``spline``; a spline's ``residual`` is that estimate of the largest error, which is made to be an upper one but is no
-    bound (README, "Landscapes: how wrong is coarse-to-fine"); its ``stderr`` is interpolated like the loss, as the
+    bound (docs/explanation/performance.md says how wrong); its ``stderr`` is interpolated like the loss, as the
     interpolated loss is a mean over the same examples. Row ``interpolation_error``: the estimate as a share of the
     range; ``evaluated``: the number of points. ``full`` or ``grid_rtol`` = 0 evaluates all.
     ``bf16`` computes the layers in bfloat16 (estimator ``bf16``; the centre, the corners and some random points

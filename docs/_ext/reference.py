@@ -1,0 +1,194 @@
+"""The reference pages, written from the registry's catalogue and the command line at every build: nothing in them is typed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import click
+import pandas as pd
+import typer
+from equations import typeset
+
+from fldiag import known
+from fldiag.cli import app as verbs
+from fldiag.results.table import COLUMNS, DESCRIPTIONS
+
+DOCS = Path(__file__).resolve().parents[1]
+ROOT = DOCS.parent
+OUT = DOCS / "reference" / "made"
+TITLES = {"methods": "Methods", "models": "Models", "datasets": "Data sets", "diagnostics": "Diagnostics", "presets": "Presets",
+          "figures": "Figures and tables of the papers"}
+LEADS = {
+    "methods": "Forty methods of five papers and their baselines, each one file under `fldiag/methods/`. Symbols: $w_g$ the "
+               "received global model, $w_k$ the client's weights, $g_l$ the local gradient, $g_u$ the gradient that is applied, "
+               "$p_k$ the weight of a client in the mean, $P$ a pass forwards and backwards.",
+    "models": "Architectures with the parameter counts of the papers. `model.name = \"mypkg.nets:factory\"` names your own.",
+    "datasets": "What `data.name` and `--data` take. Nothing is fetched without `--download`.",
+    "diagnostics": "Each is one object: a verb, a table, a picture, a section of the report and a question of a paper's figure.",
+    "presets": "What `fldiag train NAME` starts from; every key is changed with `--set key=value`.",
+    "figures": "What `fldiag figures NAME` makes again. `--scale smoke` takes seconds, `paper` is the papers' own protocol.",
+    "verbs": "Every verb has `--help` with an example. The last line that it prints is the path of what it wrote. Exit codes: 0 "
+             "done, 1 failed, 2 wrong use, 3 training diverged or a check that failed.",
+}
+KEY = re.compile(r"^([A-Za-z][\w ,]{0,12}):\s+(?=\S)")
+
+
+def write(_: Any = None) -> None:
+    """All pages, in a folder that is made anew."""
+    shutil.rmtree(OUT, ignore_errors=True)
+    for kind in TITLES:
+        items = known.built_in()[kind]
+        pages = {name: _page(kind, name, item) for name, item in sorted(items.items())}
+        _folder(kind, TITLES[kind], LEADS[kind], pages, {n: str(i["summary"]) for n, i in items.items()})
+    commands = dict(_commands(typer.main.get_command(verbs), "fldiag"))
+    _folder("verbs", "Verbs", LEADS["verbs"], {n: _verb(n, c) for n, c in commands.items()},
+            {n: _first(c.help or "") for n, c in commands.items()})
+    lead = "Every result is a tidy table: a row is one number. Columns after these are named on the diagnostic's page."
+    (OUT / "columns.md").write_text(f"# Columns of a table\n\n{lead}\n\n" + _table(
+        ("column", "type", "what it says"), [(f"`{c}`", t, DESCRIPTIONS[c]) for c, t in COLUMNS.items()]))
+    (OUT / "statements.md").write_text(_statements(pd.read_csv(ROOT / "figures" / "ledger.csv")))
+
+
+def _statements(ledger: pd.DataFrame) -> str:
+    """The papers' statements with their verdicts, and how many of their numbers were measured under which conditions."""
+    numbers = ledger[ledger["kind"] == "number"]
+    measured = numbers[numbers["measured"].notna()]
+    alike, agree = (int(measured["agrees"].isin(words).sum()) for words in (("yes", "no"), ("yes",)))
+    claims = ledger[ledger["kind"] == "claim"]
+    counted = ", ".join(f"{n} {word}" for word, n in claims["agrees"].value_counts().items())
+    text = (f"Of {len(numbers)} numbers in the papers' texts, {len(measured)} have a measured one beside them; {alike} of these "
+            f"were measured like for like ({agree} agree), the others on other data or at a reduced size. Statements checked: "
+            f"{len(claims)}; {counted}.\n\n")
+    return text + _table(("statement", "where", "scale", "seeds", "verdict"), [
+        (escaped(r["metric"]), escaped(r["source"]), str(r["scale"]), "" if pd.isna(r["seeds"]) else f"{r['seeds']:.0f}",
+         escaped(r["agrees"])) for _, r in claims.iterrows()])
+
+
+def _folder(kind: str, title: str, lead: str, pages: dict[str, str], summaries: dict[str, str]) -> None:
+    folder = OUT / kind
+    folder.mkdir(parents=True)
+    for name, text in pages.items():
+        (folder / f"{_file(name)}.md").write_text(f"({kind}-{_file(name)})=\n{text}")
+    rows = [(f"[`{name}`](#{kind}-{_file(name)})", escaped(summaries[name])) for name in pages]
+    toc = "\n".join(["```{toctree}", ":hidden:", *map(_file, pages), "```"])
+    (folder / "index.md").write_text(f"# {title}\n\n{lead}\n\n{_table(('name', ''), rows)}\n{toc}\n")
+
+
+def _file(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", name)
+
+
+def _page(kind: str, name: str, item: known.Item) -> str:
+    parts = [f"# {name}", ""]
+    if kind == "presets":
+        text = (ROOT / "fldiag" / "presets" / f"{name}.toml").read_text("utf-8")
+        return "\n".join([*parts, escaped(item["summary"]), "", f"```toml\n{text.rstrip()}\n```", "",
+                          f"```sh\nfldiag train {name} --dry-run\n```", ""])
+    if kind == "figures":
+        return _figure(name, item)
+    parts += [escaped(item["summary"]), "", *_doc(item["doc"]), ""]
+    meta = item["meta"]
+    if meta.get("source"):
+        parts += ["Source", f": {escaped(meta['source'])}", ""]
+    if meta.get("equals"):
+        where = ", ".join(f"`{k} = {json.dumps(v)}`" for k, v in meta["neutral"].items())
+        parts += ["Equal to", f": [`{meta['equals']}`](#methods-{meta['equals']}) where {where} (tested)", ""]
+    if item["options"]:
+        head = "--set method." if kind == "methods" else "--set model." if kind == "models" else ""
+        parts += ["## Options", "", _options(item["options"]), ""]
+        if head:
+            parts += [f"On the command line `{head}NAME=VALUE`.", ""]
+    commands = {"methods": [f"fldiag train digits --set method.name={name} --dry-run", f"fldiag explain {name}"],
+                "diagnostics": [f"fldiag {name} {item.get('example') or 'RUN'}"]}
+    if kind in commands:
+        parts += ["```sh", *commands[kind], "```", ""]
+    return "\n".join(parts)
+
+
+def _figure(name: str, item: known.Item) -> str:
+    picture = ROOT / "figures" / f"{name}.png"
+    parts = [f"# {name}", "", escaped(item["summary"]), ""]
+    scale = "smoke"
+    if picture.exists():
+        about = json.loads(picture.with_suffix(".json").read_text())
+        scale = about["scale"]
+        parts += [f"![{item['summary']}](../../../../figures/{name}.png)", "", escaped(about["caption"]), ""]
+    return "\n".join([*parts, f"```sh\nfldiag figures {name} --scale {scale}\n```", ""])
+
+
+def _doc(text: str) -> list[str]:
+    """A docstring after its first line: fields as a definition list with their equations typeset, paragraphs as they are."""
+    lines = text.split("\n")[1:]
+    if not any(KEY.match(line) for line in lines):
+        return prose("\n".join(lines).strip()).split("\n")
+    found: list[list[str]] = []
+    for line in lines:
+        key = KEY.match(line)
+        if key and (key.end() >= 12 or key[1] in ("Paper vs code", "Note", "Values")):
+            found.append([key[1], line[key.end():]])
+        elif found and line.strip():
+            found[-1][1] += ("   " if re.match(r"\s+A\d: ", line) else " ") + line.strip()
+    out = []
+    for key, value in found:
+        pieces = [typeset(p) for p in re.split(r"(?<=[,;:)])\s{2,}|\s{3,}", value)]
+        out += [typeset(key), ": " + "\\\n  ".join(pieces), ""]
+    return out
+
+
+def prose(text: str) -> str:
+    """A docstring's paragraphs and lists as markdown."""
+    return "\n".join(p.lstrip() if not p.startswith("- ") else p for p in escaped(text).split("\n"))
+
+
+def escaped(text: str) -> str:
+    """Names between double backticks as code, the rest without any mark-up."""
+    parts = re.split(r"(``[^`]*``)", str(text))
+    return "".join(f"`{p[2:-2]}`" if p.startswith("``") else re.sub(r"([\\`*_<>\[\]$|~])", r"\\\1", p) for p in parts)
+
+
+def _options(options: list[known.Item]) -> str:
+    rows = [(f"`{o['name']}`", f"`{o['values']}`".replace("|", "\\|"),
+             "required" if o["required"] else f"`{json.dumps(o['default'])}`", escaped(o["help"])) for o in options]
+    return _table(("option", "values", "default", ""), rows)
+
+
+def _commands(group: click.Group, name: str) -> Any:
+    for key, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from _commands(command, f"{name} {key}")
+        else:
+            yield f"{name} {key}".removeprefix("fldiag "), command
+
+
+def _first(text: str) -> str:
+    return text.strip().split("\n\n")[0].replace("\n", " ")
+
+
+def _verb(name: str, command: click.Command) -> str:
+    text, _, example = (command.help or "").partition("Example: ")
+    parts = [f"# fldiag {name}", "", prose(text.strip()), ""]
+    if example:
+        parts += ["```sh", example.strip(), "```", ""]
+    rows = []
+    for p in command.params:
+        if getattr(p, "hidden", False) or p.name == "help":
+            continue
+        argument = isinstance(p, click.Argument)
+        shown = p.make_metavar(click.Context(command)) if argument else ", ".join([*p.opts, *p.secondary_opts])
+        default = "" if p.default in (None, False) or callable(p.default) else f"`{p.default}`"
+        rows.append((f"`{shown}`".replace("|", "\\|"), default, escaped(getattr(p, "help", None) or "")))
+    return "\n".join([*parts, _table(("option", "default", ""), rows), ""])
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *("| " + " | ".join(r.replace("\n", " ") for r in row) + " |" for row in rows)]) + "\n"
+
+
+def setup(app: Any) -> dict[str, bool]:
+    app.connect("builder-inited", write)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,11 @@
+"""
+The whole spectrum
+==================
+
+Most eigenvalues are near zero; a few, about as many as there are classes, stand apart.
+"""
+
+import fldiag
+
+table = fldiag.diagnose("../../checkpoints/example/fedavg-digits.pt", "density", samples=300)
+figure = fldiag.draw(table)
