@@ -20,7 +20,7 @@ ELSEWHERE = {"clusters.md": "test_clusters_page.py", "other_frameworks.md": "tes
 PAGES = sorted(p for p in DOCS.rglob("*.md") if "made" not in str(p.parent) and p.name not in ELSEWHERE and "_ext" not in p.parts)
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 CONSOLE = ("$ pip install", "$ python flower_digits.py", "$ fldiag forgetting runs/flower", "$ fldiag convert received/", "    --model small_cnn",
-           "$ fldiag forgetting theirs", "$ fldiag spectrum my-bert/", "$ fldiag train texts --set data.name=csv:films.csv", "$ make", "$ git",
+           "$ fldiag forgetting theirs", "$ fldiag spectrum my-bert/", "$ fldiag train texts --set data.name=csv:films.csv", "$ fldiag train minilm-lora", "$ make", "$ git",
            "$ python -m")
 pytestmark = pytest.mark.slow
 
