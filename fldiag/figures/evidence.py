@@ -59,8 +59,8 @@ def floor(name: str) -> float | None:
     >>> floor("mnist-2000"), floor("cifar100")
     (23.0, 5.0)
     """
-    found = shapes.known(name)
-    return None if found is None else 100 * min(2, found[1] - 1) / found[1] + NEAR
+    found = shapes.classes(name)
+    return None if found is None else 100 * min(2, found - 1) / found + NEAR
 
 
 def step(low: np.ndarray, high: np.ndarray, labels: Sequence[Any], about: Mapping[str, Any], *, equal: bool = False,

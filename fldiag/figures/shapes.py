@@ -1,7 +1,8 @@
-"""The images and classes of the papers' data sets, known without the data."""
+"""The images and classes of the papers' data sets, and the classes of texts, known without the data."""
 
 from __future__ import annotations
 
+from fldiag.data import text
 from fldiag.data.images import SETS
 
 #: Name -> shape that a model sees (channels first), number of classes.
@@ -19,3 +20,13 @@ def known(name: str) -> tuple[tuple[int, ...], int] | None:
     """
     base = name.partition("@")[0]
     return SHAPES.get(base) or SHAPES.get(base.rpartition("-")[0])
+
+
+def classes(name: str) -> int | None:
+    """How many classes a data set has; None where nobody knows.
+
+    >>> classes("mnist-2000"), classes("snli")
+    (10, 3)
+    """
+    found = known(name)
+    return found[1] if found else {s.name: s.classes for s in text.SETS}.get(name)
