@@ -157,6 +157,8 @@ def _latex(tokens: list[str]) -> str:
             found.append("}")
         elif t in SIGNS:
             found.append(SIGNS[t])
+        elif power := re.fullmatch(r"(\d+(?:\.\d+)?)e(-?\d+)", t):
+            found.append(("" if power[1] == "1" else power[1] + r"\cdot ") + f"10^{{{power[2]}}}")
         elif before == "^" and t[0].isalnum():
             found.append(f"{{{symbol(t) or t}}}")
         else:

@@ -19,6 +19,8 @@ from fldiag.checkpoint.schema import Checkpoint
 from fldiag.config import Config
 from fldiag.errors import FldiagError
 from fldiag.results import files
+from fldiag.results.card import card
+from fldiag.results.shares import wilson
 from fldiag.results.table import Row, table
 
 if TYPE_CHECKING:
@@ -36,6 +38,18 @@ class StoredRun:
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {self.status}, {self.done} rounds)"
+
+    def _repr_html_(self) -> str:
+        config = self.index.get("config", {})
+        chosen = {k: config.get(k, {}).get("name") for k in ("method", "model", "data")}
+        facts = {"folder": self.path, "status": self.status, "rounds": f"{self.done} of {config.get('rounds', '?')}", **chosen,
+                 "seed": config.get("seed")}
+        wanted = "metric == 'accuracy' and moment == 'aggregated' and scope == 'global' and slice == 'test' and n_examples > 0"
+        if self.has_metrics and len(scores := self.metrics.query(wanted)):
+            last = scores.sort_values("round").iloc[-1]
+            low, high = wilson(round(last["value"] * last["n_examples"]), int(last["n_examples"]))
+            facts["test accuracy"] = f"{last['value']:.1%} (95 % interval {low:.1%} to {high:.1%}, {last['n_examples']} examples)"
+        return card("Run", facts)
 
     @property
     def status(self) -> str:

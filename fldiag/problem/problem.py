@@ -20,6 +20,7 @@ from fldiag.problem.objective import check_labels
 from fldiag.problem.operators import Batches, Form, agrees, build, choose
 from fldiag.problem.probe import Facts, examine
 from fldiag.problem.trees import Tree, count, join, nbytes
+from fldiag.results.card import card
 from fldiag.seeding import torch_rng
 
 #: Batch size of a model whose outputs depend on the batch (batch-norm without running statistics): such a
@@ -80,6 +81,10 @@ class Problem(Ingredients):
     def __repr__(self) -> str:
         name = f"{self.name!r}, " if self.name else ""
         return f"Problem({name}{self.layout.size:,} parameters, {self.n} examples of {self.slice_name!r}, {self.dtype})"
+
+    def _repr_html_(self) -> str:
+        return card("Problem", {"name": self.name or None, "parameters": f"{self.layout.size:,}", "examples": f"{self.n:,}",
+                                "slice": self.slice_name, "precision": self.dtype, "device": self.w.device})
 
     # -- what is known about the problem
 
