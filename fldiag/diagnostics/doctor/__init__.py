@@ -26,7 +26,7 @@ def fails(table: pd.DataFrame, strict: bool) -> bool:
             example="checkpoints/digits-fedavg-s0-1a2b3c4d --strict")
 def doctor(runs: Sequence[Run], progress: Progress | None = None, *,
            samples: Annotated[int, Field(ge=1, description="At most so many examples of the test split, and so many of all "
-                                                           "clients, where models are evaluated.")] = 2000,
+                                                           "clients, where models are evaluated.")] = 1000,
            model: Annotated[str | None, SkipValidation(), Field(description="Model of a plain state_dict: NAME or "
                                                                 "pkg.mod:factory.")] = None,
            data: Annotated[str | None, SkipValidation(),

@@ -84,9 +84,9 @@ class Factors(Check):
             if bad:
                 yield Finding(WARNING, "the factors A and B of adapters are averaged one by one",
                               f"their product is {worst[0]:.0%} off the mean of the clients' products ({worst[1]})",
-                              "the global model is not the mean of what the clients learnt, and the error grows with their spread",
-                              "average the products (and refactor them), freeze A (FFA-LoRA), or add the residual to the weights "
-                              "(FedEx-LoRA)", bad, layer=worst[1], value=worst[0])
+                              "the global model is not the mean of what the clients learnt; the error grows with their spread",
+                              "average the products (and refactor them), freeze A (FFA-LoRA), or add the residual to the "
+                              "weights (FedEx-LoRA)", bad, layer=worst[1], value=worst[0])
             yield Clear(f"the product of the means is at most {worst[0]:.1e} off the mean of the products")
 
 

@@ -41,7 +41,7 @@ KINDS = {
     "sign": ("the server moves against its clients", "the loss rises", "add the mean update, do not subtract it"),
     "total": ("the clients' weights in the aggregate do not sum to 1", SHRINKS, "divide by the sum of the weights"),
     "layers": ("some layers are not the mean of the clients", "these layers do not learn from all clients",
-               "average every tensor of the state_dict; if a layer is meant to stay with the clients, say so in the run's method"),
+               "average every tensor of the state_dict, unless a layer is meant to stay with the clients"),
     "own weights": ("the aggregate is a mean of the clients with weights that are neither equal nor by examples",
                     "it is not known which loss is minimised", "check the weights, or say which rule is meant"),
     "scaled": ("the server goes further or less far than the mean of the clients", "a step of its own length is a server "

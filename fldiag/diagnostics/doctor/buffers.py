@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fldiag.diagnostics.doctor.case import Case, Seen
-from fldiag.diagnostics.doctor.findings import FAULT, INFORMATION, WARNING, Check, Clear, Finding, Said, Skip
+from fldiag.diagnostics.doctor.findings import FAULT, INFORMATION, WARNING, Check, Clear, Finding, Said, Skip, about
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -132,7 +132,7 @@ class Values(Check):
         for (name, how), found in shown.items():
             who = [c for c, _ in found if c is not None]
             rounds = sorted({r for _, rs in found for r in rs})
-            whose = "the global model" if len(who) < len(found) else f"client {who[0]}" if len(who) == 1 else f"{len(who)} clients"
+            whose = "the global model" if len(who) < len(found) else about(who)
             yield Finding(FAULT, f"buffer {name} of {whose} is {how}", f"in {len(rounds)} rounds" +
                           (f", of {len(who)} clients" if who else ""),
                           "the network's outputs are NaN, or blown up by 1/sqrt(eps)",

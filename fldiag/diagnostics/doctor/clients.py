@@ -242,7 +242,9 @@ class Norms(Check):
 
     Rule: the logarithms of ||d_k|| less their round's median, and less a line in log n_k (Theil and Sen's slope) where sizes are
     known. A client's median over its rounds, and every single value, is outlying where it lies further out than a factor 5
-    (a single value: 8) and than 6 (8) times the scale 1.48 MAD of all values. It takes at least 4 clients a round.
+    (a single value: 8) and than 6 (8) times the scale 1.48 MAD of all values. Short updates are information, unless the client
+    has something to learn: its own loss at the received weights is above the median of the clients'. It takes at least 4
+    clients a round.
     """
 
     name, title = "norms", "Updates have alike lengths"
@@ -292,8 +294,15 @@ class Norms(Check):
 
     def _finding(self, i: int, v: float, rounds: tuple[int, ...], spread: float, when: str) -> Finding:
         how = f"{math.exp(v):.3g} times" if v > 0 else f"1/{math.exp(-v):.3g} of"
-        return Finding(WARNING, f"the updates of {about([i])} are {'outlyingly long' if v > 0 else 'outlyingly short'}",
-                       f"{how} what its size and the round let expect, {when}; usual spread is a factor of {math.exp(spread):.2f}",
+        return Finding(WARNING if v > 0 or self._hungry(i) else INFORMATION, f"the updates of {about([i])} are "
+                       f"{'outlyingly long' if v > 0 else 'outlyingly short'}",
+                       f"{how} what its size and the round let expect, {when}; the usual spread is a factor of "
+                       f"{math.exp(spread):.2f}",
                        "it alone decides where the mean goes" if v > 0 else "it has no say in the mean",
                        "look at its learning rate, its number of steps and the scale of its data; clip updates", rounds, client=i,
                        value=math.exp(v))
+
+    def _hungry(self, i: int) -> bool:
+        """Whether a client has more to learn than most."""
+        losses = self.case.models.losses if self.case.history is not None else {}
+        return i in losses and losses[i] > float(np.median(list(losses.values())))

@@ -33,7 +33,8 @@ def examine(runs: Sequence[Run], options: Mapping[str, Any], progress: Progress 
         clear = [check for check in checks if check.name not in {row["metric"] for row in rows}]
         rows += [_row(check, Clear("what chance explains was left out")) for check in clear]
         place = {check.name: j for j, check in enumerate(checks)}
-        frames.append(table(sorted(rows, key=lambda row: place[row["metric"]]), **case.common))
+        stored = {"stored": ranges(case.rounds)}
+        frames.append(table(sorted(rows, key=lambda row: place[row["metric"]]), **case.common, **stored))
         case.__dict__.pop("history", None)  # model and data of one run at a time
     return pd.concat(frames, ignore_index=True)
 

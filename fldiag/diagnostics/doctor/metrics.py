@@ -12,6 +12,7 @@ import pandas as pd
 
 from fldiag.diagnostics.doctor.case import Case, Seen
 from fldiag.diagnostics.doctor.findings import FAULT, INFORMATION, WARNING, Check, Clear, Finding, Said, Skip
+from fldiag.diagnostics.doctor.own_data import LEAST
 from fldiag.results.select import only
 
 ACCURACY = re.compile(r"(?:^|[_./ -])acc(?:uracy)?(?:[_./ -]|$)", re.IGNORECASE)
@@ -19,6 +20,8 @@ ACCURACY = re.compile(r"(?:^|[_./ -])acc(?:uracy)?(?:[_./ -]|$)", re.IGNORECASE)
 WHOLE = re.compile(r"f1|auc|auroc|auprc|precision|recall|balanced|kappa|mcc|perplexity|ppl|rmse|r2|ece", re.IGNORECASE)
 #: Accuracies that differ by less are the same.
 SAME = 2e-3
+#: From this round on no start is to blame.
+LATE = 30
 
 
 def reported(frame: pd.DataFrame, name: re.Pattern[str], scope: str = "global") -> pd.DataFrame:
@@ -31,11 +34,11 @@ def reported(frame: pd.DataFrame, name: re.Pattern[str], scope: str = "global") 
 class Reported(Check):
     """Accuracies that are not those of the stored weights: the best round's in place of the last, or those on other data.
 
-    Rule: the accuracy of the stored weights on the test set is computed again in up to 12 rounds. It must be the run's own number
-    (within 0.2 points where all test examples are taken). Each accuracy that a foreign program reports is compared with it: where it
-    differs in some round, and equals instead, in all rounds, the best so far, the accuracy on training data, that of the round
-    before, or the plain mean of the clients' accuracies, that is said. Also: the last round's weights equal those of an earlier
-    round to the bit, with others between.
+    Rule: the accuracy of the stored weights on the test set is computed again in up to 12 rounds. It must be the run's own
+    number (within 0.2 points where all test examples are taken). Each accuracy that a foreign program reports is compared with
+    it: where it differs in some round, and equals instead, in all rounds, the best so far, the accuracy on training data, that
+    of the round before, or the plain mean of the clients' accuracies, that is said. Also: the last round's weights equal those
+    of an earlier round to the bit, with others between.
     """
 
     name, title = "reported", "Numbers are those of the weights"
@@ -105,7 +108,7 @@ class Reported(Check):
             yield Finding(WARNING if kind else INFORMATION, f"the reported {name} is {kind or 'not that of the stored weights'}",
                           f"{source}: in round {r} it says {told[r]:.2%}, and the stored weights have {now[r]:.2%} on the test "
                           f"set",
-                          "the number promises more than the model holds" if kind else "it belongs to other data or other weights",
+                          "it promises more than the model holds" if kind else "it belongs to other data or other weights",
                           "report the test accuracy of the last round's weights", tuple(off), value=told[r] - now[r])
 
     def _others(self, now: Mapping[int, float]) -> dict[str, dict[int, float]]:
@@ -201,9 +204,9 @@ class Chance(Check):
     """The global model is no better than chance.
 
     Rule: of the n test examples the last global model gets x right; always answering the most frequent class gets a share q. At
-    chance where the binomial tail P(X >= x) with n and q is above 1 %. A warning where also the clients' models are (each on
-    its own examples, against its own most frequent class), or the run has at least 20 rounds; else information: after few
-    rounds on skewed clients this is usual.
+    chance where the binomial tail P(X >= x) with n and q is above 1 %. A warning where clients do not learn either (the loss on
+    their own examples falls by less than 0.01 nats in the median), or the run has at least 30 rounds; else information: after
+    few rounds on skewed clients this is usual.
     """
 
     name, title = "chance", "Better than chance"
@@ -225,31 +228,14 @@ class Chance(Check):
         q, x, n = float(np.bincount(y).max()) / len(y), int(scored.right[pool.test].sum()), len(y)
         p = float(binom.sf(x - 1, n, q))
         if p > 0.01:
-            local = self._local()
-            learnt = local is not None and local < 0.01
-            severe = local is not None and (not learnt or r >= 20)
+            gain = models.gain
+            severe = gain is not None and (gain < LEAST or r >= LATE)
             loss = float(np.mean(scored.loss[pool.test]))
             yield Finding(WARNING if severe else INFORMATION, "the last global model is no better than chance",
                           f"{x} of {n} right ({x / n:.1%}), and the most frequent class has {q:.1%}; loss {loss:.3g} (equal "
-                          f"odds: {math.log(history.dataset.classes):.3g}); the clients' own models " +
-                          ("are better than chance on their data" if learnt else "are not, or are not stored"),
+                          f"odds: {math.log(history.dataset.classes):.3g}); " +
+                          ("the clients' models are not stored" if gain is None else
+                           f"training lowers the clients' own loss by {gain:.2g} nats in the median"),
                           "nothing can be concluded from this run", "train longer; look at labels, learning rate and aggregation",
                           (r,), value=x / n)
         yield Clear(f"{x} of {n} right ({x / n:.1%}), and the most frequent class has {q:.1%}")
-
-    def _local(self) -> float | None:
-        """p-value of the clients' models on their own examples, against each client's most frequent class."""
-        from scipy.stats import binom, combine_pvalues
-
-        history, found = self.case.history, list[float]()
-        assert history is not None
-        for scored in self.case.models.scores.values():
-            if scored.client_right is None:
-                continue
-            for j, i in enumerate(scored.ids):
-                own = history.pool.own(i)
-                y = self.case.models.labels[own]
-                if len(np.unique(y)) > 1:
-                    q = float(np.bincount(y).max()) / len(y)
-                    found.append(float(binom.sf(scored.client_right[j, own].sum() - 1, len(y), q)))
-        return float(combine_pvalues(np.clip(found, 1e-12, 1.0)).pvalue) if found else None

@@ -15,24 +15,23 @@ if TYPE_CHECKING:
     from fldiag.rounds.round_weights import Stored
 
 #: So many rounds are evaluated, evenly spread: the global model in many, the clients' in few.
-MANY, FEW = 12, 5
+MANY, FEW = 12, 6
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A round's models on the pool's examples: loss and right [n] of the aggregated and (None: not stored) the received model,
-    and [K, n] of the clients' ``ids``."""
+    """A round's models on the pool's examples: loss and right [n] of the aggregated model, and (None: not stored) loss of
+    the received one and [K, n] of the clients' ``ids``."""
 
     loss: np.ndarray
     right: np.ndarray | None
     received: np.ndarray | None = None
     clients: np.ndarray | None = None
-    client_right: np.ndarray | None = None
     ids: tuple[int, ...] = ()
 
 
 class Models:
-    """``lost``: rounds whose models cannot be read or evaluated."""
+    """What is evaluated once for all checks."""
 
     def __init__(self, history: History):
         self.history = history
@@ -70,7 +69,37 @@ class Models:
         one = None if right is None else right[0]
         if not full:
             return Scored(scores.loss[0], one)
-        return Scored(scores.loss[0], one, scores.loss[1], scores.loss[2:], None if right is None else right[2:], stored.ids)
+        return Scored(scores.loss[0], one, scores.loss[1], scores.loss[2:], stored.ids)
+
+    @cached_property
+    def own(self) -> dict[int, dict[int, tuple[float, float]]]:
+        """Client -> round -> the mean loss on its own training examples before and after its training."""
+        found: dict[int, dict[int, tuple[float, float]]] = {}
+        for r, scored in self.scores.items():
+            for j, i in enumerate(scored.ids):
+                where = self.history.pool.own(i)
+                if scored.clients is None or scored.received is None or where.stop <= where.start:
+                    continue
+                both = float(scored.received[where].mean()), float(scored.clients[j, where].mean())
+                if np.isfinite(both).all():
+                    found.setdefault(i, {})[r] = both
+        return found
+
+    @property
+    def gains(self) -> dict[int, dict[int, float]]:
+        """Client -> round -> by how much its own training lowered its own loss."""
+        return {i: {r: before - after for r, (before, after) in found.items()} for i, found in self.own.items()}
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """Client -> its own loss at what it received, mean over the rounds."""
+        return {i: float(np.mean([before for before, _ in found.values()])) for i, found in self.own.items()}
+
+    @property
+    def gain(self) -> float | None:
+        """The median of these; None where none is known."""
+        values = [gain for found in self.gains.values() for gain in found.values()]
+        return float(np.median(values)) if values else None
 
     @cached_property
     def labels(self) -> np.ndarray:

@@ -61,7 +61,7 @@ class Seeds(Check):
                 yield Finding(WARNING if same else INFORMATION, f"the same seed gave other bits than in {name}",
                               f"seed {seeds[0]}; the first different round is {first}; versions, threads and processor are "
                               f"{'the same' if same else 'not the same'}", "the run cannot be repeated",
-                              "seed every source of chance (initial weights, sampling, minibatches, dropout), and fix the threads",
+                              "seed all that is random (initial weights, sampling, minibatches, dropout), and fix the threads",
                               tuple(r for r in common if r not in equal))
             return
         if equal:

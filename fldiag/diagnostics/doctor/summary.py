@@ -27,9 +27,9 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
                      "where": where(row), "evidence": row["evidence"], "remedy": row["remedy"]})
     columns = {"run": "run", "severity": "severity", "what": "what", "where": "where", "evidence": "evidence", "remedy": "remedy"}
     yield Small(rows, {k: v for k, v in columns.items() if several or k != "run"})
-    for _, row in table[table["severity"] == UNCHECKED].iterrows():
-        whose = f"{row['run']}: " if several else ""
-        yield Note(f"{whose}{row['title']}: not checked, {row['evidence']}")
+    for (title, why), part in table[table["severity"] == UNCHECKED].groupby(["title", "evidence"], sort=False):
+        whose = f" ({', '.join(map(str, part['run'].unique()))})" if part["run"].nunique() < table["run"].nunique() else ""
+        yield Note(f"{title}: not checked, {why}{whose}")
 
 
 def where(row: Mapping[str, Any]) -> str:
