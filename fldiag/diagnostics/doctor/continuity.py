@@ -29,10 +29,12 @@ class Continuity(Check):
         self.size = 0.0
 
     def see(self, seen: Seen) -> None:
-        if seen.received is not None and seen.received.shape == seen.aggregated.shape and seen.round - 1 in self.past:
+        fits = seen.received is not None and seen.received.shape == seen.aggregated.shape
+        if seen.received is not None and fits and seen.round - 1 in self.past and bool(seen.received.isfinite().all()):
             self.pairs += 1
             self._compare(seen.round, seen.received.double(), seen.eps if seen.clients is not None else 1e-7)
-        self.past[seen.round] = seen.aggregated
+        if bool(seen.aggregated.isfinite().all()):
+            self.past[seen.round] = seen.aggregated
         for r in [r for r in self.past if r <= seen.round - 6]:
             del self.past[r]
 
