@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from fldiag.diagnostics.doctor.case import Case, Seen
-from fldiag.diagnostics.doctor.findings import WARNING, Check, Clear, Finding, Said, Skip
+from fldiag.diagnostics.doctor.findings import INFORMATION, WARNING, Check, Clear, Finding, Said, Skip
 
 #: How the two factors of an adapter are called: (A, [r, in]), (B, [out, r]).
 PAIRS = (("lora_A", "lora_B"), ("lora_a", "lora_b"), ("lora_down", "lora_up"), ("A", "B"))
-#: The relative error of the product from which on averaging factors is worth a warning.
-ERROR = 0.01
+#: The relative error of the product from which on averaging factors is told, and worth a warning.
+TOLD, ERROR = 1e-4, 0.01
 STATES = re.compile(r"(^|[._])(momentum|velocity|exp_avg|exp_avg_sq|momentum_buffer)([._]|$)")
 
 
@@ -40,7 +40,7 @@ class Factors(Check):
 
     Rule, for each pair A [r, in], B [out, r]: where both aggregates are the mean of the clients' factors (to 0.1 % of their
     spread), the error ||sum_k p_k B_k A_k - B A||_F / ||sum_k p_k B_k A_k||_F (Singhal et al., FedEx-LoRA, 2024) is more than
-    1 %. Rounds in which all B are 0 are left out. Frozen A (FFA-LoRA) has no error.
+    1 % (information from 0.01 % on). Rounds in which all B are 0 are left out. Frozen A (FFA-LoRA) has no error.
     """
 
     name, title = "adapters", "Adapters: mean of products"
@@ -80,10 +80,10 @@ class Factors(Check):
             yield Skip("the clients' adapters are not stored, or their B are 0")
         else:
             worst = max(self.rounds.values())
-            bad = tuple(r for r, (error, _) in self.rounds.items() if error > ERROR)
+            bad = tuple(r for r, (error, _) in self.rounds.items() if error > TOLD)
             if bad:
-                yield Finding(WARNING, "the factors A and B of adapters are averaged one by one",
-                              f"their product is {worst[0]:.0%} off the mean of the clients' products ({worst[1]})",
+                yield Finding(WARNING if worst[0] > ERROR else INFORMATION, "the factors A and B of adapters are averaged one by one",
+                              f"their product is {worst[0]:.1%} off the mean of the clients' products",
                               "the global model is not the mean of what the clients learnt; the error grows with their spread",
                               "average the products (and refactor them), freeze A (FFA-LoRA), or add the residual to the "
                               "weights (FedEx-LoRA)", bad, layer=worst[1], value=worst[0])

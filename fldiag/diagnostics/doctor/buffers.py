@@ -22,7 +22,8 @@ class Statistics(Check):
 
     Rule, over all floating-point buffers of a round that some client changed: the aggregate's equal those that were received to
     the bit (never aggregated); they equal one client's to the bit, while another client's differ (one client's); or they lie
-    outside the clients' own range at more than 1 % of the entries (no mean at all). Within that range any mean will do.
+    outside the range of the clients' and the received ones at more than 1 % of the entries (no mean at all). Within that range
+    any mean will do.
     """
 
     name, title = "buffers", "Buffers are aggregated"
@@ -50,7 +51,7 @@ class Statistics(Check):
         one = [i for j, i in enumerate(seen.ids) if all(_same(seen.client_states[n][j], new[n]) for n in names)]
         if one:
             self.of.setdefault(one[0], []).append(seen.round)
-        elif (share := _outside(seen, names)) > 0.01:
+        elif (share := _outside(seen, names, before)) > 0.01:
             self.outside[seen.round] = share
 
     def end(self) -> Iterator[Said]:
@@ -82,10 +83,14 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool((a == b).all())
 
 
-def _outside(seen: Seen, names: list[str]) -> float:
+def _outside(seen: Seen, names: list[str], before: dict[str, Tensor]) -> float:
+    """Share of entries that lie neither among the clients' nor between them and what they received."""
+    import torch
+
     out = total = 0
     for n in names:
         rows, w = seen.client_states[n].double(), seen.states[n].double()
+        rows = torch.cat([rows, before[n].double()[None]]) if n in before else rows
         slack = 1e-5 * rows.abs().amax(0)
         out += int(((w < rows.amin(0) - slack) | (w > rows.amax(0) + slack)).sum())
         total += w.numel()

@@ -189,6 +189,14 @@ class Case:
     def metrics(self) -> pd.DataFrame | None:
         return self.run.metrics if self.run.has_metrics else None
 
+    @cached_property
+    def buffers(self) -> set[str]:
+        """Names of what is no parameter, as the first round with clients has them."""
+        try:
+            return set(self.run.checkpoint(self.rounds[0]).buffers)
+        except (FldiagError, IndexError):
+            return set()
+
     def each(self) -> Iterator[Seen]:
         """The stored rounds that can be read, in order; ``lost`` says which cannot."""
         before: Seen | None = None
@@ -204,7 +212,7 @@ class Case:
 
     def _seen(self, c: Checkpoint) -> Seen:
         assert c.round is not None
-        named = set(c.buffers) or {n for n in c.state if n.endswith(STATISTICS)}
+        named = set(c.buffers) or self.buffers or {n for n in c.state if n.endswith(STATISTICS)}
         kept = self.section("checkpoint").get("clients", "sampled")
         some = self.own and kept not in ("auto", "sampled")
         full = self.section("clients").get("per_round") == self.total and kept == "all"

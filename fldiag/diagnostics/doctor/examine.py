@@ -17,37 +17,39 @@ from fldiag.results.table import Row, table
 from fldiag.rounds.round_weights import ranges
 
 
-def examine(runs: Sequence[Run], options: Mapping[str, Any], progress: Progress | None) -> pd.DataFrame:
+def examine(runs: Sequence[Run], options: Mapping[str, Any], progress: Progress | None,
+            checks: Sequence[type[Check]] = CHECKS) -> pd.DataFrame:
     """The findings of all runs, each check's below the other."""
-    seen = [_watched(run, options, i, len(runs), progress) for i, run in enumerate(runs)]
+    seen = [_watched(run, options, checks, i, len(runs), progress) for i, run in enumerate(runs)]
     frames = []
-    for i, (case, checks) in enumerate(seen):
+    for i, (case, made) in enumerate(seen):
         said: list[tuple[Check, Said]] = []
-        for j, check in enumerate(checks):
+        for j, check in enumerate(made):
             if progress:
-                progress(j, len(checks), f"{case.run.path.name}: {check.title}")
+                progress(j, len(made), f"{case.run.path.name}: {check.title}")
             check.peers = [others[j] for k, (_, others) in enumerate(seen) if k != i]
             said += [(check, one) for one in _of(check)]
-        kept = holm([one for _, one in said], sum(check.tests for check in checks))
+        kept = holm([one for _, one in said], sum(check.tests for check in made))
         rows = [_row(check, one) for check, one in said if any(one is other for other in kept)]
-        clear = [check for check in checks if check.name not in {row["metric"] for row in rows}]
+        clear = [check for check in made if check.name not in {row["metric"] for row in rows}]
         rows += [_row(check, Clear("what chance explains was left out")) for check in clear]
-        place = {check.name: j for j, check in enumerate(checks)}
+        place = {check.name: j for j, check in enumerate(made)}
         stored = {"stored": ranges(case.rounds)}
         frames.append(table(sorted(rows, key=lambda row: place[row["metric"]]), **case.common, **stored))
         case.__dict__.pop("history", None)  # model and data of one run at a time
     return pd.concat(frames, ignore_index=True)
 
 
-def _watched(run: Run, options: Mapping[str, Any], i: int, n: int, progress: Progress | None) -> tuple[Case, list[Check]]:
+def _watched(run: Run, options: Mapping[str, Any], checks: Sequence[type[Check]], i: int, n: int,
+             progress: Progress | None) -> tuple[Case, list[Check]]:
     case = Case(run, options)
-    checks = [make(case) for make in CHECKS]
+    made = [make(case) for make in checks]
     for j, seen in enumerate(case.each()):
         if progress:
             progress(j, len(run.rounds), f"{run.path.name}{f' ({i + 1} of {n})' if n > 1 else ''}: round {seen.round}")
-        for check in checks:
+        for check in made:
             check.see(seen)
-    return case, checks
+    return case, made
 
 
 def _of(check: Check) -> list[Said]:
