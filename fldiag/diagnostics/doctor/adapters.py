@@ -82,7 +82,8 @@ class Factors(Check):
             worst = max(self.rounds.values())
             bad = tuple(r for r, (error, _) in self.rounds.items() if error > TOLD)
             if bad:
-                yield Finding(WARNING if worst[0] > ERROR else INFORMATION, "the factors A and B of adapters are averaged one by one",
+                yield Finding(WARNING if worst[0] > ERROR else INFORMATION, "the factors A and B of adapters are averaged one "
+                              "by one",
                               f"their product is {worst[0]:.1%} off the mean of the clients' products",
                               "the global model is not the mean of what the clients learnt; the error grows with their spread",
                               "average the products (and refactor them), freeze A (FFA-LoRA), or add the residual to the "

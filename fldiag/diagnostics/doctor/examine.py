@@ -64,7 +64,8 @@ def _of(check: Check) -> list[Said]:
 
 
 def _row(check: Check, said: Said) -> Row:
-    about: Row = {"metric": check.name, "title": check.title, "estimator": "test" if check.tests else "exact"}
+    about: Row = {"metric": check.name, "title": check.title, "estimator": "test" if check.tests else "exact",
+                  **dict.fromkeys(("what", "evidence", "consequence", "remedy", "rounds", "p_value"))}
     if isinstance(said, Clear):
         return {**about, "severity": HEALTHY, "evidence": said.evidence}
     if isinstance(said, Skip):
