@@ -7,13 +7,14 @@ from inspect import getdoc
 from fldiag.diagnostics.doctor.adapters import Factors, OptimiserState
 from fldiag.diagnostics.doctor.aggregation import Aggregate
 from fldiag.diagnostics.doctor.buffers import Statistics, Values
-from fldiag.diagnostics.doctor.clients import Copies, Finite, Norms, Sampling, Silent
+from fldiag.diagnostics.doctor.clients import Copies, Finite, Norms, Silent
 from fldiag.diagnostics.doctor.continuity import Continuity
 from fldiag.diagnostics.doctor.data import Leak, Parts
 from fldiag.diagnostics.doctor.findings import Check
 from fldiag.diagnostics.doctor.head import Dead, Head
 from fldiag.diagnostics.doctor.metrics import Chance, Means, Reported
 from fldiag.diagnostics.doctor.own_data import OwnData
+from fldiag.diagnostics.doctor.sampling import Sampling
 from fldiag.diagnostics.doctor.seeds import Seeds
 from fldiag.diagnostics.doctor.stability import Edge
 

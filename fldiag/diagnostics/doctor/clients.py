@@ -1,27 +1,16 @@
-"""What single clients do: who is sampled, and whose updates are missing, copied, outlying or no numbers."""
+"""What single clients do: whose updates are missing, copied, outlying or no numbers."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator
 
 import numpy as np
 
 from fldiag.diagnostics.doctor.case import Case, Seen
-from fldiag.diagnostics.doctor.findings import (
-    FAULT,
-    INFORMATION,
-    LEVEL,
-    WARNING,
-    Check,
-    Clear,
-    Finding,
-    Said,
-    Skip,
-    about,
-)
+from fldiag.diagnostics.doctor.findings import FAULT, INFORMATION, WARNING, Check, Clear, Finding, Said, Skip, about
 
 NO_CLIENTS = "no client weights are stored"
 
@@ -61,79 +50,21 @@ class Finite(Check):
                           "its last rounds are missing", "lower train.lr, or clip gradients (train.clip)")
         for r, why in self.case.lost.items():
             yield Finding(WARNING, f"round {r} cannot be read", why, "no check sees this round", "restore the file", (r,))
+        every = int(self.case.section("checkpoint").get("every", 1))
+        gaps = sorted(set(range(self.case.rounds[0], self.case.rounds[-1] + 1, every)) - set(self.case.rounds))
+        if gaps:
+            yield Finding(INFORMATION, "rounds are missing between others", f"{len(gaps)} rounds, the first is {gaps[0]}",
+                          "no check sees them, and rounds in a row are compared only where both are there",
+                          "nothing, if they were pruned", gaps)
         yield Clear(f"{self.rounds} rounds are whole and finite")
 
 
-class Sampling(Check):
-    """Clients that are never sampled, or far too often.
-
-    Rule: where K_t of N clients take part in round t, a client's count over the rounds is a sum of independent draws with
-    probability K_t / N (a binomial where K_t is constant). Each client's two tails are exact, p = 2 min(P(X <= x), P(X >= x));
-    a further test is the chance prod 1 / C(N, K_t) that all rounds draw the same set. Holm's procedure judges all of them with
-    the run's other tests.
-    """
-
-    name, title = "sampling", "Clients are sampled alike"
-
-    def __init__(self, case: Case):
-        super().__init__(case)
-        self.sets: dict[int, tuple[int, ...]] = {}
-        self.vague = False
-
-    def see(self, seen: Seen) -> None:
-        self.vague |= not seen.sampled
-        if seen.clients is not None and seen.ids:
-            self.sets[seen.round] = tuple(sorted(seen.ids))
-
-    def end(self) -> Iterator[Said]:
-        if not self.sets or self.vague:
-            yield Skip("the checkpoints also hold clients that were not sampled" if self.vague else NO_CLIENTS)
-            return
-        n, rounds = self.case.total, tuple(self.sets)
-        chances = [min(len(ids) / n, 1.0) for ids in self.sets.values()]
-        if n < 2 or min(chances) == 1.0:
-            yield Clear(f"all {n} clients take part in all {len(rounds)} rounds")
-            return
-        pmf = np.ones(1)
-        for q in chances:
-            pmf = np.convolve(pmf, [1 - q, q])
-        below, above = np.cumsum(pmf), np.cumsum(pmf[::-1])[::-1]
-        counts = Counter(i for ids in self.sets.values() for i in ids)
-        self.tests += n
-        for x in sorted(set(counts.values()) | ({0} if len(counts) < n else set())):
-            p = float(min(1.0, 2 * min(below[x], above[x])))
-            if p <= LEVEL:
-                who = [k for k in range(n) if counts.get(k, 0) == x] if x == 0 else [k for k, c in counts.items() if c == x]
-                for k in who[:20]:
-                    yield self._finding(k, x, p, sum(chances), rounds)
-        yield from self._same(chances, n, rounds)
-        yield Clear(f"{len(counts)} of {n} clients took part, {min(counts.values())} to {max(counts.values())} times in "
-                    f"{len(rounds)} rounds (expected {sum(chances):.3g})")
-
-    def _finding(self, k: int, x: int, p: float, expected: float, rounds: tuple[int, ...]) -> Finding:
-        often = f"{x} times" if x else "never"
-        return Finding(WARNING, f"client {k} was sampled {often} in {len(rounds)} rounds",
-                       f"{expected:.3g} times were expected; p = {p:.1e}", "its data count too little" if x < expected else
-                       "its data count too much", "look at how clients are drawn (a fixed seed each round, a client that never "
-                       "answers)", rounds, client=k, value=float(x), p=p)
-
-    def _same(self, chances: Sequence[float], n: int, rounds: tuple[int, ...]) -> Iterator[Finding]:
-        sets = list(self.sets.values())
-        if len(sets) < 2:
-            return
-        self.tests += 1
-        if len(set(sets)) == 1:
-            p = math.exp(-(len(sets) - 1) * math.log(math.comb(n, len(sets[0]))))
-            yield Finding(WARNING, f"all {len(sets)} rounds sampled the same {len(sets[0])} of {n} clients",
-                          f"by chance with p = {p:.1e}", f"{n - len(sets[0])} clients' data are never used",
-                          "seed the sampling once, not anew in every round", rounds, p=p)
-
-
 class Silent(Check):
-    """Clients whose update is exactly zero.
+    """Clients whose update is exactly zero, and layers that nobody trains.
 
     Rule: the trained weights equal the received ones to the bit, although the client has examples (for a run of fldiag: fills a
-    minibatch) and others of the round moved; a fault where nobody moved in any round.
+    minibatch) and others of the round moved; a fault where nobody moved in a round. A layer that no client changed in any round,
+    while other layers moved, is information: it may be frozen on purpose.
     """
 
     name, title = "zero_updates", "Every client moves"
@@ -141,6 +72,7 @@ class Silent(Check):
     def __init__(self, case: Case):
         super().__init__(case)
         self.rounds, self.zero, self.all = 0, defaultdict[int, list[int]](list), list[int]()
+        self.frozen: set[str] | None = None
 
     def see(self, seen: Seen) -> None:
         if not seen.complete or seen.clients is None:
@@ -152,6 +84,10 @@ class Silent(Check):
             return
         for i in still:
             self.zero[i].append(seen.round)
+        if seen.usable and self.frozen != set():
+            k = len(seen.ids)
+            fixed = {name for name, g in seen.grams.items() if not np.diag(g)[:k].any()}
+            self.frozen = fixed if self.frozen is None else self.frozen & fixed
 
     def end(self) -> Iterator[Said]:
         if not self.rounds:
@@ -170,6 +106,10 @@ class Silent(Check):
                           "it takes part and teaches nothing, but its weight slows the others down",
                           "nothing, as it fills no minibatch" if idle else "look at its training, and at which model it returns",
                           tuple(rounds), client=i, value=0.0)
+        if self.frozen:
+            names = ", ".join(sorted(self.frozen)[:3]) + (f" and {len(self.frozen) - 3} more" if len(self.frozen) > 3 else "")
+            yield Finding(INFORMATION, "some layers are never trained", f"no client changed {names} in {self.rounds} rounds",
+                          "they stay as they were initialised", "nothing, if they are frozen on purpose", layer=names)
         yield Clear(f"no update is zero in {self.rounds} rounds")
 
 

@@ -65,7 +65,8 @@ class Parts(Check):
 
     Rule, for runs of fldiag: the partition that the config names is dealt again, and every client must hold the same examples.
     For others: a client reports another number of examples than the partition gives it (by more than a twentieth), two clients
-    hold the same examples (more than half of the smaller), an index lies outside the data, or a client that takes part has none.
+    hold the same examples (more than half of the smaller; of fewer it is information). Of both: a class of the test set that
+    no client holds (information for runs of fldiag, whose config dealt it so).
     """
 
     name, title = "partition", "Partition is the one named"
@@ -83,6 +84,7 @@ class Parts(Check):
             yield from self._named(history, parts)
         else:
             yield from self._told(parts)
+        yield from self._missing(history, parts)
         yield Clear(f"{len(parts)} clients with {sum(map(len, parts)):,} examples" +
                     (", as the config deals them" if self.case.own else ""))
 
@@ -102,6 +104,17 @@ class Parts(Check):
                           f"{len(parts[k]) if k < len(parts) else 0}", "the run's heterogeneity is not what its config says",
                           "correct the config, or train on the partition that it names", client=k if len(odd) == 1 else None,
                           value=len(odd) / len(parts))
+
+    def _missing(self, history: History, parts: Sequence[np.ndarray]) -> Iterator[Finding]:
+        data = history.dataset
+        if data.regression or data.made:
+            return
+        held = np.unique(np.asarray(data.train_y.cpu())[np.concatenate([p for p in parts if len(p)])])
+        gone = sorted(set(np.unique(np.asarray(data.test_y.cpu())).tolist()) - set(held.tolist()))
+        if gone:
+            yield Finding(INFORMATION if self.case.own else WARNING, f"no client holds class {', '.join(map(str, gone[:5]))}",
+                          f"{len(gone)} classes of the test set are in no client's data", "the model cannot learn them",
+                          "look at how examples were dealt", value=len(gone))
 
     def _told(self, parts: Sequence[np.ndarray]) -> Iterator[Finding]:
         for k, n in sorted(self.case.run.origin.get("examples", {}).items()):
@@ -124,3 +137,7 @@ class Parts(Check):
                               "count twice", "deal every example once", client=other, client_b=k, value=share)
             first[p[owners[p] == 0]] = k
             owners[p] += 1
+        if shared := int((owners > 1).sum()):
+            yield Finding(INFORMATION, "some examples belong to several clients", f"{shared} of {int((owners > 0).sum())} "
+                          f"examples",
+                          "they count more than others", "nothing, if they are shared on purpose", value=shared)

@@ -18,7 +18,8 @@ class Seeds(Check):
     Rule, for every two given runs whose configs differ in the seed at most. Different seeds: the aggregate of a common round is
     equal to the bit (fault), all rounds draw the same clients where that happens by chance with at most 0.1 % (warning), or
     only the initial weights are equal (information). Same seed: the aggregate of a common round differs (a warning, if both were
-    trained with the same versions, threads and processor; else information).
+    trained with the same versions, threads and processor; else information). Configs that differ in more, and equal bits in all
+    rounds, are told too (information for fldiag's own methods, which have neutral settings).
     """
 
     name, title = "seeds", "Seeds decide the bits"
@@ -41,6 +42,7 @@ class Seeds(Check):
     def end(self) -> Iterator[Said]:
         alike = [p for p in self.peers if isinstance(p, Seeds) and p.case.run.path != self.case.run.path
                  and _without_seed(p.case) == _without_seed(self.case)]
+        yield from self._unused()
         if not alike:
             yield Skip("it takes two runs that differ in nothing, or in the seed alone" if not self.peers else
                        "the other runs differ in more than the seed")
@@ -48,6 +50,17 @@ class Seeds(Check):
         for other in alike:
             yield from self._pair(other)
         yield Clear(f"compared with {len(alike)} other runs")
+
+    def _unused(self) -> Iterator[Finding]:
+        """Runs of another config with the same bits: what differs has no effect."""
+        for other in self.peers:
+            if isinstance(other, Seeds) and _without_seed(other.case) != _without_seed(self.case):
+                common = [r for r in self.prints if r and r in other.prints]
+                if common and all(self.prints[r] == other.prints[r] for r in common):
+                    yield Finding(INFORMATION if self.case.own else WARNING, "another config gave the same bits as in "
+                                  f"{other.case.run.path.name}", f"all {len(common)} common rounds are equal",
+                                  "what the configs differ in has no effect", "look whether that option reaches the training",
+                                  tuple(common))
 
     def _pair(self, other: Seeds) -> Iterator[Finding]:
         name = other.case.run.path.name
