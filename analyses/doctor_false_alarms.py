@@ -129,7 +129,7 @@ def examined(i: int) -> dict[str, Any]:
         own = {"model": net(i)} if what["source"] == "loop" else {}
         table = fldiag.diagnose(run, "doctor", device="cpu", **own)
         found = {s: " ".join(table[table["severity"] == s]["metric"].drop_duplicates()) for s in SEVERITIES}
-        return {"run": i, **what, "status": run.status, **found}
+        return {"run": i, **what, "rounds": run.done, "status": run.status, **found}
 
 
 def text(frame: pd.DataFrame) -> str:
