@@ -156,6 +156,7 @@ class Diagnostic(Entry):
     - ``check``: (subject, options) -> nothing; raises FldiagError before anything is computed.
     - ``choose``: (targets, options, options of the subject) -> ``Choice``: which are asked, and how.
     - ``also``: flags that ask further diagnostics of the same target.
+    - ``fails``: (table, strict) -> whether the verb ends with exit code 3; it then has the flag ``--strict``.
     - ``example``: what is typed after ``fldiag NAME`` in the help.
     """
 
@@ -174,6 +175,7 @@ class Diagnostic(Entry):
     check: Callable[..., None] | None = None
     choose: Callable[..., Any] | None = None
     also: dict[str, Also] = field(default_factory=dict)
+    fails: Callable[[Any, bool], bool] | None = None
     example: str = ""
 
     def is_option(self, parameter: inspect.Parameter) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
     from fldiag.diagnosis.subjects import Target
 
 
-def ask(console: Console, name: str, paths: Sequence[Path], options: Mapping[str, Any], out: Path | None) -> None:
-    """Raises FldiagError for whatever cannot be asked or answered."""
+def ask(console: Console, name: str, paths: Sequence[Path], options: Mapping[str, Any], out: Path | None,
+        strict: bool = False) -> None:
+    """Exit code 3 where a check failed, which ``strict`` takes strictly. Raises FldiagError for whatever cannot be asked or
+    answered."""
     given = {k: options[k] for k in ("model", "data") if k in options}
     of_runs = registry.diagnostic.get(name).on in ("run", "runs")
     targets = [_opened(p, given, of_runs) for p in paths]
@@ -29,6 +32,8 @@ def ask(console: Console, name: str, paths: Sequence[Path], options: Mapping[str
     leading = {also.name for also in first.entry.also.values() if also.leads}
     ordered = sorted(found, key=lambda made: (made.entry.name in leading, made is first))
     console.done(*(file for made in ordered for file in made.files))  # what people look at first is named last
+    if any(made.entry.fails is not None and made.entry.fails(made.table, strict) for made in found):
+        sys.exit(3)
 
 
 def _opened(path: Path, given: Mapping[str, Any], of_runs: bool) -> Target:

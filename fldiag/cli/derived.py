@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fldiag import known
-from fldiag.cli.options import Debug, Device, Json, Out
+from fldiag.cli.options import Debug, Device, Json, Out, Strict
 from fldiag.console import Console, errors
 from fldiag.diagnosis.options import shared_by
 
@@ -34,7 +34,8 @@ def verb(name: str, item: known.Item) -> Callable[..., None]:
     options = {**typed, **flags, **shared}
     parameters = [_parameter(argument, Annotated[kind, typer.Argument(help=text)]),
                   *(_parameter(n, Annotated[_kind(o), _option(o)], _default(o)) for n, o in options.items()),
-                  _parameter("out", Out, None), _parameter("json", Json, False),
+                  *([_parameter("strict", Strict, False)] if item["fails"] else []), _parameter("out", Out, None),
+                  _parameter("json", Json, False),
                   _parameter("device", Device, "auto"), _parameter("debug", Debug, False)]
 
     def run(**given: Any) -> None:
@@ -42,10 +43,11 @@ def verb(name: str, item: known.Item) -> Callable[..., None]:
             from fldiag.cli import asking
 
             targets, out, console = given.pop(argument), given.pop("out"), Console(given.pop("json"))
+            strict = given.pop("strict", False)
             asked = {n: v for n, v in given.items() if n in options and v is not None and v != _default(options[n])}
             if takes_device(item):
                 asked["device"] = given["device"]
-            asking.ask(console, name, targets if isinstance(targets, list) else [targets], asked, out)
+            asking.ask(console, name, targets if isinstance(targets, list) else [targets], asked, out, strict)
 
     run.__name__, run.__doc__ = name, f"{item['summary']}\n\nExample: fldiag {name} {item['example'] or '…'}"
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

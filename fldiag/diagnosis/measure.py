@@ -15,6 +15,7 @@ from fldiag import registry
 from fldiag.checkpoint.run import Run
 from fldiag.clock import duration
 from fldiag.diagnosis.options import plain
+from fldiag.diagnosis.subjects import user_code
 from fldiag.errors import FldiagError
 from fldiag.problem.ingredients import code_of
 from fldiag.problem.problem import Problem
@@ -66,7 +67,8 @@ def _build(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], prog
         entry.check(subject, options)
     if (seconds := forecast(entry, subject, options)) > LONG:
         tell(f"about {duration(seconds)} on this machine; Ctrl-C loses nothing that a cache keeps")
-    return check(entry.build(subject, progress, **options))
+    with user_code():
+        return check(entry.build(subject, progress, **options))
 
 
 def _marked(entry: Diagnostic, options: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:

@@ -99,12 +99,12 @@ class History:
     def of(run: Run, *, rounds: Sequence[int] | None = None, samples: int | None = None,
            stack: Literal["auto", "on", "off"] = "auto", device: str = "auto", dtype: torch.dtype = torch.float32,
            memory: int = 2 * 2**30, root: str | None = None, download: bool = False, normalise: Normalise | None = None,
-           model: Any = None, data: Any = None, name: str | None = None) -> History:
+           model: Any = None, data: Any = None, name: str | None = None, clients: bool = True) -> History:
         """The stored rounds of a run (``rounds``: only these). ``model``, ``data`` (seen as ``normalise``
         says): instead of those the run names.
 
-        Raises FldiagError when no round can be read, a round asked for was never stored, or client weights were
-        never kept.
+        Raises FldiagError when no round can be read, a round asked for was never stored, or (with ``clients``) client
+        weights were never kept.
         """
         if not run.rounds:
             raise FldiagError(f"run {run.path} has no checkpoint yet", "train at least one round")
@@ -112,11 +112,11 @@ class History:
         if absent:
             raise FldiagError(f"run {run.path} has no checkpoint of round {absent[0]}",
                               f"it has {ranges(run.rounds)}", usage=True)
-        if run.index["config"].get("checkpoint", {}).get("clients") == "none":
+        if clients and run.index["config"].get("checkpoint", {}).get("clients") == "none":
             raise FldiagError(f"run {run.path} holds no client weights", REMEDY)
         recipe = run.path.absolute(), {
             "rounds": rounds, "samples": samples, "stack": stack, "device": device, "dtype": dtype, "memory": memory,
-            "root": root, "normalise": normalise, "model": model, "data": data, "name": name}
+            "root": root, "normalise": normalise, "model": model, "data": data, "name": name, "clients": clients}
         chosen = sorted(set(rounds)) if rounds is not None else [r for r in run.rounds if r] or run.rounds  # 0: before training
         first = first_readable(run, chosen, model, data)
         dataset = targets._dataset(first, root, download, normalise)

@@ -1,0 +1,60 @@
+"""A lint for federated runs, one's own and other programs'."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import pandas as pd
+from pydantic import Field, SkipValidation
+
+from fldiag.checkpoint.run import Run
+from fldiag.diagnostics.doctor import picture
+from fldiag.diagnostics.doctor.checks import described
+from fldiag.diagnostics.doctor.findings import FAULT, WARNING
+from fldiag.diagnostics.doctor.section import section
+from fldiag.diagnostics.doctor.summary import summary
+from fldiag.registry import Progress, diagnostic
+
+
+def fails(table: pd.DataFrame, strict: bool) -> bool:
+    """Whether there is a fault or a warning, where that was asked."""
+    return strict and bool(table["severity"].isin([FAULT, WARNING]).any())
+
+
+@diagnostic("doctor", on="runs", draw=picture.draw, summary=summary, section=section, order=5, fails=fails,
+            example="checkpoints/digits-fedavg-s0-1a2b3c4d --strict")
+def doctor(runs: Sequence[Run], progress: Progress | None = None, *,
+           samples: Annotated[int, Field(ge=1, description="At most so many examples of the test split, and so many of all "
+                                                           "clients, where models are evaluated.")] = 1000,
+           model: Annotated[str | None, SkipValidation(), Field(description="Model of a plain state_dict: NAME or "
+                                                                "pkg.mod:factory.")] = None,
+           data: Annotated[str | None, SkipValidation(),
+                           Field(description="Its data: NAME, npz:PATH, csv:PATH or pkg.mod:loader.")] = None,
+           root: Annotated[str | None, Field(description="Folder that holds the data (default $FLDIAG_DATA).")] = None,
+           download: Annotated[bool, Field(description="Fetch a missing public data set.")] = False,
+           device: Annotated[str, Field(description="auto, cpu, cuda or mps.")] = "auto") -> pd.DataFrame:
+    """Is this run broken? A lint for federated runs: fldiag's own, recorded loops, Flower's, converted folders.
+
+    A row a finding: ``metric`` is the check, ``severity`` fault, warning or information, then ``what``, where (``rounds``,
+    ``client``, ``layer``), ``evidence``, ``consequence``, ``remedy``. A check that found nothing has one row: healthy, with what
+    it looked at, or not checked, because something was missing. With --strict the command ends with exit code 3 where there is
+    a fault or a warning; information never counts.
+
+    The statistical checks (those with a ``p_value``) share one error rate: Holm's procedure over all their tests, clients and
+    tails of a run keeps the chance of any false alarm at 1 %. The others compare bits, or numbers with a fixed limit.
+
+    """
+    from fldiag.diagnostics.doctor.examine import examine
+
+    given = [run if model is None and data is None else _with(run, model, data) for run in runs]
+    return examine(given, {"samples": samples, "root": root, "download": download, "device": device}, progress)
+
+
+def _with(run: Run, model: Any, data: Any) -> Run:
+    made = Run(run.path, run.index)
+    made.model, made.data = model if model is not None else run.model, data if data is not None else run.data
+    return made
+
+
+doctor.__doc__ = f"{(doctor.__doc__ or '').rstrip()}\n\n    " + described().replace("\n", "\n    ")

@@ -1,0 +1,284 @@
+"""Of what the server made the new model: the mean by examples, another mean, a server step, or something broken."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from fldiag.diagnostics.doctor.case import Case, Seen
+from fldiag.diagnostics.doctor.findings import FAULT, INFORMATION, WARNING, Check, Clear, Finding, Said, Skip, about
+from fldiag.diagnostics.doctor.server_step import Memory
+
+#: The part of a server's update that a rule may leave unexplained.
+RESIDUAL = 1e-3
+
+BROKEN = "the global model is not what its clients learnt"
+SHRINKS = "the model shrinks or grows by that factor in every round, whatever the clients learn"
+#: Kind of rule -> (what, consequence, remedy). Those of ``STEPS`` are server steps, which a method may mean to take.
+KINDS = {
+    "uniform": ("the aggregate is the plain mean of the clients, which differ in size",
+                "clients with few examples count as much as those with many: the global loss that is minimised is another one",
+                "weigh clients by their examples, or say that the plain mean is meant"),
+    "n": ("the aggregate weighs clients by their examples, where the run says another rule",
+          "the run is not what its description says", "correct the rule, or the description"),
+    "batches": ("the aggregate weighs clients by their full minibatches, where the run says another rule",
+                "clients that fill no minibatch do not count", "correct the rule, or the description"),
+    "unchanged": ("the global model did not change, although its clients did", "the round's training is lost",
+                  "assign the aggregate to the global model before the next round"),
+    "single": ("the aggregate is the model of one client", "the other clients' training is lost",
+               "average over all clients of the round; a loop variable that survives the loop is the usual cause"),
+    "left out": ("clients are left out of the mean", "their training is lost, and the others count more",
+                 "let the sum run over all clients of the round"),
+    "permuted": ("clients are weighted by each other's sizes", "large clients may count as little as small ones",
+                 "keep models and sizes in one order (sort both by client)"),
+    "sum": ("the aggregate adds the clients' updates, and does not average them", "the step is as many times too long as there "
+            "are clients, and training may diverge", "divide by the sum of the weights"),
+    "of all": ("the updates are divided by all clients, not by those of the round",
+               "the step is too short by the share of clients that were sampled", "divide by the sum of the round's weights"),
+    "sign": ("the server moves against its clients", "the loss rises", "add the mean update, do not subtract it"),
+    "total": ("the clients' weights in the aggregate do not sum to 1", SHRINKS, "divide by the sum of the weights"),
+    "layers": ("some layers are not the mean of the clients", "these layers do not learn from all clients",
+               "average every tensor of the state_dict, unless a layer is meant to stay with the clients"),
+    "own weights": ("the aggregate is a mean of the clients with weights that are neither equal nor by examples",
+                    "it is not known which loss is minimised", "check the weights, or say which rule is meant"),
+    "scaled": ("the server goes further or less far than the mean of the clients", "a step of its own length is a server "
+               "learning "
+               "rate", "nothing, if a server learning rate is meant; else correct the divisor"),
+    "momentum": ("the server's step depends on earlier rounds, as with momentum", "results are those of a server optimiser",
+                 "nothing, if it is meant; else leave out the server's state"),
+    "adaptive": ("the server scales every coordinate of the mean update, as FedAdam does",
+                 "results are those of a server optimiser", "nothing, if it is meant"),
+    "median": ("the aggregate is the coordinate-wise median of the clients", "it is not the mean: skewed clients are ignored",
+               "nothing, if a robust rule is meant"),
+    "unknown": ("the aggregate is no mean of the clients, and no server step that is known here", BROKEN,
+                "compare the server's code with its method, or say in the run's method which one it is"),
+}
+STEPS = ("scaled", "momentum", "adaptive", "median")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one round was aggregated; ``residual``: the share of the update's length that it leaves over."""
+
+    kind: str
+    residual: float
+    told: str = ""
+    layer: str | None = None
+    clients: tuple[int, ...] = ()
+
+
+class Aggregate(Check):
+    """The aggregate is not the weighted mean of the clients; which rule it follows instead.
+
+    Rule: with the clients' updates d_k = w_k - w and the server's u = w' - w, every rule is a vector c of coefficients, and its
+    residual ||u - sum_k c_k d_k|| must be at most 0.1 % of ||u||, or rounding. Tried in this order: the rule that the run names
+    (by examples n_k), the plain mean, by minibatches; nothing, one client, a sum, a division by all clients; a multiple of the
+    mean (server learning rate, fitted); least squares (then weights that do not sum to 1, that belong to other clients, or
+    leave some out); the same with the server's last steps (momentum, dual variables); the sign and size of every coordinate
+    (FedAdam, FedYogi), the median; and the layers one by one. A server step is information where the method may take one, a
+    fault where fldiag's own method takes the plain mean.
+    """
+
+    name, title = "aggregate", "Aggregate is the clients' mean"
+
+    def __init__(self, case: Case):
+        super().__init__(case)
+        self.rules: dict[int, Rule] = {}
+        self.memory = Memory()
+        self.why = ""
+
+    def see(self, seen: Seen) -> None:
+        if seen.clients is None or not seen.sampled:
+            self.why = self.why or ("no client weights are stored" if seen.clients is None else
+                                    "the checkpoints do not say which of their clients were sampled")
+        elif seen.usable:
+            self.rules[seen.round] = self._rule(seen)
+        else:
+            self.why = "weights are not finite, do not fit each other, or what the clients received is not known"
+
+    def end(self) -> Iterator[Said]:
+        if not self.rules:
+            yield Skip(self.why or "no client weights are stored")
+            return
+        by_kind: dict[tuple[str, str | None], dict[int, Rule]] = defaultdict(dict)
+        for r, rule in self.rules.items():
+            by_kind[rule.kind, rule.layer][r] = rule
+        steps = sum(len(found) for (kind, _), found in by_kind.items() if kind in STEPS)
+        fine = by_kind.pop(("mean", None), {})
+        for (kind, layer), found in by_kind.items():
+            yield self._finding(kind, layer, found, server=2 * steps >= len(self.rules))
+        first = next(iter(fine.values()), None)
+        if first is not None:
+            worst = max(rule.residual for rule in fine.values())
+            yield Clear(f"{first.told} in {len(fine)} rounds; it leaves at most {worst:.1e} of the update")
+
+    def _finding(self, kind: str, layer: str | None, found: dict[int, Rule], server: bool) -> Finding:
+        what, consequence, remedy = KINDS[kind]
+        rules = list(found.values())
+        worst = max(rules, key=lambda rule: rule.residual)
+        clients = sorted({k for rule in rules for k in rule.clients})
+        some = f" ({about(clients)})" if clients else ""
+        evidence = f"{rules[0].told}; {len(found)} of {len(self.rules)} rounds, " \
+                   f"residual up to {worst.residual:.1e} of the server's update"
+        return Finding(self._severity(kind, server), what + some, evidence, consequence, remedy, tuple(found),
+                       client=clients[0] if len(clients) == 1 else None, layer=layer, value=worst.residual)
+
+    def _severity(self, kind: str, server: bool) -> str:
+        stepping = self.case.slots & {"server", "refine"} if self.case.own else not self.case.plain
+        if "isolated" in self.case.slots and kind == "unchanged":
+            return INFORMATION
+        if self.case.own and stepping:  # what its method computes there, nobody but the method knows
+            return INFORMATION
+        if kind in STEPS or (server and kind in ("own weights", "unknown")):
+            return INFORMATION if stepping else FAULT if self.case.own else WARNING
+        if self.case.own or kind in ("unchanged", "single", "left out", "permuted", "sum", "of all", "sign", "total"):
+            return FAULT
+        return WARNING
+
+    # -- one round
+
+    def _rule(self, seen: Seen) -> Rule:
+        fit = Fit(seen, self._means(seen), self.case)
+        found = fit.named() or fit.plainly() or fit.some_layers() or fit.least_squares() or self.memory.explains(seen, fit.main) \
+            or fit.layers()
+        self.memory.keep(seen, fit.main)
+        if found is None:
+            return Rule("unknown", fit.least, f"least squares leaves {fit.least:.0%} of the update")
+        return found if isinstance(found, Rule) else Rule(*found)
+
+    def _means(self, seen: Seen) -> dict[str, np.ndarray]:
+        """Name of a mean -> its weights [K]; the first is the one that the run names."""
+        sizes = [self.case.sizes.get(k, 0) for k in seen.ids]
+        n = np.array(sizes, dtype=float)
+        found = {"uniform": np.full(len(n), 1 / len(n))}
+        if all(sizes) or (n.sum() and self.case.own):
+            found = {"n": n / n.sum(), **found}
+            batches = n // int(self.case.section("train").get("batch_size", 1) or 1)
+            if batches.sum():
+                found["batches"] = batches / batches.sum()
+        first = self.case.shares if self.case.shares in found else next(iter(found))
+        return {first: found[first], **found}
+
+
+class Fit:
+    """Rules tried on one round."""
+
+    def __init__(self, seen: Seen, means: dict[str, np.ndarray], case: Case):
+        self.seen, self.means, self.case = seen, means, case
+        self.k, self.gram = len(seen.ids), seen.gram
+        self.u = float(np.sqrt(self.gram[self.k, self.k]))
+        self.main = next(iter(means.values()))
+        self.least = 1.0
+
+    def residual(self, c: np.ndarray, total: float = 0.0, gram: np.ndarray | None = None) -> float:
+        """||u - sum c_k d_k - total w|| / ||u||, 0 where it is rounding."""
+        g = self.gram if gram is None else gram
+        x = np.concatenate([c, [-1.0, total]])
+        left = float(np.sqrt(max(x @ g @ x, 0.0)))
+        sizes = np.sqrt(np.diag(g))
+        largest = sizes[-1] + sizes[:-1].max()  # no weights are longer
+        return 0.0 if left <= 4 * self.seen.eps * largest else left / max(float(sizes[self.k]), 1e-300)
+
+    def named(self) -> Rule | None:
+        """One of the means."""
+        words = {"n": "the mean by examples", "uniform": "the plain mean", "batches": "the mean by minibatches"}
+        for i, (name, p) in enumerate(self.means.items()):
+            left = self.residual(p)
+            if left <= RESIDUAL:
+                return Rule("mean" if i == 0 else name, left, words[name])
+        return None
+
+    def plainly(self) -> Rule | None:
+        """A fixed rule that is a mistake, or a multiple of a mean."""
+        zero, ids = np.zeros(self.k), self.seen.ids
+        if self.residual(zero) <= RESIDUAL or self.u == 0:
+            return Rule("unchanged", 0.0, f"the clients' mean update has length {np.sqrt(self._square(self.main)):.2g}, the "
+                        "server's 0")
+        for j in range(self.k):
+            if self.k > 1 and (left := self.residual(np.eye(self.k)[j])) <= RESIDUAL:
+                return Rule("single", left, f"it equals the weights of client {ids[j]}", clients=(ids[j],))
+        for name, p in self.means.items():
+            square = self._square(p)
+            s = float(p @ self.gram[: self.k, self.k]) / square if square > 0 else 0.0
+            if (left := self.residual(s * p)) <= RESIDUAL:
+                return self._multiple(name, s, left)
+        return None
+
+    def _multiple(self, name: str, s: float, left: float) -> Rule:
+        told = f"{s:.4g} times {'the mean by examples' if name == 'n' else 'the plain mean'} of the updates"
+        share = self.k / max(self.case.total, 1)
+        if name == "n":
+            share = sum(self.case.sizes.get(i, 0) for i in self.seen.ids) / max(sum(self.case.sizes.values()), 1)
+        if s < 0:
+            return Rule("sign", left, told)
+        if name == "uniform" and self.k > 1 and abs(s / self.k - 1) < 1e-2:
+            return Rule("sum", left, told)
+        if share < 0.99 and abs(s / share - 1) < 1e-2:
+            return Rule("of all", left, told)
+        return Rule("scaled", left, told)
+
+    def least_squares(self) -> Rule | None:
+        """Any coefficients of the clients and of the received weights."""
+        k, g = self.k, self.gram
+        c = np.linalg.lstsq(g[:k, :k], g[:k, k], rcond=1e-10)[0]
+        self.least = self.residual(c)
+        if self.least <= RESIDUAL:
+            return self._weights(c)
+        keep = [*range(k), k + 1]
+        scale = np.sqrt(np.maximum(np.diag(g)[keep], 1e-300))  # updates are far shorter than weights
+        x = np.linalg.lstsq(g[np.ix_(keep, keep)] / np.outer(scale, scale), g[keep, k] / scale, rcond=1e-12)[0] / scale
+        left = self.residual(x[:-1], float(x[-1]))
+        if left > RESIDUAL:
+            return None
+        return Rule("total", left, f"they sum to {1 + x[-1]:.4g}: {_listed(self.seen.ids, x[:-1])}")
+
+    def _weights(self, c: np.ndarray) -> Rule:
+        told = f"coefficients {_listed(self.seen.ids, c)}, sum {c.sum():.4g}"
+        out = np.abs(c) < 1e-2 * np.abs(c).max()
+        for p in self.means.values():
+            rest = np.where(out, 0, p)
+            if out.any() and rest.sum() and np.abs(c - rest / rest.sum()).max() < 1e-2 * c.max():
+                gone = tuple(i for i, o in zip(self.seen.ids, out, strict=True) if o)
+                return Rule("left out", self.least, told, clients=gone)
+            if np.allclose(np.sort(c), np.sort(p), rtol=1e-2, atol=1e-4):
+                return Rule("permuted", self.least, told)
+        return Rule("own weights", self.least, told)
+
+    def some_layers(self) -> Rule | None:
+        """The named mean in most of the layers, and not in some."""
+        odd = self._odd()
+        if odd and 2 * len(odd) <= len(self.seen.weights):
+            return self._of_layers(odd)
+        return None
+
+    def layers(self) -> Rule | None:
+        """The named mean in at least one of the layers that change."""
+        odd = self._odd()
+        moving = [n for n, g in self.seen.grams.items() if np.diag(g)[: self.k].any()]
+        return self._of_layers(odd) if 0 < len(odd) < len(moving) else None
+
+    def _odd(self) -> dict[str, float]:
+        lefts = {n: self.residual(self.main, gram=g) for n, g in self.seen.grams.items()}
+        return {n: left for n, left in lefts.items() if left > RESIDUAL}
+
+    def _of_layers(self, odd: dict[str, float]) -> Rule:
+        how = []
+        for name in odd:
+            g = self.seen.grams[name]
+            one = [i for j, i in enumerate(self.seen.ids) if self.residual(np.eye(self.k)[j], gram=g) <= RESIDUAL]
+            still = self.residual(np.zeros(self.k), gram=g) <= RESIDUAL or g[self.k, self.k] == 0
+            how.append(f"{name} {'does not change' if still else f'is that of client {one[0]}' if one else 'is neither'}")
+        more = f" and {len(how) - 3} more" if len(how) > 3 else ""
+        return Rule("layers", min(max(odd.values()), 1e3), "; ".join(how[:3]) + more, layer=", ".join(odd) if len(odd) < 5 else
+                    f"{next(iter(odd))} and {len(odd) - 1} more")
+
+    def _square(self, p: np.ndarray) -> float:
+        return float(p @ self.gram[: self.k, : self.k] @ p)
+
+
+def _listed(ids: list[int], c: np.ndarray, most: int = 5) -> str:
+    text = ", ".join(f"{i}: {v:.3g}" for i, v in list(zip(ids, c, strict=True))[:most])
+    return text + (", …" if len(ids) > most else "")

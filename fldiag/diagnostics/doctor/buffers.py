@@ -1,0 +1,147 @@
+"""Statistics of batch-norm, and other buffers: how they are aggregated, and whether they are usable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from fldiag.diagnostics.doctor.case import Case, Seen
+from fldiag.diagnostics.doctor.findings import FAULT, INFORMATION, WARNING, Check, Clear, Finding, Said, Skip, about
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: The part of the buffers' change that a mean may leave unexplained.
+RESIDUAL = 1e-3
+SKEWED = "the global model normalises with statistics that do not belong to its weights"
+AVERAGE = "average floating-point buffers as the weights are, or re-estimate them with the global model"
+
+
+class Statistics(Check):
+    """Buffers (batch-norm statistics) that are never aggregated, or of which only one client's are kept.
+
+    Rule, over all floating-point buffers of a round that some client changed: the aggregate's equal those that were received to
+    the bit (never aggregated); they equal one client's to the bit, while another client's differ (one client's); or they lie
+    outside the range of the clients' and the received ones at more than 1 % of the entries (no mean at all). Within that range
+    any mean will do.
+    """
+
+    name, title = "buffers", "Buffers are aggregated"
+
+    def __init__(self, case: Case):
+        super().__init__(case)
+        self.rounds, self.still = 0, list[int]()
+        self.of: dict[int, list[int]] = {}
+        self.outside: dict[int, float] = {}
+        self.why = "the model has no buffers, or the clients' are not stored"
+
+    def see(self, seen: Seen) -> None:
+        names = [n for n, b in seen.client_states.items() if b.is_floating_point() and n in seen.states
+                 and seen.states[n].shape == b.shape[1:]]
+        if not names or len(seen.ids) < 2:
+            return
+        new = {n: seen.states[n] for n in names}
+        if all(bool((seen.client_states[n] == new[n]).all()) for n in names):
+            return  # nobody changed them
+        self.rounds += 1
+        before = {} if seen.before is None else seen.before.states
+        if all(n in before and _same(before[n], new[n]) for n in names):
+            self.still.append(seen.round)
+            return
+        one = [i for j, i in enumerate(seen.ids) if all(_same(seen.client_states[n][j], new[n]) for n in names)]
+        if one:
+            self.of.setdefault(one[0], []).append(seen.round)
+        elif (share := _outside(seen, names, before)) > 0.01:
+            self.outside[seen.round] = share
+
+    def end(self) -> Iterator[Said]:
+        if not self.rounds:
+            yield Skip(self.why)
+            return
+        if self.still:
+            severity = INFORMATION if "isolated" in self.case.slots else FAULT
+            yield Finding(severity, "batch-norm buffers are not aggregated: the global model keeps those it had",
+                          f"unchanged to the bit in {len(self.still)} of {self.rounds} rounds, while the clients' changed",
+                          SKEWED,
+                          AVERAGE, tuple(self.still))
+        if self.of:
+            one = next(iter(self.of)) if len(self.of) == 1 else None
+            who = f"client {one}" if one is not None else f"one client each round (first client {next(iter(self.of))})"
+            rounds = sorted(r for found in self.of.values() for r in found)
+            yield Finding(FAULT, f"batch-norm buffers are those of {who}", f"equal to the bit in {len(rounds)} of {self.rounds} "
+                          "rounds, while the other clients' differ", SKEWED, AVERAGE, tuple(rounds), client=one)
+        if self.outside:
+            yield Finding(WARNING, "buffers are no mean of the clients'", f"up to {max(self.outside.values()):.0%} of the "
+                          f"entries "
+                          f"lie outside the range of the clients', in {len(self.outside)} of {self.rounds} rounds", SKEWED,
+                          AVERAGE,
+                          tuple(self.outside), value=max(self.outside.values()))
+        yield Clear(f"within the clients' range in {self.rounds} rounds")
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool((a == b).all())
+
+
+def _outside(seen: Seen, names: list[str], before: dict[str, Tensor]) -> float:
+    """Share of entries that lie neither among the clients' nor between them and what they received."""
+    import torch
+
+    out = total = 0
+    for n in names:
+        rows, w = seen.client_states[n].double(), seen.states[n].double()
+        rows = torch.cat([rows, before[n].double()[None]]) if n in before else rows
+        slack = 1e-5 * rows.abs().amax(0)
+        out += int(((w < rows.amin(0) - slack) | (w > rows.amax(0) + slack)).sum())
+        total += w.numel()
+    return out / max(total, 1)
+
+
+class Values(Check):
+    """Buffers that are not numbers, or variances that are zero or negative.
+
+    Rule: any entry of a floating-point buffer, of the aggregate or of a client, is NaN or infinite; or any entry of a buffer
+    named ``running_var`` is at most 0.
+    """
+
+    name, title = "buffer_values", "Buffers are usable"
+
+    def __init__(self, case: Case):
+        super().__init__(case)
+        self.looked = 0
+        self.bad: dict[tuple[str, str, int | None], list[int]] = {}
+
+    def see(self, seen: Seen) -> None:
+        for n, b in seen.states.items():
+            self._look(seen.round, n, b, None)
+        for n, rows in seen.client_states.items():
+            for j, i in enumerate(seen.ids):
+                self._look(seen.round, n, rows[j], i)
+
+    def _look(self, r: int, name: str, b: Tensor, client: int | None) -> None:
+        if not b.is_floating_point():
+            return
+        self.looked += 1
+        if not bool(b.isfinite().all()):
+            self.bad.setdefault((name, "not finite", client), []).append(r)
+        elif name.endswith("running_var") and b.numel() and float(b.min()) <= 0:
+            self.bad.setdefault((name, "of variance 0 or less", client), []).append(r)
+
+    def end(self) -> Iterator[Said]:
+        if not self.looked:
+            yield Skip("the model has no floating-point buffers")
+            return
+        shown: dict[tuple[str, str], list[tuple[int | None, list[int]]]] = {}
+        for (name, how, client), rounds in self.bad.items():
+            shown.setdefault((name, how), []).append((client, rounds))
+        for (name, how), found in shown.items():
+            who = [c for c, _ in found if c is not None]
+            rounds = sorted({r for _, rs in found for r in rs})
+            whose = "the global model" if len(who) < len(found) else about(who)
+            yield Finding(FAULT, f"buffer {name} of {whose} is {how}", f"in {len(rounds)} rounds" +
+                          (f", of {len(who)} clients" if who else ""),
+                          "the network's outputs are NaN, or blown up by 1/sqrt(eps)",
+                          "look for NaN in the clients' data, minibatches of one example, and averages of the standard deviation "
+                          "in place of the variance", tuple(rounds), client=who[0] if len(who) == len(found) == 1 else None,
+                          layer=name)
+        yield Clear(f"{self.looked} buffers are finite, and their variances above 0")

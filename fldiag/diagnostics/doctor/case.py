@@ -1,0 +1,220 @@
+"""A run as the doctor sees it: its rounds one after the other, and what else is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from fldiag import registry
+from fldiag.errors import FldiagError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fldiag.checkpoint.run import Run
+    from fldiag.checkpoint.schema import Checkpoint
+    from fldiag.diagnostics.doctor.models import Models
+    from fldiag.rounds.history import History
+
+#: How the statistics of batch-norm end, for runs whose model is not known.
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+#: Methods of other programs whose server takes the clients' mean, by what their runs are called.
+MEANS = ("fedavg", "fedprox", "fedbn", "moon", "fedsam", "local_sgd")
+
+
+@dataclass
+class Seen:
+    """The weights of one stored round, as they lie in the file; ``before``: those of the round before, if it was stored.
+
+    ``weights`` and ``states``: parameters and buffers of the aggregated model by name. ``sampled``: whether the clients
+    that it holds are those that were aggregated.
+    """
+
+    round: int
+    ids: list[int]
+    weights: dict[str, Tensor]
+    states: dict[str, Tensor]
+    received: Tensor | None
+    clients: Tensor | None
+    client_states: dict[str, Tensor]
+    sampled: bool = True
+    before: Seen | None = field(default=None, repr=False)
+
+    @cached_property
+    def aggregated(self) -> Tensor:
+        import torch
+
+        return torch.cat([t.reshape(-1) for t in self.weights.values()])
+
+    @property
+    def complete(self) -> bool:
+        """Whether what the clients received, and what they and the server made of it, are there and fit."""
+        size = (self.aggregated.numel(),)
+        return self.clients is not None and self.received is not None and tuple(self.clients.shape[1:]) == size and \
+            tuple(self.received.shape) == size
+
+    @cached_property
+    def finite(self) -> list[bool]:
+        """Of every client, whether its weights are numbers."""
+        return [] if self.clients is None else self.clients.isfinite().all(1).tolist()
+
+    @cached_property
+    def usable(self) -> bool:
+        """Whether sums over the round's weights mean something."""
+        return self.complete and all(self.finite) and self.received is not None and \
+            bool(self.aggregated.isfinite().all() & self.received.isfinite().all())
+
+    @cached_property
+    def eps(self) -> float:
+        """Rounding of the coarsest weights."""
+        import torch
+
+        assert self.clients is not None and self.received is not None
+        return max(torch.finfo(t.dtype).eps for t in (self.aggregated, self.clients, self.received))
+
+    @cached_property
+    def grams(self) -> dict[str, np.ndarray]:
+        """Tensor -> inner products [K + 2, K + 2] of the clients' updates w_k - w, the server's w' - w, and w (received)."""
+        return self.products([])
+
+    def products(self, more: Sequence[Tensor]) -> dict[str, np.ndarray]:
+        """The same, with further vectors [P] after the others."""
+        import torch
+
+        assert self.clients is not None and self.received is not None
+        found, at = {}, 0
+        for name, tensor in self.weights.items():
+            part = slice(at, at + tensor.numel())
+            w = self.received[part].double()
+            rows = torch.cat([self.clients[:, part].double() - w, (self.aggregated[part].double() - w)[None], w[None],
+                              *(v[part].double()[None] for v in more)])
+            found[name] = (rows @ rows.T).numpy()
+            at += tensor.numel()
+        return found
+
+    @cached_property
+    def gram(self) -> np.ndarray:
+        """``grams`` of all tensors together."""
+        return np.sum(list(self.grams.values()), axis=0)
+
+    @property
+    def norms(self) -> np.ndarray:
+        """Length of every client's update, [K]."""
+        return np.sqrt(np.diag(self.gram)[: len(self.ids)])
+
+
+class Case:
+    """A run and what is known of it. ``history`` opens model and data, or says in ``closed`` why it cannot."""
+
+    def __init__(self, run: Run, options: Mapping[str, Any]):
+        self.run, self.options = run, options
+        self.config: dict[str, Any] = run.index["config"]
+        self.own = not run.origin
+        self.method = str(self.section("method").get("name"))
+        self.total = int(self.section("clients").get("total", 0))
+        self.rounds = [r for r in run.rounds if r] or run.rounds
+        self.closed, self.lost = "", dict[int, str]()
+        self.common = {"run": run.path.name, "method": self.method, "seed": self.config.get("seed")}
+
+    def section(self, name: str) -> dict[str, Any]:
+        found = self.config.get(name)
+        return found if isinstance(found, dict) else {}
+
+    @cached_property
+    def history(self) -> History | None:
+        """Model, data and partition, as every diagnostic of runs opens them; None where they cannot be had."""
+        from fldiag.rounds.history import History
+
+        try:
+            return History.of(self.run, clients=False, model=self.run.model, data=self.run.data, **self.options)
+        except (FldiagError, RuntimeError) as error:  # a model that does not fit its data
+            self.closed = str(error).splitlines()[0]
+            return None
+
+    @cached_property
+    def models(self) -> Models:
+        """Its models at work. Only where there is a history."""
+        from fldiag.diagnostics.doctor.models import Models
+
+        assert self.history is not None
+        return Models(self.history)
+
+    @cached_property
+    def sizes(self) -> dict[int, int]:
+        """Client -> how many examples it trains on, as far as that is known: what it said, else its part of the data."""
+        told = dict(self.run.origin.get("examples", {}))
+        return {**self.dealt, **told}
+
+    @cached_property
+    def dealt(self) -> dict[int, int]:
+        """Client -> how many examples the partition gives it."""
+        from fldiag.data import partition
+
+        try:
+            parts = partition.load_parts(self.run.verified("partition.npz"))
+        except FldiagError:
+            return {}
+        return {k: int(n) for k, n in enumerate(partition.sizes(parts))}
+
+    @cached_property
+    def shares(self) -> str:
+        """Of what the aggregation weights are said to be shares: n, batches or uniform."""
+        return str(self.section("train").get("aggregate", "n"))
+
+    @cached_property
+    def slots(self) -> set[str]:
+        """The slots by which a method of fldiag makes more of the clients' mean: server, refine, send, isolated."""
+        if not self.own or self.method not in registry.method:
+            return set()
+        entry = registry.method.get(self.method)
+        try:
+            made = entry.build(**{k: v for k, v in self.section("method").items() if k != "name"})
+        except (FldiagError, TypeError, ValueError):
+            return {"server"}
+        found = {slot for slot in ("server", "refine", "send") for part in made
+                 if any(slot in vars(c) for c in type(part).__mro__ if c.__name__ != "Part")}
+        return found | ({"isolated"} if made.isolated else set())
+
+    @property
+    def plain(self) -> bool:
+        """Whether the server is known to take nothing but the mean of the clients."""
+        return not self.slots & {"server", "refine"} if self.own else self.method.lower().replace("-", "_") in MEANS
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame | None:
+        return self.run.metrics if self.run.has_metrics else None
+
+    @cached_property
+    def buffers(self) -> set[str]:
+        """Names of what is no parameter, as the first round with clients has them."""
+        try:
+            return set(self.run.checkpoint(self.rounds[0]).buffers)
+        except (FldiagError, IndexError):
+            return set()
+
+    def each(self) -> Iterator[Seen]:
+        """The stored rounds that can be read, in order; ``lost`` says which cannot."""
+        before: Seen | None = None
+        for r in self.run.rounds:
+            try:
+                seen = self._seen(self.run.checkpoint(r))
+            except FldiagError as error:
+                self.lost[r] = error.what
+                continue
+            seen.before = before if before is not None and before.round == r - 1 else None
+            yield seen
+            seen.before, before = None, seen
+
+    def _seen(self, c: Checkpoint) -> Seen:
+        assert c.round is not None
+        named = set(c.buffers) or self.buffers or {n for n in c.state if n.endswith(STATISTICS)}
+        kept = self.section("checkpoint").get("clients", "sampled")
+        some = self.own and kept not in ("auto", "sampled")
+        full = self.section("clients").get("per_round") == self.total and kept == "all"
+        return Seen(c.round, c.client_ids, {n: t for n, t in c.state.items() if n not in named},
+                    {n: t for n, t in c.state.items() if n in named}, c.received, c.clients, c.buffers, not some or full)

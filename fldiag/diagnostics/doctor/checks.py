@@ -1,0 +1,28 @@
+"""All checks, in the order in which they are shown."""
+
+from __future__ import annotations
+
+from inspect import getdoc
+
+from fldiag.diagnostics.doctor.adapters import Factors, OptimiserState
+from fldiag.diagnostics.doctor.aggregation import Aggregate
+from fldiag.diagnostics.doctor.buffers import Statistics, Values
+from fldiag.diagnostics.doctor.clients import Copies, Finite, Norms, Silent
+from fldiag.diagnostics.doctor.continuity import Continuity
+from fldiag.diagnostics.doctor.data import Leak, Parts
+from fldiag.diagnostics.doctor.findings import Check
+from fldiag.diagnostics.doctor.head import Dead, Head
+from fldiag.diagnostics.doctor.metrics import Chance, Means, Reported
+from fldiag.diagnostics.doctor.own_data import OwnData
+from fldiag.diagnostics.doctor.sampling import Sampling
+from fldiag.diagnostics.doctor.seeds import Seeds
+from fldiag.diagnostics.doctor.stability import Edge
+
+CHECKS: tuple[type[Check], ...] = (
+    Finite, Aggregate, Continuity, Statistics, Values, Factors, OptimiserState, Sampling, Silent, Copies, Norms, OwnData, Parts,
+    Leak, Reported, Means, Chance, Head, Dead, Seeds, Edge)
+
+
+def described() -> str:
+    """Every check with its rule, for the help."""
+    return "\n".join(f"- ``{check.name}``: {(getdoc(check) or '')}".replace("\n", "\n  ") for check in CHECKS)

@@ -1,0 +1,248 @@
+"""What single clients do: whose updates are missing, copied, outlying or no numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+
+from fldiag.diagnostics.doctor.case import Case, Seen
+from fldiag.diagnostics.doctor.findings import FAULT, INFORMATION, WARNING, Check, Clear, Finding, Said, Skip, about
+
+NO_CLIENTS = "no client weights are stored"
+
+
+class Finite(Check):
+    """Weights that are not numbers, a run that diverged, and rounds that cannot be read.
+
+    Rule: any weight of the aggregate or of a client is NaN or infinite; the run's status is diverged; a listed checkpoint is
+    missing or is not the file that the run wrote.
+    """
+
+    name, title = "finite", "Weights are numbers, files are whole"
+
+    def __init__(self, case: Case):
+        super().__init__(case)
+        self.rounds, self.bad, self.clients = 0, list[int](), defaultdict[int, list[int]](list)
+
+    def see(self, seen: Seen) -> None:
+        self.rounds += 1
+        if not bool(seen.aggregated.isfinite().all()):
+            self.bad.append(seen.round)
+        for i, fine in zip(seen.ids, seen.finite, strict=False):
+            if not fine:
+                self.clients[i].append(seen.round)
+
+    def end(self) -> Iterator[Said]:
+        for i, rounds in self.clients.items():
+            yield Finding(FAULT, f"the trained weights of client {i} are not finite", f"in {len(rounds)} rounds",
+                          "one such update makes the mean NaN", "lower its learning rate, clip its gradients, look at its data",
+                          tuple(rounds), client=i)
+        if self.bad:
+            yield Finding(FAULT, "the global weights are not finite", f"in {len(self.bad)} rounds, first in round {self.bad[0]}",
+                          "everything after it is NaN", "go back to the round before, and leave out the client that broke it",
+                          tuple(self.bad))
+        if self.case.run.status == "diverged":
+            yield Finding(FAULT, "the run diverged", f"its status says so after round {self.case.run.done}",
+                          "its last rounds are missing", "lower train.lr, or clip gradients (train.clip)")
+        for r, why in self.case.lost.items():
+            yield Finding(WARNING, f"round {r} cannot be read", why, "no check sees this round", "restore the file", (r,))
+        every = int(self.case.section("checkpoint").get("every", 1))
+        gaps = sorted(set(range(self.case.rounds[0], self.case.rounds[-1] + 1, every)) - set(self.case.rounds))
+        if gaps:
+            yield Finding(INFORMATION, "rounds are missing between others", f"{len(gaps)} rounds, the first is {gaps[0]}",
+                          "no check sees them, and rounds in a row are compared only where both are there",
+                          "nothing, if they were pruned", gaps)
+        yield Clear(f"{self.rounds} rounds are whole and finite")
+
+
+class Silent(Check):
+    """Clients whose update is exactly zero, and layers that nobody trains.
+
+    Rule: the trained weights equal the received ones to the bit, although the client has examples (for a run of fldiag: fills a
+    minibatch) and others of the round moved; a fault where nobody moved in a round. A layer that no client changed in any round,
+    while other layers moved, is information: it may be frozen on purpose.
+    """
+
+    name, title = "zero_updates", "Every client moves"
+
+    def __init__(self, case: Case):
+        super().__init__(case)
+        self.rounds, self.zero, self.all = 0, defaultdict[int, list[int]](list), list[int]()
+        self.frozen: set[str] | None = None
+
+    def see(self, seen: Seen) -> None:
+        if not seen.complete or seen.clients is None:
+            return
+        self.rounds += 1
+        still = [i for i, row in zip(seen.ids, seen.clients, strict=True) if bool((row == seen.received).all())]
+        if len(still) == len(seen.ids):
+            self.all.append(seen.round)
+            return
+        for i in still:
+            self.zero[i].append(seen.round)
+        if seen.usable and self.frozen != set():
+            k = len(seen.ids)
+            fixed = {name for name, g in seen.grams.items() if not np.diag(g)[:k].any()}
+            self.frozen = fixed if self.frozen is None else self.frozen & fixed
+
+    def end(self) -> Iterator[Said]:
+        if not self.rounds:
+            yield Skip("no round says what clients received and made of it")
+            return
+        if self.all:
+            yield Finding(FAULT, "no client changed the weights it received", f"in {len(self.all)} of {self.rounds} rounds",
+                          "nothing is learnt", "look at the learning rate, at frozen parameters, and at which model is returned",
+                          tuple(self.all))
+        train = self.case.section("train")
+        for i, rounds in self.zero.items():
+            n = self.case.sizes.get(i)
+            idle = n == 0 or (n is not None and bool(train.get("drop_last")) and n < int(train.get("batch_size", 1)))
+            yield Finding(INFORMATION if idle else WARNING, f"the update of client {i} is exactly zero",
+                          f"in {len(rounds)} rounds" + (f"; it has {n} examples" if n is not None else ""),
+                          "it takes part and teaches nothing, but its weight slows the others down",
+                          "nothing, as it fills no minibatch" if idle else "look at its training, and at which model it returns",
+                          tuple(rounds), client=i, value=0.0)
+        if self.frozen:
+            names = ", ".join(sorted(self.frozen)[:3]) + (f" and {len(self.frozen) - 3} more" if len(self.frozen) > 3 else "")
+            yield Finding(INFORMATION, "some layers are never trained", f"no client changed {names} in {self.rounds} rounds",
+                          "they stay as they were initialised", "nothing, if they are frozen on purpose", layer=names)
+        yield Clear(f"no update is zero in {self.rounds} rounds")
+
+
+class Copies(Check):
+    """Clients that return each other's weights, or their own of an earlier round.
+
+    Rule: the trained weights of two clients of a round are equal to the bit, or their updates have a cosine above 1 - 1e-9 (with
+    at least 100 weights); a client's trained weights equal those it returned in an earlier round to the bit. Zero updates are
+    left to their own check.
+    """
+
+    name, title = "copies", "Updates are the clients' own"
+
+    def __init__(self, case: Case):
+        super().__init__(case)
+        self.rounds, self.twins = 0, defaultdict[tuple[int, int], list[int]](list)
+        self.before: dict[tuple[int, bytes], int] = {}
+        self.again: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        self.scales: dict[tuple[int, int], float] = {}
+
+    def see(self, seen: Seen) -> None:
+        if not seen.usable or seen.clients is None:
+            return
+        self.rounds += 1
+        norms, k = seen.norms, len(seen.ids)
+        for j, i in enumerate(seen.ids):
+            if norms[j] > 0:
+                key = i, hashlib.sha256(seen.clients[j].contiguous().view(-1).numpy().tobytes()).digest()
+                if key in self.before:
+                    self.again[i].append((seen.round, self.before[key]))
+                self.before.setdefault(key, seen.round)
+        size = np.outer(norms, norms)
+        cosine = np.divide(seen.gram[:k, :k], size, out=np.zeros((k, k)), where=size > 0)
+        limit = 1 - 1e-9 if seen.aggregated.numel() >= 100 else 2.0
+        for a, b in zip(*np.nonzero(np.triu(cosine > limit - 1e-12, 1)), strict=True):
+            self._twin(seen, int(a), int(b), norms)
+        if limit > 1:
+            for a in range(k):
+                for b in range(a + 1, k):
+                    if norms[a] > 0 and bool((seen.clients[a] == seen.clients[b]).all()):
+                        self._twin(seen, a, b, norms)
+
+    def _twin(self, seen: Seen, a: int, b: int, norms: np.ndarray) -> None:
+        pair = seen.ids[a], seen.ids[b]
+        self.twins[pair].append(seen.round)
+        self.scales[pair] = float(norms[b] / norms[a])
+
+    def end(self) -> Iterator[Said]:
+        if not self.rounds:
+            yield Skip(NO_CLIENTS)
+            return
+        for (a, b), rounds in list(self.twins.items())[:20]:
+            scale = self.scales[a, b]
+            how = "is that of" if abs(scale - 1) < 1e-6 else f"is {scale:.3g} times that of"
+            yield Finding(FAULT, f"the update of client {b} {how} client {a}", f"in {len(rounds)} rounds",
+                          "one client's data count "
+                          "twice, and the other's not at all", "look for a model that is shared between clients, or a client "
+                          "that "
+                          "copies", tuple(rounds), client=a, client_b=b, value=scale)
+        for i, found in self.again.items():
+            yield Finding(FAULT, f"client {i} returned weights that it had returned before",
+                          f"in round {found[0][0]} those of round {found[0][1]}" + (f", and {len(found) - 1} times more" if
+                                                                                    len(found) > 1 else ""),
+                          "an old update is applied again", "clear replies between rounds", tuple(r for r, _ in found), client=i)
+        yield Clear(f"no two updates are equal in {self.rounds} rounds")
+
+
+class Norms(Check):
+    """Clients whose updates have outlying lengths.
+
+    Rule: the logarithms of ||d_k|| less their round's median, and less a line in log n_k (Theil and Sen's slope) where sizes are
+    known. A client's median over its rounds, and every single value, is outlying where it lies further out than a factor 5
+    (a single value: 8) and than 6 (8) times the scale 1.48 MAD of all values. Short updates are information, unless the client
+    has something to learn: its own loss at the received weights is above the median of the clients'. It takes at least 4
+    clients a round.
+    """
+
+    name, title = "norms", "Updates have alike lengths"
+    FACTORS, SCALES = (5.0, 8.0), (6.0, 8.0)
+
+    def __init__(self, case: Case):
+        super().__init__(case)
+        self.rows: list[tuple[int, int, float]] = []
+
+    def see(self, seen: Seen) -> None:
+        if seen.usable and sum(seen.norms > 0) >= 4:
+            middle = float(np.median(np.log(seen.norms[seen.norms > 0])))
+            self.rows += [(seen.round, i, math.log(v) - middle) for i, v in zip(seen.ids, seen.norms, strict=True) if v > 0]
+
+    def left(self) -> np.ndarray:
+        """What size and round leave of the logarithms."""
+        values = np.array([v for _, _, v in self.rows])
+        n = np.array([self.case.sizes.get(i, 0) for _, i, _ in self.rows], dtype=float)
+        if not n.all() or len(set(n)) < 3:
+            return values
+        from scipy.stats import theilslopes
+
+        some = slice(None, None, max(1, len(values) // 500))
+        slope, start, *_ = theilslopes(values[some], np.log(n)[some])
+        return values - start - slope * np.log(n)
+
+    def end(self) -> Iterator[Said]:
+        if not self.rows:
+            yield Skip("no round has the updates of at least 4 clients")
+            return
+        left = self.left()
+        spread = 1.4826 * float(np.median(np.abs(left - np.median(left))))
+        always, once = (max(math.log(f), s * spread) for f, s in zip(self.FACTORS, self.SCALES, strict=True))
+        of = defaultdict[int, list[tuple[int, float]]](list)
+        for (r, i, _), v in zip(self.rows, left, strict=True):
+            of[i].append((r, float(v)))
+        for i, found in of.items():
+            middle = float(np.median([v for _, v in found]))
+            single = [(r, v) for r, v in found if abs(v) > once]
+            if len(found) > 1 and abs(middle) > always:
+                yield self._finding(i, middle, tuple(r for r, _ in found), spread, "in the median of its rounds")
+            elif single:
+                r, v = max(single, key=lambda one: abs(one[1]))
+                yield self._finding(i, v, tuple(r for r, _ in single), spread, f"in round {r}")
+        yield Clear(f"{len(of)} clients; lengths spread by a factor of {math.exp(spread):.2f} once size and round are taken out, "
+                    f"at most {math.exp(float(np.abs(left).max())):.1f}")
+
+    def _finding(self, i: int, v: float, rounds: tuple[int, ...], spread: float, when: str) -> Finding:
+        how = f"{math.exp(v):.3g} times" if v > 0 else f"1/{math.exp(-v):.3g} of"
+        return Finding(WARNING if v > 0 or self._hungry(i) else INFORMATION, f"the updates of {about([i])} are "
+                       f"{'outlyingly long' if v > 0 else 'outlyingly short'}",
+                       f"{how} what its size and the round let expect, {when}; the usual spread is a factor of "
+                       f"{math.exp(spread):.2f}",
+                       "it alone decides where the mean goes" if v > 0 else "it has no say in the mean",
+                       "look at its learning rate, its number of steps and the scale of its data; clip updates", rounds, client=i,
+                       value=math.exp(v))
+
+    def _hungry(self, i: int) -> bool:
+        """Whether a client has more to learn than most."""
+        losses = self.case.models.losses if self.case.history is not None else {}
+        return i in losses and losses[i] > float(np.median(list(losses.values())))

@@ -1,0 +1,241 @@
+"""Numbers that a run reports: of which weights and data they are, and what they are means of."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pandas as pd
+
+from fldiag.diagnostics.doctor.case import Case, Seen
+from fldiag.diagnostics.doctor.findings import FAULT, INFORMATION, WARNING, Check, Clear, Finding, Said, Skip
+from fldiag.diagnostics.doctor.own_data import LEAST
+from fldiag.results.select import only
+
+ACCURACY = re.compile(r"(?:^|[_./ -])acc(?:uracy)?(?:[_./ -]|$)", re.IGNORECASE)
+#: Metrics of all examples that are no mean of the clients'.
+WHOLE = re.compile(r"f1|auc|auroc|auprc|precision|recall|balanced|kappa|mcc|perplexity|ppl|rmse|r2|ece", re.IGNORECASE)
+#: Accuracies that differ by less are the same.
+SAME = 2e-3
+#: From this round on no start is to blame.
+LATE = 30
+
+
+def reported(frame: pd.DataFrame, name: re.Pattern[str], scope: str = "global") -> pd.DataFrame:
+    """Rows that the training program itself told, of metrics of this name."""
+    rows = only(frame, scope=scope)
+    rows = rows[rows["source"].notna()] if "source" in rows.columns else rows.iloc[:0].assign(source=None)
+    return rows[np.array([bool(name.search(str(metric))) for metric in rows["metric"]], dtype=bool)]
+
+
+class Reported(Check):
+    """Accuracies that are not those of the stored weights: the best round's in place of the last, or those on other data.
+
+    Rule: the accuracy of the stored weights on the test set is computed again in up to 12 rounds. It must be the run's own
+    number (within 0.2 points where all test examples are taken). Each accuracy that a foreign program reports is compared with
+    it: where it differs in some round, and equals instead, in all rounds, the best so far, the accuracy on training data, that
+    of the round before, or the plain mean of the clients' accuracies, that is said. Also: the last round's weights equal those
+    of an earlier round to the bit, with others between.
+    """
+
+    name, title = "reported", "Numbers are those of the weights"
+
+    def __init__(self, case: Case):
+        super().__init__(case)
+        self.prints: dict[int, bytes] = {}
+
+    def see(self, seen: Seen) -> None:
+        self.prints[seen.round] = hashlib.sha256(seen.aggregated.contiguous().numpy().tobytes()).digest()
+
+    def end(self) -> Iterator[Said]:
+        yield from self._again()
+        history = self.case.history
+        if history is None or history.dataset.regression:
+            yield Skip(self.case.closed or "the data have no classes")
+            return
+        models, test = self.case.models, history.pool.test
+        now = {r: float(s.right[test].mean()) for r,
+               s in models.scores.items() if s.right is not None and np.isfinite(s.loss).all()}
+        metrics = self.case.metrics
+        if metrics is None or not now:
+            yield Skip("the run has no metrics" if metrics is None else "no round can be evaluated")
+            return
+        n, size = test.stop, len(history.dataset.test_y)
+        slack = SAME if n == size else 5 * math.sqrt(0.25 / n)
+        own = _series(_measured(metrics))
+        odd = {r: own[r] for r in now if r in own and abs(own[r] - now[r]) > slack}
+        if odd:
+            r = max(odd, key=lambda r: abs(odd[r] - now[r]))
+            yield Finding(FAULT, "the recorded accuracy is not that of the stored weights",
+                          f"in round {r} it says {odd[r]:.2%}, and the weights have {now[r]:.2%} on {n} test examples",
+                          "the run's curves belong to other weights or other data",
+                          "compute the curves again (fldiag forgetting)",
+                          tuple(odd), value=odd[r] - now[r])
+        yield from self._foreign(metrics, {**now, **own} if not odd else now, slack)
+        yield Clear(f"the accuracies of {len(now)} rounds, computed again, are those recorded")
+
+    def _again(self) -> Iterator[Finding]:
+        rounds = sorted(r for r in self.prints if r)
+        if len(rounds) < 3:
+            return
+        last = self.prints[rounds[-1]]
+        same = [r for r in rounds[:-1] if self.prints[r] == last]
+        if same and any(self.prints[r] != last for r in rounds if r > same[0]):
+            yield Finding(WARNING, f"the last round's weights are those of round {same[0]}", "equal to the bit, and rounds "
+                          "between "
+                          "differ", "what is reported of the last round is that of a chosen (best?) one",
+                          "report the last round, or choose the round on data apart from the test set", (rounds[-1],))
+
+    def _foreign(self, metrics: pd.DataFrame, now: Mapping[int, float], slack: float) -> Iterator[Finding]:
+        rows = reported(metrics, ACCURACY)
+        rows = rows[rows["moment"] == "aggregated"]
+        for (name, source), part in rows.groupby(["metric", "source"]):
+            told = _series(part)
+            told = {r: v / 100 for r, v in told.items()} if max(told.values(), default=0) > 1.5 else told
+            both = [r for r in told if r in now]
+            off = [r for r in both if abs(told[r] - now[r]) > slack]
+            if not off:
+                continue
+            kind = next((kind for kind, series in self._others(now).items()
+                         if len(s := [r for r in both if r in series]) >= min(2, len(both)) and set(off) & set(s)
+                         and all(abs(told[r] - series[r]) <= slack for r in s)), "")
+            if not kind and both[-1] in off and abs(told[both[-1]] - max(now.values())) <= slack:
+                kind = "that of the best round in place of the last"
+            r = both[-1] if both[-1] in off else off[-1]
+            yield Finding(WARNING if kind else INFORMATION, f"the reported {name} is {kind or 'not that of the stored weights'}",
+                          f"{source}: in round {r} it says {told[r]:.2%}, and the stored weights have {now[r]:.2%} on the test "
+                          f"set",
+                          "it promises more than the model holds" if kind else "it belongs to other data or other weights",
+                          "report the test accuracy of the last round's weights", tuple(off), value=told[r] - now[r])
+
+    def _others(self, now: Mapping[int, float]) -> dict[str, dict[int, float]]:
+        """What a reported number may be instead of the accuracy of this round's weights."""
+        history, found = self.case.history, dict[str, dict[int, float]]()
+        assert history is not None
+        rounds = sorted(now)
+        complete = rounds == list(range(rounds[0], rounds[-1] + 1))
+        if complete:
+            best = np.maximum.accumulate([now[r] for r in rounds])
+            found["the best so far"] = dict(zip(rounds, best.tolist(), strict=True))
+            found["that of the round before"] = {r: now[r - 1] for r in rounds[1:]}
+        own = [(k, history.pool.own(k)) for k in range(len(history.parts)) if len(history.parts[k])]
+        train: dict[int, float] = {}
+        mean: dict[int, float] = {}
+        for r, s in self.case.models.scores.items():
+            if s.right is not None and own:
+                train[r] = float(s.right[history.pool.clients].mean())
+                mean[r] = float(np.mean([s.right[where].mean() for _, where in own]))
+        return {**found, "the accuracy on the training data": train,
+                "the plain mean of the clients' training accuracies": mean}
+
+
+def _measured(metrics: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the test accuracy that fldiag computed while the run was trained or recorded."""
+    rows = only(metrics, metric="accuracy", scope="global", moment="aggregated", slice="test")
+    return rows[rows["source"].isna()] if "source" in rows.columns else rows
+
+
+def _series(rows: pd.DataFrame) -> dict[int, float]:
+    rows = rows.dropna(subset=["round", "value"])
+    return {int(r): float(v) for r, v in zip(rows["round"], rows["value"], strict=True)}
+
+
+class Means(Check):
+    """Metrics that are means over clients and not those of all examples (the trap that Federated Learning Aggregated Metrics,
+    FLAM, names).
+
+    Rule: in every round in which a number is reported of all and of the single clients. It equals the plain mean of the clients'
+    (to 1e-6) while the mean by examples differs by more than 0.1 %; or it is F1, AUC, precision, recall, perplexity or the like,
+    which no mean over clients gives, and equals one of the two means.
+    """
+
+    name, title = "means", "Metrics are those of all examples"
+
+    def end(self) -> Iterator[Said]:
+        metrics = self.case.metrics
+        if metrics is None or "source" not in metrics.columns:
+            yield Skip("the run reports no numbers of its own beside fldiag's")
+            return
+        alls, each = reported(metrics, re.compile("")), reported(metrics, re.compile(""), "client")
+        bad: dict[tuple[str, str], list[tuple[int, float, float]]] = {}
+        looked = 0
+        for (name, r), part in each.groupby(["metric", "round"]):
+            v = part["value"].astype(float).to_numpy()
+            n = np.array([self.case.sizes.get(int(k), 0) if pd.isna(m) else m for k, m in
+                          zip(part["client"], part["n_examples"], strict=True)], dtype=float)
+            for _, row in only(alls, round=int(r)).iterrows():
+                if len(v) < 2 or not _alike(str(row["metric"]), str(name)):
+                    continue
+                looked += 1
+                g, plain = float(row["value"]), float(v.mean())
+                by_n = float(v @ n / n.sum()) if n.sum() else plain
+                if _near(g, plain) and abs(plain - by_n) > 1e-3 * max(abs(plain), abs(by_n)):
+                    bad.setdefault((str(row["metric"]), "the plain mean over the clients"), []).append((int(r), g, by_n))
+                elif WHOLE.search(str(name)) and (_near(g, plain) or _near(g, by_n)) and float(v.max() - v.min()) > 1e-6:
+                    bad.setdefault((str(row["metric"]), "a mean over the clients, which is not the one of all examples"),
+                                   []).append((int(r), g, by_n))
+        if not looked:
+            yield Skip("no number is reported both of all and of the single clients")
+        for (name, how), found in bad.items():
+            r, g, by_n = found[-1]
+            other = f"by examples it is {by_n:.4g}" if "plain" in how else "it cannot be found from the clients' values"
+            yield Finding(WARNING, f"the reported {name} is {how}",
+                          f"in {len(found)} rounds; in round {r} it is {g:.4g}, {other}",
+                          "it depends on how examples are dealt to clients, and is not comparable with centralised numbers",
+                          "sum counts (right, wrong, of each class) over the clients, and compute the metric once",
+                          tuple(r for r, _, _ in found), value=g)
+        yield Clear(f"{looked} numbers are no plain means")
+
+
+def _alike(a: str, b: str) -> bool:
+    """Whether two names are of one metric, such as mean_accuracy and accuracy."""
+    a, b = a.lower(), b.lower()
+    return a in b or b in a or bool(ACCURACY.search(a) and ACCURACY.search(b))
+
+
+def _near(a: float, b: float) -> bool:
+    return abs(a - b) <= 1e-6 * max(abs(a), abs(b), 1e-12)
+
+
+class Chance(Check):
+    """The global model is no better than chance.
+
+    Rule: of the n test examples the last global model gets x right; always answering the most frequent class gets a share q. At
+    chance where the binomial tail P(X >= x) with n and q is above 1 %. A warning where clients do not learn either (the loss on
+    their own examples falls by less than 0.01 nats in the median), or the run has at least 30 rounds; else information: after
+    few rounds on skewed clients this is usual.
+    """
+
+    name, title = "chance", "Better than chance"
+
+    def end(self) -> Iterator[Said]:
+        history = self.case.history
+        if history is None or history.dataset.regression:
+            yield Skip(self.case.closed or "the data have no classes")
+            return
+        from scipy.stats import binom
+
+        models, pool = self.case.models, history.pool
+        if not models.scores:
+            yield Skip("no round can be evaluated")
+            return
+        r, scored = list(models.scores.items())[-1]
+        assert scored.right is not None
+        y = models.labels[pool.test]
+        q, x, n = float(np.bincount(y).max()) / len(y), int(scored.right[pool.test].sum()), len(y)
+        p = float(binom.sf(x - 1, n, q))
+        if p > 0.01:
+            gain = models.gain
+            severe = gain is not None and (gain < LEAST or r >= LATE)
+            loss = float(np.mean(scored.loss[pool.test]))
+            yield Finding(WARNING if severe else INFORMATION, "the last global model is no better than chance",
+                          f"{x} of {n} right ({x / n:.1%}), and the most frequent class has {q:.1%}; loss {loss:.3g} (equal "
+                          f"odds: {math.log(history.dataset.classes):.3g}); " +
+                          ("the clients' models are not stored" if gain is None else
+                           f"training lowers the clients' own loss by {gain:.2g} nats in the median"),
+                          "nothing can be concluded from this run", "train longer; look at labels, learning rate and aggregation",
+                          (r,), value=x / n)
+        yield Clear(f"{x} of {n} right ({x / n:.1%}), and the most frequent class has {q:.1%}")

@@ -1,0 +1,115 @@
+"""Seeds that are not used, or do not fix the training: what shows when runs are compared."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from fldiag.diagnostics.doctor.case import Case, Seen
+from fldiag.diagnostics.doctor.findings import FAULT, INFORMATION, WARNING, Check, Clear, Finding, Said, Skip
+
+
+class Seeds(Check):
+    """Seeds that are not used, or do not fix the training.
+
+    Rule, for every two given runs whose configs differ in the seed at most. Different seeds: the aggregate of a common round is
+    equal to the bit (fault), all rounds draw the same clients where that happens by chance with at most 0.1 % (warning), or
+    only the initial weights are equal (information). Same seed: the aggregate of a common round differs (a warning, if both were
+    trained with the same versions, threads and processor; else information). Configs that differ in more, and equal bits in all
+    rounds, are told too (information for fldiag's own methods, which have neutral settings).
+    """
+
+    name, title = "seeds", "Seeds decide the bits"
+
+    def __init__(self, case: Case):
+        super().__init__(case)
+        self.prints: dict[int, bytes] = {}
+        self.drawn: dict[int, tuple[int, ...]] = {}
+        self.start: bytes | None = None
+
+    def see(self, seen: Seen) -> None:
+        self.prints[seen.round] = _print(seen.aggregated)
+        if seen.ids:
+            self.drawn[seen.round] = tuple(seen.ids)
+        if seen.round == 0:
+            self.start = _print(seen.aggregated)
+        elif seen.round == 1 and seen.received is not None:
+            self.start = _print(seen.received)
+
+    def end(self) -> Iterator[Said]:
+        alike = [p for p in self.peers if isinstance(p, Seeds) and p.case.run.path != self.case.run.path
+                 and _without_seed(p.case) == _without_seed(self.case)]
+        yield from self._unused()
+        if not alike:
+            yield Skip("it takes two runs that differ in nothing, or in the seed alone" if not self.peers else
+                       "the other runs differ in more than the seed")
+            return
+        for other in alike:
+            yield from self._pair(other)
+        yield Clear(f"compared with {len(alike)} other runs")
+
+    def _unused(self) -> Iterator[Finding]:
+        """Runs of another config with the same bits: what differs has no effect."""
+        for other in self.peers:
+            if isinstance(other, Seeds) and _without_seed(other.case) != _without_seed(self.case):
+                common = [r for r in self.prints if r and r in other.prints]
+                if common and all(self.prints[r] == other.prints[r] for r in common):
+                    yield Finding(INFORMATION if self.case.own else WARNING, "another config gave the same bits as in "
+                                  f"{other.case.run.path.name}", f"all {len(common)} common rounds are equal",
+                                  "what the configs differ in has no effect", "look whether that option reaches the training",
+                                  tuple(common))
+
+    def _pair(self, other: Seeds) -> Iterator[Finding]:
+        name = other.case.run.path.name
+        common = sorted({r for r in self.prints if r} & set(other.prints))
+        equal = [r for r in common if self.prints[r] == other.prints[r]]
+        seeds = self.case.config.get("seed"), other.case.config.get("seed")
+        if seeds[0] == seeds[1]:
+            if len(equal) < len(common):
+                first = next(r for r in common if r not in equal)
+                same = _machine(self.case) == _machine(other.case)
+                yield Finding(WARNING if same else INFORMATION, f"the same seed gave other bits than in {name}",
+                              f"seed {seeds[0]}; the first different round is {first}; versions, threads and processor are "
+                              f"{'the same' if same else 'not the same'}", "the run cannot be repeated",
+                              "seed all that is random (initial weights, sampling, minibatches, dropout), and fix the threads",
+                              tuple(r for r in common if r not in equal))
+            return
+        if equal:
+            yield Finding(FAULT, f"another seed gave the same bits as in {name}", f"seeds {seeds[0]} and {seeds[1]}; "
+                          f"{len(equal)} of "
+                          f"{len(common)} rounds are equal", "the spread over seeds is a spread of 0, and significance is an "
+                          "illusion",
+                          "pass the seed on to everything that is random", tuple(equal))
+            return
+        both = [r for r in self.drawn if r in other.drawn]
+        if both and all(self.drawn[r] == other.drawn[r] for r in both):
+            n = self.case.total
+            chance = -sum(math.log(math.comb(n, min(len(self.drawn[r]), n))) for r in both)
+            if chance < math.log(1e-3):
+                yield Finding(WARNING, f"another seed drew the same clients as in {name}", f"in all {len(both)} rounds; by "
+                              f"chance "
+                              f"with probability {math.exp(chance):.1e}", "the spread over seeds leaves out the sampling",
+                              "seed the sampling of clients, too", tuple(both))
+        if self.start is not None and self.start == other.start:
+            yield Finding(INFORMATION, f"another seed began with the same weights as in {name}", "the initial weights are equal "
+                          "to the "
+                          "bit", "the spread over seeds leaves out the initialisation", "nothing, if that is meant")
+
+
+def _print(w: Any) -> bytes:
+    return hashlib.sha256(w.contiguous().numpy().tobytes()).digest()
+
+
+def _without_seed(case: Case) -> str:
+    config = {k: v for k, v in case.config.items() if k not in ("seed", "name", "checkpoint", "rounds")}
+    return json.dumps(config, sort_keys=True, default=str)
+
+
+def _machine(case: Case) -> list[Any]:
+    """What decides the bits besides config and seed."""
+    about = {k: v for k, v in case.run.index.get("provenance", {}).items() if k not in ("seed", "time", "date")}
+    segments = [{k: s.get(k) for k in ("torch", "machine", "capability", "threads")} for s in case.run.index.get("segments", [])]
+    return [about, segments]

@@ -1,0 +1,93 @@
+"""Server steps that need more than one round, or more than inner products, to be recognised."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fldiag.diagnostics.doctor.case import Seen
+
+RESIDUAL = 1e-3
+#: Coordinates that are looked at one by one.
+SOME = 20_000
+#: Factors of the mean's momentum that are tried.
+BETAS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
+Found = tuple[str, float, str]
+
+
+class Memory:
+    """What the server did before: its last steps, and averages of the clients' mean updates at some coordinates."""
+
+    def __init__(self) -> None:
+        self.round: int | None = None
+        self.earlier: list[Tensor] = []  # of the last round: the server's step, and what of it was not the mean's
+        self.averages: list[Tensor] = []  # of the mean update at some coordinates, by BETAS
+
+    def explains(self, seen: Seen, p: np.ndarray) -> Found | None:
+        """momentum, adaptive or median; ``p``: weights [K] of the mean that the run names."""
+        return self._momentum(seen) or self._adaptive(seen, p) or self._median(seen)
+
+    def keep(self, seen: Seen, p: np.ndarray) -> None:
+        """Remember this round."""
+        import torch
+
+        assert seen.clients is not None and seen.received is not None
+        mean = torch.tensordot(torch.from_numpy(p), seen.clients.double() - seen.received.double(), 1)
+        u = seen.aggregated.double() - seen.received.double()
+        self.averages = self._averages(seen, mean[_some(len(u))])
+        self.earlier, self.round = [u, u - mean], seen.round
+
+    def _averages(self, seen: Seen, mean: Tensor) -> list[Tensor]:
+        if self.round != seen.round - 1 or not self.averages:
+            return [(1 - b) * mean for b in BETAS]
+        return [b * m + (1 - b) * mean for b, m in zip(BETAS, self.averages, strict=True)]
+
+    def _momentum(self, seen: Seen) -> Found | None:
+        """Least squares on the clients' updates and the server's last step, and what of it was not the mean's."""
+        if self.round != seen.round - 1:
+            return None
+        k = len(seen.ids)
+        g = np.sum(list(seen.products(self.earlier).values()), axis=0)
+        keep = [*range(k), k + 2, k + 3]
+        c = np.linalg.lstsq(g[np.ix_(keep, keep)], g[keep, k], rcond=1e-10)[0]
+        x = np.zeros(k + 4)
+        x[keep], x[k] = c, -1.0
+        left = float(np.sqrt(max(x @ g @ x, 0.0) / max(g[k, k], 1e-300)))
+        return ("momentum", left, f"least squares with the last round's step (coefficients {c[-2]:.3g} and {c[-1]:.3g})") \
+            if left <= RESIDUAL else None
+
+    def _adaptive(self, seen: Seen, p: np.ndarray) -> Found | None:
+        """Every coordinate goes where an average of the mean updates points."""
+        import torch
+
+        assert seen.clients is not None and seen.received is not None
+        some = _some(seen.aggregated.numel())
+        w = seen.received[some].double()
+        mean = torch.tensordot(torch.from_numpy(p), seen.clients[:, some].double() - w, 1)
+        u = seen.aggregated[some].double() - w
+        best, factor = 0.0, 0.0
+        for beta, m in zip(BETAS, self._averages(seen, mean), strict=True):
+            large = m.abs() > m.abs().median() / 10
+            agree = float((u.sign() == m.sign())[large].double().mean()) if large.any() else 0.0
+            if agree > best:
+                best, factor = agree, beta
+        told = f"{best:.1%} of the coordinates go where the mean update points, averaged with beta = {factor:g}"
+        return ("adaptive", 1 - best, told) if best >= 0.995 else None
+
+    @staticmethod
+    def _median(seen: Seen) -> Found | None:
+        assert seen.clients is not None and seen.received is not None
+        some = _some(seen.aggregated.numel())
+        rows, w = seen.clients[:, some].double(), seen.aggregated[some].double()
+        middle = rows.quantile(0.5, dim=0)
+        size = (w - seen.received[some].double()).norm()
+        left = float((w - middle).norm() / size.clamp(min=1e-300))
+        return ("median", left, "every coordinate is the clients' median") if len(rows) > 2 and left <= RESIDUAL else None
+
+
+def _some(size: int) -> slice:
+    return slice(None, None, max(1, size // SOME))

@@ -1,0 +1,44 @@
+"""What a person reads first: the findings, worst first, then what could not be checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from fldiag.diagnostics.doctor.findings import FAULT, HEALTHY, INFORMATION, SEVERITIES, UNCHECKED, WARNING
+from fldiag.results.summary import Item, Note, Say, Small
+
+
+def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
+    """Of every run, a line of counts; the findings; what was not checked, and why."""
+    several = table["run"].nunique() > 1
+    rows = []
+    for run, part in table.groupby("run", sort=False):
+        count = part["severity"].value_counts()
+        checks = part["metric"].nunique()
+        yield Say(f"{run}: {count.get(FAULT, 0)} faults, {count.get(WARNING, 0)} warnings, {count.get(INFORMATION, 0)} for "
+                  f"information; {count.get(HEALTHY, 0)} of {checks} checks found nothing, {count.get(UNCHECKED, 0)} could not "
+                  f"be made")
+    found = table[table["severity"].isin([FAULT, WARNING, INFORMATION])]
+    for _, row in found.sort_values("severity", key=lambda s: s.map(SEVERITIES.index), kind="stable").iterrows():
+        rows.append({**({"run": row["run"]} if several else {}), "severity": row["severity"], "what": row["what"],
+                     "where": where(row), "evidence": row["evidence"], "remedy": row["remedy"]})
+    columns = {"run": "run", "severity": "severity", "what": "what", "where": "where", "evidence": "evidence", "remedy": "remedy"}
+    yield Small(rows, {k: v for k, v in columns.items() if several or k != "run"})
+    for (title, why), part in table[table["severity"] == UNCHECKED].groupby(["title", "evidence"], sort=False):
+        whose = f" ({', '.join(map(str, part['run'].unique()))})" if part["run"].nunique() < table["run"].nunique() else ""
+        yield Note(f"{title}: not checked, {why}{whose}")
+
+
+def where(row: Mapping[str, Any]) -> str:
+    """Rounds, clients and layer of a finding, in words."""
+    found = []
+    if isinstance(row["rounds"], str):
+        found.append(f"round{'s' * (not row['rounds'].isdigit())} {row['rounds']}")
+    if not pd.isna(row["client"]):
+        found.append(f"client {int(row['client'])}" + ("" if pd.isna(row["client_b"]) else f" and {int(row['client_b'])}"))
+    if not pd.isna(row["layer"]):
+        found.append(str(row["layer"]))
+    return ", ".join(found) or "the run"

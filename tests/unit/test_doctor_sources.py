@@ -1,0 +1,137 @@
+"""The doctor on the four kinds of runs: fldiag's own, Flower's, a folder of files and (test_doctor.py) a plain loop."""
+
+import json
+
+import commands
+import pytest
+import torch
+
+import fldiag
+from fldiag import models
+from fldiag.checkpoint.run import Run
+from fldiag.data import partition
+from fldiag.params import Layout
+
+
+def own(path, **options):
+    config = fldiag.Config.load("digits", rounds=4, model__name="mlp", clients__total=6, clients__per_round=3, train__epochs=1,
+                                checkpoint__clients="sampled", **options)
+    return fldiag.train(config, out=path)
+
+
+def bad(table, check=None):
+    rows = table[table["severity"].isin(["fault", "warning"])]
+    return rows if check is None else rows[rows["metric"] == check]
+
+
+def rewrite(run, r, change):
+    """A round's checkpoint with another content: change (checkpoint) -> state."""
+    c = run.checkpoint(r)
+    run.put_checkpoint(r, {k: v for k, v in c.manifest.items() if k != "schema"}, change(c), received=c.received,
+                       clients=c.clients, buffers=c.buffers)
+    run.commit()
+
+
+def vector(run, w):
+    return Layout.of(models.build("mlp", (1, 8, 8), 10, run.config.model.options)).views(w)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedadam", "feddyn", "local_only"])
+def test_runs_of_fldiag_are_healthy(tmp_path, method):
+    table = fldiag.diagnose(own(tmp_path / "run", method__name=method), "doctor")
+    assert bad(table).empty, bad(table)[["what", "evidence"]].to_dict("records")
+
+
+def test_faults_of_a_run_of_fldiag(tmp_path):
+    """One client's model in place of the mean, another partition than the config names, and a prettier curve."""
+    run = own(tmp_path / "run")
+    rewrite(run, 2, lambda c: {n: v.clone() for n, v in vector(run, c.clients[1]).items()})
+    parts = partition.load_parts(run.path / "partition.npz")
+    run.put("partition.npz", lambda f: partition.save(f, [parts[1], parts[0], *parts[2:]]))
+    rows = run.stored_rows()
+    run.put_metrics(run._as_table([{**row, "value": 0.99} if row["metric"] == "accuracy" else row for row in rows]))
+    run.commit()
+    table = fldiag.diagnose(Run.open(run.path), "doctor")
+    single = bad(table, "aggregate").iloc[0]
+    assert single["severity"] == "fault" and single["client"] == run.checkpoint(2).client_ids[1] and single["rounds"] == "2"
+    assert bad(table, "continuity")["rounds"].tolist() == ["3"]
+    assert bad(table, "partition")["value"].tolist() == [pytest.approx(2 / 6)]
+    assert "0.99" not in bad(table, "reported")["what"].iloc[0] and bad(table, "reported")["rounds"].tolist() == ["1..4"]
+
+
+def test_the_edge_of_stability_is_information(tmp_path):
+    """At a learning rate of 100 the edge is 0.02: beyond it with certainty; never a fault."""
+    run = own(tmp_path / "run")
+    run.index["config"]["train"]["lr"] = 100.0
+    table = fldiag.diagnose(run, "doctor")
+    row = table[table["metric"] == "edge"].iloc[0]
+    spectrum = fldiag.diagnose(run, "spectrum", k=1)
+    sharpness = float(spectrum[spectrum["metric"] == "eigenvalue"]["value"].iloc[0])
+    assert row["severity"] == "information" and row["value"] == pytest.approx(sharpness * 100 * 0.99**3 / 2, rel=0.02)
+
+
+def files_of(run, folder, change):
+    """Another program's folder of a run's weights; change (round, checkpoint) -> vector of the global model."""
+    for r in run.rounds:
+        c, place = run.checkpoint(r), folder / f"round_{r}"
+        place.mkdir(parents=True)
+        torch.save({n: v.clone() for n, v in vector(run, change(r, c)).items()}, place / "global.pt")
+        for k, w in zip(c.client_ids, c.clients, strict=True):
+            torch.save({n: v.clone() for n, v in vector(run, w).items()}, place / f"client_{k}.pt")
+    parts = partition.load_parts(run.path / "partition.npz")
+    (folder / "parts.json").write_text(json.dumps({str(k): p.tolist() for k, p in enumerate(parts)}))
+
+
+def aggregated(r, c):
+    return torch.cat([v.reshape(-1) for v in c.state.values()])
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_a_folder_of_files_from_the_command_line(tmp_path, monkeypatch, planted):
+    monkeypatch.chdir(tmp_path)
+    run = own(tmp_path / "run")
+    files_of(run, tmp_path / "files", (lambda r, c: c.clients.mean(0)) if planted else aggregated)
+    commands.run("convert", "files", "theirs", "--pattern", "round_{round}/client_{client}.pt", "--global-pattern",
+                 "round_{round}/global.pt", "--model", "mlp", "--data", "digits", "--partition", "files/parts.json")
+    result = commands.run("doctor", "theirs", "--strict", "--json", code=3 if planted else 0)
+    told = [row for row in json.loads(result.stdout)["rows"] if row["severity"] in ("fault", "warning")]
+    whats = [row["what"] for row in told]
+    assert any("plain mean" in what for what in whats) if planted else not told
+    assert commands.run("doctor", "theirs").exit_code == 0  # without --strict
+
+
+def test_a_report_begins_with_the_findings(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = own(tmp_path / "run")
+    rewrite(run, 4, lambda c: {n: v.clone() for n, v in vector(run, c.received).items()})
+    commands.run("doctor", "run")
+    page = commands.last(commands.run("report", "run")).read_text()
+    assert "Is the run sound?" in page and "the global model did not change" in page
+
+
+def test_recordings_of_flower(tmp_path, monkeypatch):
+    pytest.importorskip("flwr")
+    import test_export_flower as flower
+    from flwr.app import ArrayRecord
+    from flwr.serverapp.strategy import FedAdam, FedAvg
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+    class Last(FedAvg):
+        """A loop variable that survives its loop."""
+
+        def aggregate_train(self, server_round, replies):
+            replies = list(replies)
+            return ArrayRecord(replies[-1].content["arrays"].to_torch_state_dict()), super().aggregate_train(server_round,
+                                                                                                             replies)[1]
+
+    def table(name, strategy):
+        run, _, _, (data, _, net) = flower.start(tmp_path / name, strategy, rounds=3)
+        return fldiag.diagnose(fldiag.load(run.path, model=net, data=data), "doctor")
+
+    assert bad(table("mean", FedAvg(fraction_evaluate=0.0)), "aggregate").empty
+    adam = table("adam", FedAdam(fraction_evaluate=0.0))
+    assert bad(adam, "aggregate").empty
+    assert "model of one client" in bad(table("last", Last(fraction_evaluate=0.0)), "aggregate")["what"].iloc[0]
