@@ -25,7 +25,8 @@ DASH: dict[str, Any] = {"straight": "-", "curve": (0, (4, 1.5))}
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Up to three panels: the loss along the paths, with barriers; the barriers of all pairs where these are many; and how far
+    """Up to three panels: the loss along the paths, with barriers; the barriers of all pairs where these are many and some are
+    above zero; and how far
     mixtures of three or more models lie above the mixture of their losses (the simplex of three).
 
     Raises FldiagError for a table without paths and mixtures.
@@ -35,7 +36,7 @@ def draw(table: pd.DataFrame) -> Figure:
     panels: list[Callable[[Figure, Axes, pd.DataFrame], None]] = []
     if len(only(table, metric="loss")):
         panels.append(_paths)
-    if len(straight) > MANY and straight["value"].notna().any():
+    if len(straight) > MANY and (straight["value"].fillna(0) > 0).any():
         panels.append(_pairs)
     if len(only(table, metric="mixture")):
         panels.append(_simplex if len(_shares(table)[0]) == 3 else _mixtures)
@@ -115,8 +116,8 @@ def _pairs(fig: Figure, ax: Axes, table: pd.DataFrame) -> None:
     for a, b, value in zip(rows["run"], rows["run_b"], floats(rows["value"]), strict=True):
         cells[names.index(a), names.index(b)] = cells[names.index(b), names.index(a)] = value
     top = float(np.nanmax(np.where(np.isfinite(cells), cells, np.nan), initial=0.0))
-    shown = ax.imshow(cells, cmap=style.COLORMAP, vmin=0, vmax=top or 1.0)
-    fig.colorbar(shown, ax=ax, shrink=0.8, label="barrier" if top else "barrier (all zero)")
+    shown = ax.imshow(cells, cmap=style.COLORMAP, vmin=0, vmax=top)
+    fig.colorbar(shown, ax=ax, shrink=0.8, label="barrier")
     labels = [str(int(clients[n])) if pd.notna(clients[n]) else style.plain(style.shorten(n, 14)) for n in names]
     numbered = all(pd.notna(clients[n]) for n in names)
     ax.set_xticks(range(len(names)), labels, rotation=0 if numbered else 60, ha="center" if numbered else "right")
