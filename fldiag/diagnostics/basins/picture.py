@@ -60,8 +60,8 @@ def _row(ax: Axes, rows: pd.DataFrame, at: float, look: style.Look) -> None:
     low, high = (number(rows, "most_case", column=c) for c in ("low", "high"))
     if low is not None and high is not None:
         ax.plot([low, high], [at, at], color=look.color, linewidth=2.2, solid_capstyle="butt")
-    for value, marker, size, fill in ((number(rows, "most_case"), "|", 10, look.color),
-                                      (number(rows, "radius", direction="ascent"), ">", 5.5, "white"),
-                                      (number(rows, "worst_case"), "x", 4, look.color)):
+    for value, marker, size, fill, below in ((number(rows, "most_case"), "|", 10, look.color, 0.0),
+                                             (number(rows, "radius", direction="ascent"), ">", 5.5, "white", 0.0),
+                                             (number(rows, "worst_case"), "x", 4, look.color, 0.17)):
         if value is not None:
-            ax.plot(value, at, marker, color=look.color, markersize=size, markerfacecolor=fill)
+            ax.plot(value, at - below, marker, color=look.color, markersize=size, markerfacecolor=fill)
