@@ -37,10 +37,11 @@ def page(table: pd.DataFrame, *, title: str = "Loss landscape", clip: float | Li
         (home / "landscape.html").read_text("utf-8"))
     looks = style.looks(g.run for g in grids)
     panels = [[(g.run, looks[g.run].color if overlay else "")] for g in grids]
-    scenes = [[scene(g, shared, looks[g.run].color if overlay else None), *marks(g, shared)] for g in grids]
-    if overlay:
-        panels, scenes = [[name for panel in panels for name in panel]], [[trace for found in scenes for trace in found]]
-    data = {"scenes": scenes, "layout": layout(grids, shared, names)}
+    scenes = [scene(g, shared, looks[g.run].color if overlay else None) for g in grids]
+    beside = [marks(g, shared) for g in grids]
+    if overlay:  # everything beside the first surface
+        panels, beside = [[name for panel in panels for name in panel]], [[*scenes[1:], *(m for found in beside for m in found)]]
+    data = {"scenes": scenes[:len(beside)], "marks": beside, "layout": layout(grids, shared, names)}
     return template.render(panels=panels,
         title=title, grids=grids, number=style.number, notes=shared.notes(), policy=pages.policy(plotly, script),
         plotly=plotly, script=script, data=_inert(data),

@@ -41,7 +41,7 @@
     showSendToCloud: false, showEditInChartStudio: false, plotlyServerURL: "",
   };
   Promise.all(plots.map((plot, i) =>
-    Plotly.newPlot(plot, data.scenes[i], JSON.parse(JSON.stringify(data.layout)), options)
+    Plotly.newPlot(plot, [data.scenes[i]].concat(data.marks[i]), JSON.parse(JSON.stringify(data.layout)), options)
       .then(() => Plotly.relayout(plot, colours()))
       .then(() => {
         plot.on("plotly_relayouting", (change) => follow(plot, change));
