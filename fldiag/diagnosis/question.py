@@ -151,7 +151,7 @@ def _of_runs(entry: Diagnostic, targets: Sequence[Target], where: dict[str, Any]
 def remarks(problems: Sequence[Problem]) -> list[str]:
     """How data of one's own are seen, what a loss is the mean of, and where frozen parameters are counted as weights."""
     for problem in problems:
-        if problem.in_memory:  # what their targets look like is found out by looking
+        if problem.in_memory and bool(problem.w.isfinite().all()):  # what their targets look like is found out by looking
             problem.probe()
     told = list(dict.fromkeys(text for problem in problems for text in problem.remarks))
     for problem in problems:

@@ -141,7 +141,8 @@ class Path:
             return {**row, "value": math.inf} if sound else {**row, "masked": True, "note": "the loss of an end is not finite"}
         t = float(places[values.argmax()])
         top = self.excess(t)
-        if top.value <= 0 or t in (0.0, 1.0):
+        rounding = torch.finfo(self.problem.dtype).eps * max(abs(self.scores(end).loss) for end in (0.0, 1.0))
+        if top.value <= rounding or t in (0.0, 1.0):
             return {**row, "value": 0.0, "residual": error}
         return {**row, "value": top.value, "x": t, "stderr": top.stderr, "residual": error}
 
