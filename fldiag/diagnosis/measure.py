@@ -119,9 +119,11 @@ def forecast(entry: Diagnostic, subject: Subject, options: Mapping[str, Any]) ->
 
 
 def _problem(subject: Subject) -> Problem | None:
-    """One whose gradient is like those that the diagnostic takes: of a run, the last round's on all clients' data."""
+    """One whose gradient is like those that the diagnostic takes: of a run, the last round's on all clients' data; of several,
+    the first."""
     if not isinstance(subject, History):
-        return subject if isinstance(subject, Problem) else None
+        first = subject if isinstance(subject, Problem) else next(iter(subject), None)
+        return first if isinstance(first, Problem) else None
     try:
         stored = subject.last()
         return subject.problem((stored.aggregated, stored.buffers), subject.pool.clients, "train")

@@ -84,9 +84,11 @@ def _of_weights(entry: Diagnostic, targets: Sequence[Target], where: dict[str, A
         opened.append(t if isinstance(t, Problem) else subjects.given(t, **given))
     where = subjects.settled(where)
     round = where.pop("round", None)
+    if round is not None:
+        opened = [t.checkpoint(round) if isinstance(t, Run) else t for t in opened]
     with subjects.user_code():
         choice = entry.choose(opened, own, where) if entry.choose else Choice([(t, {}) for t in opened])
-    chosen = [t.checkpoint(round) if isinstance(t, Run) else t for t, _ in choice.asked]
+    chosen = [t.checkpoint() if isinstance(t, Run) else t for t, _ in choice.asked]
     problems = subjects.problems(chosen, where)
     if choice.instead:
         entry, own = registry.diagnostic.get(choice.instead), registry.diagnostic.get(choice.instead).validate(choice.options)
@@ -96,7 +98,7 @@ def _of_weights(entry: Diagnostic, targets: Sequence[Target], where: dict[str, A
         asked = [(entry.name, problems, own)]
     named = list(choice.named) or [c for c in chosen if isinstance(c, Checkpoint)]
     where |= {} if round is None else {"round": round}
-    about: dict[str, Any] = {"checkpoints": {p.name: _file(c, p) for p, c in zip(problems, chosen, strict=True)}}
+    about: dict[str, Any] = {"checkpoints": {p.name: _file(c, p, choice.named) for p, c in zip(problems, chosen, strict=True)}}
     if choice.named:
         about["through"] = [c.sha256 for c in named]
     what = named[0].path.stem if len(named) == 1 else f"{len(named)}-checkpoints"
@@ -105,9 +107,10 @@ def _of_weights(entry: Diagnostic, targets: Sequence[Target], where: dict[str, A
                     stem=stem, notes=[*choice.notes, *remarks(problems)])
 
 
-def _file(target: Checkpoint | Problem, problem: Problem) -> dict[str, Any]:
+def _file(target: Checkpoint | Problem, problem: Problem, named: Sequence[Checkpoint]) -> dict[str, Any]:
     if isinstance(target, Problem):
-        return {"digest": problem.digest(), "slice": problem.slice_name, "n": problem.n}
+        of = {"file": named[0].path.name, "sha256": named[0].sha256} if len(named) == 1 else {}  # its clients
+        return {"digest": problem.digest(), "slice": problem.slice_name, "n": problem.n, **of}
     return {"file": target.path.name, "sha256": target.sha256, "run": target.manifest.get("run"), "slice": problem.slice_name,
             "n": problem.n}
 
@@ -148,7 +151,7 @@ def _of_runs(entry: Diagnostic, targets: Sequence[Target], where: dict[str, Any]
 def remarks(problems: Sequence[Problem]) -> list[str]:
     """How data of one's own are seen, what a loss is the mean of, and where frozen parameters are counted as weights."""
     for problem in problems:
-        if problem.in_memory:  # what their targets look like is found out by looking
+        if problem.in_memory and bool(problem.w.isfinite().all()):  # what their targets look like is found out by looking
             problem.probe()
     told = list(dict.fromkeys(text for problem in problems for text in problem.remarks))
     for problem in problems:

@@ -115,11 +115,13 @@ def history(run: Run, where: Mapping[str, Any]) -> History:
 def user_code() -> Iterator[None]:
     """The current folder is importable while a user's ``pkg.mod:name`` is looked up, as with ``python -m``."""
     here = os.getcwd()
-    sys.path.append(here)  # last, so that nothing installed is shadowed
+    there = here in sys.path  # it then keeps its place: worker processes look in the same order
+    if not there:
+        sys.path.append(here)  # last, so that nothing installed is shadowed
     try:
         yield
     finally:
-        if here in sys.path:
+        if not there and here in sys.path:
             sys.path.remove(here)
 
 

@@ -9,7 +9,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -99,7 +99,6 @@ class Ingredients:
         if lazy:
             raise FldiagError(f"parameter {lazy[0]!r} has no shape yet",
                               "run the model once on a batch first")
-        whole = Layout.of(model)
         self.layout, self.remarks, self.reduction = Layout.of(model, trainable), told, reduction
         self.differences = differences
         self.name, self.dtype, self.memory, self.labels = name, dtype, int(memory), dict(labels or {})
@@ -110,13 +109,7 @@ class Ingredients:
         if isinstance(params, Mapping) and (prefix := foreign.prefix_of(params, model)):
             params = foreign.strip(dict(params), prefix)
             self.remarks.append(f"the names of the weights fit the model without {prefix!r} before them")
-        self.w = inputs.weights(model, whole, params, dtype, self.device)
-        views = {} if self.layout.size == whole.size else whole.views(self.w)
-        #: Parameters that are no weights here, by name.
-        self.frozen = {n: view.clone() for n, view in views.items() if n not in self.layout.names}
-        if self.frozen:
-            self.w = torch.cat([views[n].reshape(-1) for n in self.layout.names])
-        self.buffers = inputs.buffers(model, buffers, params, dtype, self.device)
+        self._take(model, params, buffers)
         with self.guarded():
             try:
                 self.module = copy.deepcopy(model)
@@ -129,6 +122,25 @@ class Ingredients:
             if isinstance(m, nn.Embedding | nn.EmbeddingBag):
                 m.sparse = False  # sparse gradients have no derivatives
         self.given_loss = own_loss.to(self.device, dtype) if isinstance(own_loss, nn.Module) else own_loss
+
+    def _take(self, model: nn.Module, params: Any, buffers: Any) -> None:
+        """Weights and buffers, checked."""
+        whole = Layout.of(model)
+        self.w = inputs.weights(model, whole, params, self.dtype, self.device)
+        views = {} if self.layout.size == whole.size else whole.views(self.w)
+        #: Parameters that are no weights here, by name.
+        self.frozen = {n: view.clone() for n, view in views.items() if n not in self.layout.names}
+        if self.frozen:
+            self.w = torch.cat([views[n].reshape(-1) for n in self.layout.names])
+        self.buffers = inputs.buffers(model, buffers, params, self.dtype, self.device)
+
+    def at(self, params: Any, buffers: Any = None, *, name: str | None = None,
+           labels: Mapping[str, Any] | None = None) -> Self:
+        """The same loss on the same examples around other weights and buffers (of the whole model, as for ``Problem``)."""
+        made = copy.copy(self)
+        made._take(self.module, params, buffers)
+        made.name, made.labels = self.name if name is None else name, dict(self.labels if labels is None else labels)
+        return made
 
     @property
     def criterion(self) -> Criterion:
@@ -190,9 +202,12 @@ class Ingredients:
     def _forward(self) -> inspect.Signature:
         return inspect.signature(self.module.forward)
 
-    def call(self, w: Tensor | dict[str, Tensor], x: Tree, buffers: dict[str, Tensor] | None = None) -> Any:
-        """The model's outputs on x [b, ...] with weights w [P] (and buffers; default: copies of its own)."""
+    def call(self, w: Tensor | dict[str, Tensor], x: Tree, buffers: dict[str, Tensor] | None = None,
+             module: nn.Module | None = None) -> Any:
+        """The model's outputs on x [b, ...] with weights w [P] (and buffers; default: copies of its own); ``module``: a copy of
+        it in other modes."""
         if buffers is None:
             buffers = {n: b.clone() for n, b in self.buffers.items()}
         views = self.layout.views(w) if isinstance(w, Tensor) else w
-        return torch.func.functional_call(self.module, {**self.frozen, **views, **buffers}, *arguments(self._forward, x))
+        tensors = {**self.frozen, **views, **buffers}
+        return torch.func.functional_call(module or self.module, tensors, *arguments(self._forward, x))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,8 +34,8 @@ class Evaluator:
 
     ``reach``: the size of the coefficients to come; the fast way is compared there with the model's outputs before
     it is used (output by output), and never used when they disagree. ``bf16``: layers compute in bfloat16 (losses in float32).
-    ``buffers``: the model's buffers at some coefficients (default: the problem's everywhere). With all
-    coefficients zero the answer is ``problem.loss()``, to the bit and whatever the precision.
+    ``buffers``: the model's buffers at some coefficients (default: the problem's everywhere, and then the answer with all
+    coefficients zero is ``problem.loss()``, to the bit and whatever the precision).
 
     Raises FldiagError for bf16 of a float64 problem.
     """
@@ -142,11 +143,12 @@ class Evaluator:
 
     def _called(self, coefficients: tuple[float, ...]) -> list[Any]:
         views, p = self._views(self.at(*coefficients)), self.problem
+        held = None if self.buffers is None else self.buffers(*coefficients)
         found = []
         for i in range(len(p.bounds)):
-            held = None if self.buffers is None else self.buffers(*coefficients)
+            own = None if held is None else {n: b.clone() for n, b in held.items()}
             with p.guarded():
-                found.append(p.call(views, self._input(i), held))
+                found.append(p.call(views, self._input(i), own))
         return found
 
     # -- the loss
@@ -158,7 +160,7 @@ class Evaluator:
 
     def losses(self, *coefficients: float) -> Tensor | None:
         """The loss of each example [n] in float64, None when the loss cannot be taken per example."""
-        if not any(coefficients):
+        if not any(coefficients) and self.buffers is None:
             return self.problem.losses()
         one_by_one = self.facts.per_example
         if one_by_one is None:
@@ -170,17 +172,50 @@ class Evaluator:
     def __call__(self, *coefficients: float) -> tuple[float, float | None]:
         """Mean loss and its standard error over the examples, as ``Problem.loss``."""
         p = self.problem
-        if not any(coefficients):
+        if not any(coefficients) and self.buffers is None:
             return p.loss()
         if self.chain is None and not self.bf16 and self.buffers is None:
             return p.loss(self.at(*coefficients))
         each = self.losses(*coefficients)
         if each is not None:
             return float(each.mean()), p.stderr(each)
+        return self._mean(self._outputs(coefficients)), None
+
+    def _mean(self, outputs: list[Any]) -> float:
+        p = self.problem
         with p.guarded(), torch.no_grad():
-            parts = [float(p.criterion(z, p.batch(i)[1])) * (stop - start) / p.n for (i, z), (start, stop)
-                     in zip(enumerate(self._outputs(coefficients)), p.bounds, strict=True)]
-        return math.fsum(parts), None
+            return math.fsum(float(p.criterion(z, p.batch(i)[1])) * (stop - start) / p.n for (i, z), (start, stop)
+                             in zip(enumerate(outputs), p.bounds, strict=True))
+
+    def scores(self, *coefficients: float) -> Scores:
+        """Losses and correct answers of one forward pass."""
+        p, one_by_one = self.problem, self.facts.per_example
+        found = self._outputs(coefficients)
+        targets = [p.batch(i)[1] for i in range(len(found))]
+        with p.guarded(), torch.no_grad():
+            each = None if one_by_one is None else torch.cat([one_by_one(z, y) for z, y in zip(found, targets, strict=True)])
+        right = torch.cat([z.argmax(1) == y for z, y in zip(found, targets, strict=True)]) if _classes(found[0], targets[0]) \
+            else None
+        return Scores(float(each.mean()) if each is not None else self._mean(found), each, right)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The mean loss of a model, the loss of ``each`` example [n] in float64 (None: it cannot be taken), and whether its largest
+    output is its class's: ``right`` [n] (None: the targets are no classes)."""
+
+    loss: float
+    each: Tensor | None
+    right: Tensor | None
+
+    @property
+    def accuracy(self) -> float | None:
+        return None if self.right is None else float(self.right.double().mean())
+
+
+def _classes(outputs: Any, y: Any) -> bool:
+    return isinstance(outputs, Tensor) and isinstance(y, Tensor) and outputs.ndim == 2 and y.ndim == 1 \
+        and not y.is_floating_point()
 
 
 def _weighted(m: nn.Module) -> bool:

@@ -13,7 +13,7 @@ ON = {kind: [n for n in registry.diagnostic.names() if registry.diagnostic.get(n
       for kind in ("run", "problem")}
 #: Small answers.
 FEW = {"matching": {"samples": 20, "every_round": True, "k": 2}, "landscape": {"points": 9, "samples": 100}, "profile": {"points": 9},
-       "density": {"samples": 100}}
+       "density": {"samples": 100}, "basins": {"samples": 100, "draws": 4}}
 pytestmark = pytest.mark.slow
 
 
@@ -56,13 +56,19 @@ def test_of_several_checkpoints(trained, name):
 
 
 @pytest.mark.parametrize("executor", ["processes:2", "dask"])
-def test_a_landscape_of_one_checkpoint(trained, executor):
+def test_a_landscape_and_basins_of_one_checkpoint(trained, executor):
     same(trained.checkpoint(3), "landscape", executor, points=9, full=True, samples=100)
+    same(trained.checkpoint(3), "basins", executor, **FEW["basins"])
 
 
 @pytest.mark.parametrize("executor", ["processes:2", "dask"])
 def test_personalise(trained, executor):
     same(trained, "personalise", executor)
+
+
+@pytest.mark.parametrize("executor", ["processes:2", "dask"])
+def test_connectivity_of_the_clients(trained, executor):
+    same(trained, "connectivity", executor, samples=60, curve=3, points=3, mixtures=4, align=True)
 
 
 def test_a_history_of_the_callers_own_functions_stays_here(trained):

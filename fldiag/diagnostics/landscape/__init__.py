@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from pydantic import Field
 
 from fldiag.diagnostics.landscape import interactive, picture
+from fldiag.diagnostics.landscape import overlay as overlay_picture
 from fldiag.diagnostics.landscape.section import section
 from fldiag.diagnostics.landscape.summary import summary
 from fldiag.diagnostics.landscape.surfaces import AXES
@@ -68,18 +69,22 @@ def axes(table: pd.DataFrame) -> tuple[str, str]:
     first, second = AXES.get(directions, ("direction 1", "direction 2"))
     shares = only(table, metric="explained_variance").set_index("index")["value"]
     if directions != "pca" or not len(shares):
-        return first, second
+        return (f"{first} (of {table['run'].iloc[0]})", second) if _overlaid(table) else (first, second)
     return f"{first} ({100 * shares[1]:.0f} % of variance)", f"{second} ({100 * shares[2]:.0f} %)"
 
 
 def draw(table: pd.DataFrame, **options: Any) -> Figure:
-    """The surfaces of a table on one grid and one colour scale."""
-    return picture.draw(table, names=axes(table), **{**_scaled(table), **options})
+    """The surfaces of a table on one grid and one colour scale, or one over the other where that was asked for."""
+    return (overlay_picture if _overlaid(table) else picture).draw(table, names=axes(table), **{**_scaled(table), **options})
 
 
 def page(table: pd.DataFrame) -> str:
     """The same to turn and to hover over, as a self-contained HTML page."""
-    return interactive.page(table, names=axes(table), **_scaled(table))
+    return interactive.page(table, names=axes(table), overlay=_overlaid(table), **_scaled(table))
+
+
+def _overlaid(table: pd.DataFrame) -> bool:
+    return bool(table.attrs.get("options", {}).get("overlay"))
 
 
 def _scaled(table: pd.DataFrame) -> dict[str, Any]:
@@ -88,10 +93,10 @@ def _scaled(table: pd.DataFrame) -> dict[str, Any]:
     return {k: asked[k] for k in ("height", "clip") if asked.get(k) is not None}
 
 
-@diagnostic("landscape", parts=True, draw=draw, more={".html": page}, pictured=("height", "clip"), summary=summary,
+@diagnostic("landscape", parts=True, draw=draw, more={".html": page}, pictured=("height", "clip", "overlay"), summary=summary,
             cost=cost, choose=choose,
             section=section, order=10,
-            variant=lambda options: str(options.get("directions", "eigen")),
+            variant=lambda options: "overlay" if options.get("overlay") else str(options.get("directions", "eigen")),
             example="checkpoints/example/fedsol-digits.pt")
 def landscape(problem: Problem, progress: Progress | None = None, *,
               directions: Annotated[Literal["eigen", "random", "plane", "pca", "clients"], Field(
@@ -108,8 +113,13 @@ def landscape(problem: Problem, progress: Progress | None = None, *,
                               "1000).")] = "linear",
               clip: Annotated[float | None, Field(gt=0, description="Largest loss drawn (default: a few exploding corners are "
                                                                     "cut).")] = None,
-              through: Any = None, bf16: Annotated[bool, Field(description="Compute the layers in bfloat16; the error is "
-                                                               "measured and printed.")] = False,
+              overlay: Annotated[bool, Field(description="All surfaces in one picture: around each checkpoint, along the "
+                                                         "first one's directions.")] = False,
+              merge_tree: Annotated[bool, Field(description="Also the minima of the surface, the saddles between them and "
+                                                            "their mean distance (SMAD).")] = False,
+              through: Any = None, frame: Any = None,
+              bf16: Annotated[bool, Field(description="Compute the layers in bfloat16; the error is measured and "
+                                                      "printed.")] = False,
               k: Annotated[int, Field(ge=2, description="How many eigenvalues, with eigen.")] = 5,
               tol: Annotated[float, Field(gt=0, lt=1, description="Relative error allowed in each eigenvalue.")] = 1e-3,
               max_products: Annotated[int, Field(ge=2, description="Hessian-vector products allowed for them.")] = 100,
@@ -136,6 +146,15 @@ def landscape(problem: Problem, progress: Progress | None = None, *,
     stay exact) and measures the error there: rows ``precision_error`` and, as a share of the range,
     ``precision_error_share``, and every ``residual``.
 
+    ``frame``: other weights whose directions (eigen or random) are taken instead of these weights' own; the spectrum's rows are
+    then left out. ``overlay`` (of several checkpoints): each one's surface around its own weights along the directions of the
+    first, one over the other on the same axes and levels.
+
+    ``merge_tree``: rows ``minimum`` (by ``index``, the deepest first) and ``saddle`` (where that minimum's valley joins a deeper
+    one) of the sublevel sets of the grid (8 neighbours; its edge counts), drawn as ▽ and ×; valleys less deep than the surface's
+    error are left out. ``smad``: the mean of saddle - minimum over all minima but the deepest, 0 for one alone; ``residual``: by
+    how much interpolation may have moved it (Landscaper, arXiv 2602.07135: an operational definition in its spirit).
+
     ``store``: a path (file or directory) or an ArrayStore that keeps directions and finished points; called
     again with it, the evaluation goes on where it stopped. Cost: from 81 evaluations of the
     slice for 41 points (``full``: points^2).
@@ -158,19 +177,23 @@ def landscape(problem: Problem, progress: Progress | None = None, *,
     finite_loss(problem)
     ends = dict(through) if isinstance(through, Mapping) else list(through) if isinstance(through, Sequence) else None
     kept = Points((points, points), store, lambda: digest(
-        problem.digest(), directions, points, span, ends, k, tol, max_products, seed, bf16))
+        problem.digest(), directions, points, span, ends, k, tol, max_products, seed, bf16,
+        *([] if frame is None else [frame])))
+    whose = problem if frame is None else problem.at(frame)
     if kept.held is not None:
         arrays, extra = kept.held
         d1, d2 = (torch.from_numpy(arrays[name]).to(problem.device) for name in ("d1", "d2"))
         found = Directions(d1, d2, extra["rows"], extra["reach"])
     elif directions == "eigen":
-        found = rules.eigen(problem, k=k, tol=tol, max_products=max_products, seed=seed, progress=progress)
+        found = rules.eigen(whose, k=k, tol=tol, max_products=max_products, seed=seed, progress=progress)
     elif directions == "random":
-        found = rules.random(problem, seed=seed)
+        found = rules.random(whose, seed=seed)
     elif directions == "plane":
         found = rules.plane(problem, through)
     else:
         found = rules.pca(problem, through, progress)
+    if whose is not problem:
+        found = Directions(found.d1, found.d2)
     places = axis(points, span if span is not None else 1.25 * found.reach or 1.0)
     kept.keep({"d1": found.d1.cpu().numpy(), "d2": found.d2.cpu().numpy()},
               {"rows": found.rows, "reach": found.reach})
@@ -181,4 +204,4 @@ def landscape(problem: Problem, progress: Progress | None = None, *,
             filled = surface.fill(0.0 if full else grid_rtol, None if isinstance(pool, Serial) else pool)
     finally:  # also on Ctrl-C
         kept.save()
-    return table([*surface.rows(filled), *found.rows], **problem.common)
+    return table([*surface.rows(filled), *(surface.tree(filled) if merge_tree else []), *found.rows], **problem.common)

@@ -30,8 +30,22 @@ def choose(targets: Sequence[Target], options: Mapping[str, Any], where: Mapping
     if directions == "pca" and options["through"] is None:
         return _trajectory(targets, where)
     slow = options["bf16"] and device_of(where.get("device", "auto")) == "cpu" and not has_bf16()
-    return Choice([(t, {}) for t in targets], notes=[
+    return Choice(_framed(targets, directions, where) if options["overlay"] else [(t, {}) for t in targets], notes=[
         "this processor has no bf16 instructions: bf16 is emulated and much slower than fp32"] if slow else [])
+
+
+def _framed(targets: Sequence[Target], directions: str, where: Mapping[str, Any]) -> list[tuple[Target, dict[str, Any]]]:
+    """Every target around its own weights, along the directions of the first."""
+    if len(targets) < 2 or directions not in ("eigen", "random"):
+        what = f"of {directions} directions" if len(targets) > 1 else "of one checkpoint"
+        raise FldiagError(f"an overlay {what}", "give two or more checkpoints, along eigen or random directions", usage=True)
+    found = [_last(t) for t in targets]
+    first = found[0] if isinstance(found[0], Problem) else from_checkpoint.problem(found[0], **where)
+    return [(found[0], {}), *((t, {"frame": _weights(first)}) for t in found[1:])]
+
+
+def _weights(problem: Problem) -> dict[str, Any]:
+    return {**problem.layout.views(problem.w), **problem.frozen, **problem.buffers}
 
 
 def _last(target: Target) -> Checkpoint | Problem:
@@ -43,7 +57,7 @@ def _plane(targets: Sequence[Target], where: Mapping[str, Any]) -> Choice:
         raise FldiagError(f"a plane goes through three checkpoints, {len(targets)} given", "give three", usage=True)
     found = [_last(t) for t in targets]
     problems = [t if isinstance(t, Problem) else from_checkpoint.problem(t, **where) for t in found]
-    through = [{**p.layout.views(p.w), **p.buffers} for p in problems[1:]]
+    through = [_weights(p) for p in problems[1:]]
     note = "the surface has the buffers of the first checkpoint everywhere; the losses of the points are with their own"
     return Choice([(found[0], {"through": through})], named=[t for t in found if isinstance(t, Checkpoint)],
                   notes=[note] if problems[0].buffers else [])

@@ -17,6 +17,7 @@ from fldiag.results.table import Row
 from fldiag.seeding import numpy_rng
 from fldiag.surface import grid as grids
 from fldiag.surface.evaluator import Evaluator
+from fldiag.surface.merge_tree import smad, valleys
 from fldiag.surface.points import Place, Points, Value
 
 #: With bf16, so many points besides the centre and the corners are evaluated in float32 too.
@@ -105,6 +106,25 @@ class Surface:
         if self.evaluator.bf16:
             rows += [{"metric": "precision_error", "estimator": "bf16", "value": lost, "index": checks},
                      {"metric": "precision_error_share", "estimator": "bf16", "value": share, "index": checks}]
+        return rows
+
+    def tree(self, filled: grids.Filled) -> list[Row]:
+        """The merge tree: every minimum, the saddle over which it is left for a deeper one, and their mean distance (SMAD)."""
+        value = filled.value
+        heights = grids.Heights.of(value)
+        share = (filled.error or 0.0) + self._precision(filled)[0]
+        error = np.nan_to_num(share * np.maximum(heights.size, value - heights.low), nan=0.0, posinf=0.0)
+        found = valleys(value, error)
+        how = "exact" if not share else "bf16" if filled.error is None else "spline"
+        depths = [error[v.saddle] + error[v.minimum] for v in found if v.saddle is not None]
+        off = float(np.mean(depths)) if depths else share * heights.size  # a valley of that depth would not be seen
+        rows: list[Row] = [{"metric": "smad", "value": smad(found), "residual": off if share else None, "estimator": how}]
+        for index, v in enumerate(found, start=1):
+            for metric, place, height in (("minimum", v.minimum, v.low), ("saddle", v.saddle, v.high)):
+                if place is not None:
+                    rows.append({"metric": metric, "index": index, "x": float(self.places[place[1]]), "estimator": how,
+                                 "y": float(self.places[place[0]]), "value": height,
+                                 "residual": float(error[place]) if share else None})
         return rows
 
     def _precision(self, filled: grids.Filled) -> tuple[float, float, int]:

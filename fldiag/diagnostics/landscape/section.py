@@ -16,9 +16,11 @@ from fldiag.results import select
 
 TITLES = {"eigen": "Along the two sharpest directions (Hessian eigenvectors)", "random": "Along two random directions",
           "plane": "Plane through three checkpoints",
-          "pca": "Plane of the trajectory (principal axes, with their shares of variance)"}
+          "pca": "Plane of the trajectory (principal axes, with their shares of variance)",
+          "overlay": "All along the same two directions, those of one checkpoint"}
 
-SHORT = {"eigen": "eigenvectors", "random": "random", "plane": "plane", "pca": "trajectory"}
+SHORT = {"eigen": "eigenvectors", "random": "random", "plane": "plane", "pca": "trajectory",
+         "overlay": "one frame"}
 
 
 def section(found: Collected) -> Section:

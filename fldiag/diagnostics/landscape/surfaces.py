@@ -23,13 +23,16 @@ AXES = {"eigen": ("eigenvector 1", "eigenvector 2"), "random": ("random directio
 
 @dataclass(frozen=True)
 class Marks:
-    """Places to show on a surface: ``trajectory`` [T, 2] in order, and single weight sets ``points`` [m, 2].
+    """Places to show on a surface: ``trajectory`` [T, 2] in order, single weight sets ``points`` [m, 2], and of a merge tree
+    its ``minima`` and ``saddles``.
 
     ``texts`` say what each place of the trajectory is.
     """
 
     trajectory: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))
     points: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))
+    minima: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))
+    saddles: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))
     texts: list[str] = field(default_factory=list)
 
 
@@ -52,6 +55,8 @@ class Surface:
     error: float | None = None  # estimated, of the spline between them, as a share of the range
     rough: float | None = None  # error of bf16, likewise
     marks: Marks = field(default_factory=lambda: Marks())
+    smad: float | None = None  # saddle-minimum average distance
+    smad_error: float | None = None
 
     @property
     def centre(self) -> float | None:
@@ -75,6 +80,9 @@ class Surface:
             error = "" if self.sharpness is None or self.residual is None else f" ± {number(self.residual, 2)}"
             lines += [f"λ₁ = {number(self.sharpness)}{error}", *([] if self.converged else ["(not converged)"]),
                       f"λ₁/λ₅ = {number(self.ratio)}"]
+        if self.smad is not None:
+            error = "" if self.smad_error is None else f" ± {number(self.smad_error, 2)}"
+            lines.append(f"SMAD = {number(self.smad, 3)}{error}, minima ▽ ({len(self.marks.minima)}), saddles ×")
         return lines + self.made()
 
     def made(self) -> list[str]:
@@ -192,7 +200,7 @@ def _surface(run: str, rows: pd.DataFrame) -> Surface:
              for c in ("slice", "n_examples")}
     return Surface(run, x, y, grids["value"], grids["stderr"], str(first["slice"] or ""),
                    None if first["n_examples"] is None else int(first["n_examples"]), *_eigen(rows), *_made(rows),
-                   _marks(rows))
+                   _marks(rows), value_of(rows, "smad"), value_of(rows, "smad", column="residual"))
 
 
 def percent(share: float | None) -> str:
@@ -211,7 +219,7 @@ def _marks(rows: pd.DataFrame) -> Marks:
     if "index" not in rows.columns:
         return Marks()
     found = {}
-    for metric in ("trajectory", "point"):
+    for metric in ("trajectory", "point", "minimum", "saddle"):
         part = only(rows, metric=metric).sort_values("index")
         places = np.column_stack([floats(part["x"]), floats(part["y"])])
         found[metric] = part, places
@@ -220,7 +228,7 @@ def _marks(rows: pd.DataFrame) -> Marks:
              for r, v in zip(part["round"] if "round" in part.columns else floats(part["x"]) * np.nan,
                              floats(part["value"]), strict=True)]
     points = found["point"][1]
-    return Marks(places, points[np.abs(points).sum(1) > 0], texts)
+    return Marks(places, points[np.abs(points).sum(1) > 0], found["minimum"][1], found["saddle"][1], texts)
 
 
 def _eigen(rows: pd.DataFrame) -> tuple[float | None, float | None, bool, float | None]:

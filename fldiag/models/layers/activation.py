@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fldiag.models.layers.entry import Layer, as_it_is, no_obstacle
+from fldiag.models.layers.entry import Layer, as_it_is, kept, no_obstacle
 from fldiag.models.layers.links import Link, single
 
 
@@ -42,8 +42,9 @@ class Slopes(Link):
         return (g.reshape(len(saved), -1, *saved.shape[1:]) * saved.unsqueeze(1)).reshape(g.shape)
 
 
-RELU = Layer(stacked=as_it_is, overwrite=torch.relu_, links=single(lambda m: Positive()), obstacle=no_obstacle, monotone=True)
-LEAKY_RELU = Layer(links=single(lambda m: Slopes(m.negative_slope)), obstacle=no_obstacle)
+RELU = Layer(stacked=as_it_is, overwrite=torch.relu_, links=single(lambda m: Positive()), obstacle=no_obstacle, monotone=True,
+             units=kept)
+LEAKY_RELU = Layer(links=single(lambda m: Slopes(m.negative_slope)), obstacle=no_obstacle, units=kept)
 #: Piecewise linear, with more than one kink.
-CLIPPED = Layer(obstacle=no_obstacle)
-SMOOTH = Layer(stacked=as_it_is)
+CLIPPED = Layer(obstacle=no_obstacle, units=kept)
+SMOOTH = Layer(stacked=as_it_is, units=kept)

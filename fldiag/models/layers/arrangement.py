@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fldiag.models.layers.entry import Layer, as_it_is, no_obstacle
+from fldiag.models.layers.entry import Layer, Units, as_it_is, kept, no_obstacle
 from fldiag.models.layers.links import Link, Views, Weighted, layout_of, single
 
 
@@ -43,14 +43,19 @@ def _asleep(m: nn.Module) -> bool:
     return not m.training
 
 
+def _flat(m: nn.Flatten) -> Units | None:
+    return "flat" if _all_but_examples(m) else None
+
+
 def _upsample_obstacle(m: Any) -> str | None:
     return None if m.mode in ("nearest", "bilinear") else f"(Upsample {m.mode})"
 
 
 FLATTEN = Layer(fits=_all_but_examples, stacked=_stacked_flatten, takes_rows=True, links=single(lambda m: Flat()),
-                obstacle=no_obstacle)
-IDENTITY = Layer(stacked=as_it_is, links=_no_links, obstacle=no_obstacle)
-DROPOUT = Layer(fits=_asleep, links=_no_links, obstacle=no_obstacle, random=True)
+                obstacle=no_obstacle, units=_flat)
+IDENTITY = Layer(stacked=as_it_is, links=_no_links, obstacle=no_obstacle, units=kept)
+DROPOUT = Layer(fits=_asleep, links=_no_links, obstacle=no_obstacle, random=True, units=kept)
 #: Linear, with neither a stacked form nor links.
-PADDING = UNFLATTEN = Layer(obstacle=no_obstacle)
-UPSAMPLE = Layer(obstacle=_upsample_obstacle)
+UNFLATTEN = Layer(obstacle=no_obstacle)
+PADDING = Layer(obstacle=no_obstacle, units=kept)
+UPSAMPLE = Layer(obstacle=_upsample_obstacle, units=kept)

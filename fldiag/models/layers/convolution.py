@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fldiag.models.layers import per_example_squares
-from fldiag.models.layers.entry import Layer
+from fldiag.models.layers.entry import Layer, Units
 from fldiag.models.layers.links import Link, Views, Weighted, by_model
 from fldiag.models.layers.patches import Patches
 from fldiag.models.layers.width import channels
@@ -109,5 +109,9 @@ def _slim(m: nn.Conv2d, x: Tensor, width: float) -> Tensor:
     return _convolve(m, x, m.weight[:n, : x.shape[1]], None if m.bias is None else m.bias[:n])
 
 
+def _units(m: nn.Conv2d) -> Units | None:
+    return "new" if m.groups == 1 else None
+
+
 CONV2D = Layer(fits=_pads_with_zeros, call=_call, stacked=_stacked, links=_links, squares=_squares, obstacle=_obstacle,
-               macs=_macs, slim=_slim, channels_last=True)
+               macs=_macs, slim=_slim, channels_last=True, units=_units)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -30,6 +30,20 @@ def no_obstacle(m: Any) -> str | None:
 def as_it_is(m: Any, name: str, views: Views, x: Tensor, rows: int) -> Tensor:
     """The ``stacked`` rule of a layer without weights that treats examples and channels alike."""
     return m(x)
+
+
+#: What a layer does with the units (channels, features) of its input: makes ``new`` ones (weight [units, units of the input,
+#: ...]), has numbers of its ``own`` for each, leaves them as they are (``kept``), or lays out the positions of each side by side
+#: (``flat``).
+Units = Literal["new", "own", "kept", "flat"]
+
+
+def no_units(m: Any) -> Units | None:
+    return None
+
+
+def kept(m: Any) -> Units | None:
+    return "kept"
 
 
 def the_input(m: Any, a: Tensor) -> Tensor:
@@ -62,6 +76,7 @@ class Layer:
     ``monotone``: its output, number by number, never falls as the input rises. ``takes_maximum``: its output is the maximum
     over some positions; it can then change places with a monotone layer.
     ``random``: it draws random numbers in training mode.
+    ``units(m)``: how the layer lets the order of its input's units be changed; None where it does not, or is not known to.
     ``channels_last``: without gradients it is faster in that memory format.
     """
 
@@ -80,4 +95,5 @@ class Layer:
     monotone: bool = False
     takes_maximum: bool = False
     random: bool = False
+    units: Callable[[Any], Units | None] = no_units
     channels_last: bool = False

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fldiag.models.layers import per_example_squares
-from fldiag.models.layers.entry import Layer, no_obstacle
+from fldiag.models.layers.entry import Layer, Units, no_obstacle
 from fldiag.models.layers.links import Link, Views, Weighted, by_model
 from fldiag.models.layers.width import channels
 
@@ -84,4 +84,9 @@ def _slim(m: nn.Linear, x: Tensor, width: float) -> Tensor:
     return F.linear(x, m.weight[:n, : x.shape[1]], None if m.bias is None else m.bias[:n])
 
 
-LINEAR = Layer(call=_call, stacked=_stacked, links=_links, squares=_squares, obstacle=no_obstacle, macs=_macs, slim=_slim)
+def _units(m: nn.Linear) -> Units | None:
+    return "new"
+
+
+LINEAR = Layer(call=_call, stacked=_stacked, links=_links, squares=_squares, obstacle=no_obstacle, macs=_macs, slim=_slim,
+               units=_units)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fldiag.errors import FldiagError
 from fldiag.models.layers import per_example_squares
-from fldiag.models.layers.entry import Layer
+from fldiag.models.layers.entry import Layer, Units
 from fldiag.models.layers.links import Link, Views, Weighted, inside, per_channel, sum_over_all_but_channels
 
 
@@ -89,8 +89,16 @@ def _slim_groups(m: nn.GroupNorm, x: Tensor, width: float) -> Tensor:
     return F.group_norm(x, m.num_groups, m.weight[:n], m.bias[:n], m.eps)
 
 
+def _own(m: Any) -> Units | None:
+    return "own"
+
+
+def _own_unless_grouped(m: nn.GroupNorm) -> Units | None:
+    return "own" if m.num_groups in (1, m.num_channels) else None
+
+
 #: What all batch-norms have in common.
 ANY_BATCH_NORM = Layer(mixes_examples=_of_the_batch)
 BATCH_NORM = Layer(fits=_fixed, links=_links, squares=_squares, seen=_normalised, obstacle=_obstacle, slim=_slim,
-                   mixes_examples=_of_the_batch)
-GROUP_NORM = Layer(slim=_slim_groups)
+                   mixes_examples=_of_the_batch, units=_own)
+GROUP_NORM = Layer(slim=_slim_groups, units=_own_unless_grouped)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fldiag.models.layers.entry import Layer, as_it_is, no_obstacle
+from fldiag.models.layers.entry import Layer, as_it_is, kept, no_obstacle
 from fldiag.models.layers.links import Link, layout_of, single
 
 
@@ -66,6 +66,6 @@ def _values_alone(m: Any) -> bool:
 
 
 MAX_POOL = Layer(fits=_values_alone, stacked=as_it_is, links=single(MaxPool), obstacle=no_obstacle,
-                 takes_maximum=True)
-AVERAGE_POOL = Layer(stacked=as_it_is, links=single(Fixed), obstacle=no_obstacle)
-ADAPTIVE_MAX_POOL = Layer(obstacle=no_obstacle)
+                 takes_maximum=True, units=kept)
+AVERAGE_POOL = Layer(stacked=as_it_is, links=single(Fixed), obstacle=no_obstacle, units=kept)
+ADAPTIVE_MAX_POOL = Layer(obstacle=no_obstacle, units=kept)

@@ -1,0 +1,89 @@
+"""Whether models lie in one valley: barriers on paths between them, and the loss inside the simplex that they span."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import pandas as pd
+from pydantic import Field
+
+from fldiag.diagnostics.connectivity import picture
+from fldiag.diagnostics.connectivity.summary import summary
+from fldiag.registry import Choice, Progress, diagnostic
+from fldiag.results.table import table
+
+if TYPE_CHECKING:
+    from fldiag.problem.problem import Problem
+
+
+def choose(targets: Sequence[Any], options: Mapping[str, Any], where: Mapping[str, Any]) -> Choice:
+    """See ``fldiag.diagnostics.connectivity.choice``."""
+    from fldiag.diagnostics.connectivity import choice
+
+    return choice.choose(targets, options, where)
+
+
+def cost(problems: Sequence[Problem], options: Mapping[str, Any]) -> float:
+    """A third of a gradient a point, and those that bend paths."""
+    count = len(problems)
+    ways = {"all": count * (count - 1) // 2, "first": count - 1, "none": 0}[options["pairs"]]
+    bent = bends(count, options["curve"])
+    points = ways * (2 if bent else 1) * (options["points"] + options["refine"] / 2) + (options["mixtures"] if count > 2 else 0)
+    return points / 3 + ways * bent
+
+
+def bends(count: int, curve: int | None) -> int:
+    """Gradients spent on a path between some of ``count`` models."""
+    return (100 if count <= 3 else 0) if curve is None else curve
+
+
+@diagnostic("connectivity", on="checkpoints", parts=True, draw=picture.draw, summary=summary, cost=cost, choose=choose,
+            order=15,
+            example="checkpoints/digits-fedavg-s0-1a2b3c4d checkpoints/digits-fedsol-s0-1a2b3c4d")
+def connectivity(problems: Sequence[Problem], progress: Progress | None = None, *,
+                 pairs: Annotated[Literal["all", "first", "none"], Field(
+                     description="Paths between all pairs of models, from the first to the others, or none.")] = "all",
+                 points: Annotated[int, Field(ge=3, description="Points along each path (odd), before refinement.")] = 21,
+                 refine: Annotated[int, Field(ge=0, description="Further points around the largest loss of a path, at "
+                                                                "most.")] = 12,
+                 curve: Annotated[int | None, Field(ge=0, description="Gradients of the slice spent on bending each path "
+                                                    "(default: 100 between up to three models, else 0: straight only).")] = None,
+                 mixtures: Annotated[int, Field(ge=0, description="Random mixtures of all models, three or more.")] = 100,
+                 align: Annotated[bool, Field(description="First put each model's hidden units in the order in which they match "
+                                                          "the first model's (for independently trained models).")] = False,
+                 buffers: Annotated[Literal["mixed", "reestimated"] | None, Field(
+                     description="Batch-norm's statistics between models: mixed like the weights, or reestimated on the slice "
+                                 "(default: reestimated on paths, mixed in mixtures).")] = None,
+                 seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
+    """Barriers between models: on straight and bent paths, and in the simplex that the clients of a round span.
+
+    Of one run or checkpoint, the models that its clients trained; of several, these. F is the mean loss on the slice. Rows:
+
+    - ``model_loss`` of every model, with its own buffers.
+    - along each path (column ``path``, ``index`` its number), at t = ``x``: ``loss`` and ``accuracy``. ``straight``:
+      (1 - t) w_1 + t w_2. ``curve``: the quadratic Bezier curve (1 - t)^2 w_1 + 2 t (1 - t) theta + t^2 w_2 (Garipov et al.,
+      NeurIPS 2018), theta from the midpoint by ``curve`` gradients of the whole slice (row ``budget``) on E_t F.
+    - of each path ``barrier``: the largest F(t) - [(1 - t) F(0) + t F(1)], at t = ``x``; at least 0, as it is 0 at the ends.
+      ``stderr`` is over the examples, each with its own difference (of the t found, so that of a small barrier is a little too
+      small); ``residual`` is by how much the path may be higher between its points, which are refined where that is likely:
+      ``estimator`` ``grid``. ``midpoint``: the same difference at t = 1/2, negative where the mixture is better than the models.
+      ``accuracy_barrier``: the largest loss of accuracy, likewise. ``mean_loss``: E_t F (trapezoids). ``distance`` of the ends.
+    - with three models or more ``mixture``: F(sum a_k w_k) - sum a_k F(w_k), shares a in column ``shares``: the corners, the
+      centre, and ``mixtures`` draws uniform on the simplex (group connectivity, FedGuCci, arXiv 2402.18949: an operational
+      definition in its spirit). ``mixture_mean`` of the draws (``stderr`` over examples, ``residual``: the standard error over
+      draws), ``mixture_max`` of all (the simplex may be higher elsewhere), ``mixture_centre``.
+    - with ``align`` ``moved``: how many hidden units of a layer changed places, by weight matching (Git Re-Basin, Ainsworth et
+      al., ICLR 2023); all paths and mixtures are between the models so permuted, whose outputs are unchanged.
+
+    Column ``buffers`` of a model with batch-norm: ``mixed``, or ``reestimated`` at every point, also at the ends, so that the
+    losses there may differ from ``model_loss``. A model with weights that are no numbers is left out: a ``masked`` row with a
+    ``note``. Cost: ``points`` evaluations of the slice a path, and ``curve`` gradients.
+
+    Raises FldiagError for models of different architectures or on different examples, and for fewer than two sound ones.
+    """
+    from fldiag.diagnostics.connectivity.measure import Options, rows
+
+    options = Options(pairs, points, refine, bends(len(problems), curve), mixtures, align, buffers, seed)
+    common, found = rows(problems, options, progress)
+    return table(found, **common)
