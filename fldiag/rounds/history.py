@@ -103,8 +103,7 @@ class History:
         """The stored rounds of a run (``rounds``: only these). ``model``, ``data`` (seen as ``normalise``
         says): instead of those the run names.
 
-        Raises FldiagError when no round can be read, a round asked for was never stored, or client weights were
-        never kept.
+        Raises FldiagError when no round can be read, or a round asked for was never stored.
         """
         if not run.rounds:
             raise FldiagError(f"run {run.path} has no checkpoint yet", "train at least one round")
@@ -112,8 +111,6 @@ class History:
         if absent:
             raise FldiagError(f"run {run.path} has no checkpoint of round {absent[0]}",
                               f"it has {ranges(run.rounds)}", usage=True)
-        if run.index["config"].get("checkpoint", {}).get("clients") == "none":
-            raise FldiagError(f"run {run.path} holds no client weights", REMEDY)
         recipe = run.path.absolute(), {
             "rounds": rounds, "samples": samples, "stack": stack, "device": device, "dtype": dtype, "memory": memory,
             "root": root, "normalise": normalise, "model": model, "data": data, "name": name}
@@ -173,7 +170,7 @@ class History:
             finally:
                 if progress:
                     progress(i, len(self._rounds), f"round {r}")
-            for text in stored.notes:
+            for text in stored.notes if clients else ():
                 self.note(r, text)
             unknown = [k for k in stored.ids if k >= len(self.parts)]
             if unknown:
@@ -195,9 +192,9 @@ class History:
             self._current = round, self._rounds[round]()
         return self._current[1]
 
-    def asked(self, every: bool | None) -> Iterator[Stored]:
+    def asked(self, every: bool | None, *, clients: bool = True) -> Iterator[Stored]:
         """The rounds of a diagnostic that usually takes the last one: all with ``every``."""
-        return self.each() if every else iter([self.last()])
+        return self.each(clients=clients) if every else iter([self.last(clients=clients)])
 
     @property
     def sampled(self) -> int:
@@ -207,8 +204,8 @@ class History:
         except FldiagError:
             return 0
 
-    def last(self) -> Stored:
-        """The last round that has received and trained weights; ``notes`` says what was passed over."""
+    def last(self, *, clients: bool = True) -> Stored:
+        """The last round that has received and trained weights (without ``clients``: any); ``notes``: what was passed over."""
         self.notes, self.read = [], []
         for r in reversed(self._rounds):
             try:
@@ -216,12 +213,13 @@ class History:
             except FldiagError as error:
                 self.note(r, error.what)
                 continue
-            for text in stored.notes:
+            for text in stored.notes if clients else ():
                 self.note(r, text)
-            if stored.complete and all(k < len(self.parts) for k in stored.ids):
+            if (stored.complete or not clients) and all(k < len(self.parts) for k in stored.ids):
                 self.read = [r]
                 return stored
-        raise FldiagError(f"{self.name} holds no round with client weights", self.remedy)
+        what = "with client weights" if clients else "that can be used"
+        raise FldiagError(f"{self.name} holds no round {what}", self.remedy)
 
     def steps(self, round: int) -> pd.DataFrame | None:
         """What training recorded of the local steps of a round (see ``Run.steps``); None when it recorded nothing."""
