@@ -23,12 +23,15 @@ DRAWS, ROOM = 4000, 2_000_000
 
 @dataclass(frozen=True)
 class Interval:
-    """``value`` with the ends of its interval and the two-sided ``p`` of 0; None where that cannot be known."""
+    """``value`` with the ends of its interval and the two-sided ``p`` of 0; None where that cannot be known. ``test``: what the
+    p is of, where that is not the interval. ``certain``: there is no chance in it, so the interval alone decides."""
 
     value: float
     low: float | None = None
     high: float | None = None
     p: float | None = None
+    test: str = ""
+    certain: bool = False
 
 
 def paired_t(differences: np.ndarray, level: float = LEVEL) -> Interval:
@@ -73,6 +76,11 @@ def weights(n: int, seed: int = 0, draws: int = DRAWS) -> Iterator[np.ndarray]:
     each = max(1, min(draws, ROOM // max(n, 1)))
     for start in range(0, draws, each):
         yield rng.standard_exponential((min(each, draws - start), n))
+
+
+def means(columns: np.ndarray) -> np.ndarray:
+    """The means [draws, c] of columns [n, c] over the draws of one bootstrap of the rows."""
+    return np.concatenate([w @ columns / w.sum(1, keepdims=True) for w in weights(len(columns))])
 
 
 def basic(value: float, draws: np.ndarray, level: float = LEVEL) -> Interval:

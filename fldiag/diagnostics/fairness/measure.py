@@ -19,6 +19,8 @@ from fldiag.rounds.history import History
 from fldiag.rounds.pool import Weights
 
 On = Literal["test", "own", "train"]
+#: Bins of the confidence (Guo et al. 2017), and examples of a client below which nothing is said of it, unless told otherwise.
+BINS, LEAST = 15, 5
 #: What is said of the spread over clients, and what is the least each can be.
 SPREADS = {"mean_accuracy": 0.0, "worst_decile": 0.0, "accuracy_variance": 0.0, "accuracy_gini": 0.0, "ece": 0.0, "accuracy": 0.0}
 
