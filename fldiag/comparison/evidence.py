@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fldiag.checkpoint.run import Run
+from fldiag.choices import BINS
 from fldiag.comparison.numbers import Number
 from fldiag.comparison.reading import Reader
 from fldiag.comparison.sides import Member, Sides, seed
@@ -135,9 +136,9 @@ def _over_examples_of_clients(wanted: Number, a: Member, b: Member | None, reade
     groups = served[0][0]
     if any(not np.array_equal(x.y, served[0][1].y) for _, x in served):
         raise FldiagError("the test examples of the two are not the same")
-    drawn = measure.resampled([model for _, model in served], groups, measure.BINS)
+    drawn = measure.resampled([model for _, model in served], groups, BINS)
     ones = np.ones((1, groups.n))
-    values = [float(measure.spreads(model, groups, measure.BINS, ones)[wanted.name][0]) for _, model in served]
+    values = [float(measure.spreads(model, groups, BINS, ones)[wanted.name][0]) for _, model in served]
     both = [d[wanted.name] for d in drawn]
 
     def between(scale: float, offset: float) -> Interval:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fldiag.checkpoint.run import Run
+from fldiag.choices import FEWEST
 from fldiag.comparison.numbers import Number
 from fldiag.comparison.sides import Member
 from fldiag.diagnosis import places
@@ -141,6 +142,6 @@ class Reader:
             model = measure.answers(history, (stored.aggregated, stored.buffers), "test")
             if model is None:
                 raise FldiagError("its weights give no numbers")
-            return measure.groups(history, "test", measure.LEAST), model
+            return measure.groups(history, "test", FEWEST), model
 
         return self._once(("served", id(member)), find)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pandas as pd
 from pydantic import Field
 
-from fldiag.diagnostics.fairness.measure import BINS, LEAST, On
+from fldiag.choices import BINS, FEWEST, ClientSlice
 from fldiag.diagnostics.fairness.picture import draw
 from fldiag.diagnostics.fairness.summary import summary
 from fldiag.registry import Progress, diagnostic
@@ -30,10 +30,10 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
 @diagnostic("fairness", on="run", cheap=True, draw=draw, summary=summary, cost=cost, order=65,
             example="checkpoints/digits-fedavg-s0-1a2b3c4d")
 def fairness(history: History, progress: Progress | None = None, *,
-             on: Annotated[On, Field(description="Examples of a client: test (its class mixture), own (all test examples of its "
+             on: Annotated[ClientSlice, Field(description="Examples of a client: test (its class mixture), own (all test examples of its "
                                                  "classes) or train (its training examples).")] = "test",
              bins: Annotated[int, Field(ge=2, description="Bins of the confidence, of equal width.")] = BINS,
-             min_count: Annotated[int, Field(ge=1, description="Leave out clients with fewer examples.")] = LEAST,
+             min_count: Annotated[int, Field(ge=1, description="Leave out clients with fewer examples.")] = FEWEST,
              every_round: Annotated[bool | None, Field(description="All rounds, not only the last (default: where --rounds "
                                                                    "chooses some).")] = None) -> pd.DataFrame:
     """How evenly the global model serves the clients, and how far its confidence can be trusted.

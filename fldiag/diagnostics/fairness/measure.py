@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from scipy import sparse, stats
 
+from fldiag.choices import ClientSlice
 from fldiag.data.slices import own_classes, personal_test
 from fldiag.errors import FldiagError
 from fldiag.results import uncertainty
@@ -18,9 +19,6 @@ from fldiag.results.table import Row
 from fldiag.rounds.history import History
 from fldiag.rounds.pool import Weights
 
-On = Literal["test", "own", "train"]
-#: Bins of the confidence (Guo et al. 2017), and examples of a client below which nothing is said of it, unless told otherwise.
-BINS, LEAST = 15, 5
 #: What is said of the spread over clients, and what is the least each can be.
 SPREADS = {"mean_accuracy": 0.0, "worst_decile": 0.0, "accuracy_variance": 0.0, "accuracy_gini": 0.0, "ece": 0.0, "accuracy": 0.0}
 
@@ -58,7 +56,7 @@ class Answers:
         return np.asarray(1 / np.exp(z).sum(1))
 
 
-def groups(history: History, on: On, min_count: int) -> Groups:
+def groups(history: History, on: ClientSlice, min_count: int) -> Groups:
     """The examples of every client that has at least ``min_count`` of them; ``small``: the other clients."""
     if history.dataset.regression:
         raise FldiagError(f"data set {history.dataset.name!r} has no classes, so no client has an accuracy",
@@ -82,7 +80,7 @@ def groups(history: History, on: On, min_count: int) -> Groups:
     return Groups(where.stop - where.start, many, tuple(k for k in found if k not in many))
 
 
-def answers(history: History, weights: Weights, on: On) -> Answers | None:
+def answers(history: History, weights: Weights, on: ClientSlice) -> Answers | None:
     """What the model says to all clients' examples; None where that is no number."""
     where = history.pool.clients if on == "train" else history.pool.test
     try:
@@ -117,7 +115,7 @@ def resampled(models: Sequence[Answers], groups: Groups, bins: int) -> list[dict
 # -- the rows of a table
 
 
-def rows(history: History, model: Answers, where: Groups, on: On, bins: int) -> list[Row]:
+def rows(history: History, model: Answers, where: Groups, on: ClientSlice, bins: int) -> list[Row]:
     """Of every client, of their spread, and of all together."""
     states = {k: Binned.of(model.logits[at], model.y[at], bins) for k, at in where.at.items()}
     found = [row for k, state in states.items() for row in _client(k, state, on, len(history.parts[k]))]
@@ -133,7 +131,7 @@ def rows(history: History, model: Answers, where: Groups, on: On, bins: int) -> 
                                                 *_calibration(model, where, whole)]]
 
 
-def _client(k: int, state: Binned, on: On, size: int) -> list[Row]:
+def _client(k: int, state: Binned, on: ClientSlice, size: int) -> list[Row]:
     base: Row = {"scope": "client", "client": k, "slice": f"client:{k}/{on}", "n_examples": state.n, "size": size}
     return [{**base, **row} for row in (
         {"metric": "accuracy", "estimator": "exact", **share(state.right, state.n)}, *_of(state),
