@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from fldiag.comparison.numbers import NUMBERS
-from fldiag.plotting.style import number
+from fldiag.results.summary import number
 from fldiag.results.table import Row
 
 COLUMNS = {"metric": "number", "a": "A", "b": "B", "difference": "A − B (95 % interval)",

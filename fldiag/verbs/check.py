@@ -17,7 +17,9 @@ from fldiag.console import Console
 from fldiag.diagnosis.places import FALLBACK, prepare
 from fldiag.errors import FldiagError
 from fldiag.results import files
+from fldiag.results.machine import commit
 from fldiag.results.provenance import digest, provenance
+from fldiag.version import version
 
 #: The paths of both sides.
 Both = tuple[list[Path], list[Path]]
@@ -98,4 +100,5 @@ def _written(table: pd.DataFrame, asked: Sides, out: Path | None, about: dict[st
     members = [str(m.path) for m in (*asked.a, *asked.b)]
     path = prepare(out or FALLBACK) / f"{kind}-{digest(members, table.get('condition', table['metric']).tolist())[:8]}"
     sides = {"a": members[:len(asked.a)], "b": members[len(asked.a):]}
-    return files.write_table(table, path, {**provenance(), **about, **sides})
+    computed = provenance() if "torch" in sys.modules else {"fldiag": version(), "commit": commit()}  # numbers of training alone
+    return files.write_table(table, path, {**computed, **about, **sides})

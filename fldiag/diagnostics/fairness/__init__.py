@@ -30,8 +30,8 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
 @diagnostic("fairness", on="run", cheap=True, draw=draw, summary=summary, cost=cost, order=65,
             example="checkpoints/digits-fedavg-s0-1a2b3c4d")
 def fairness(history: History, progress: Progress | None = None, *,
-             on: Annotated[ClientSlice, Field(description="Examples of a client: test (its class mixture), own (all test examples of its "
-                                                 "classes) or train (its training examples).")] = "test",
+             on: Annotated[ClientSlice, Field(description="Examples of a client: test (its class mixture), own (all test "
+                                                          "examples of its classes) or train (its training ones).")] = "test",
              bins: Annotated[int, Field(ge=2, description="Bins of the confidence, of equal width.")] = BINS,
              min_count: Annotated[int, Field(ge=1, description="Leave out clients with fewer examples.")] = FEWEST,
              every_round: Annotated[bool | None, Field(description="All rounds, not only the last (default: where --rounds "
