@@ -27,7 +27,13 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
     return (len(history.rounds) if options["every_round"] else 1) / 3
 
 
-@diagnostic("fairness", on="run", cheap=True, draw=draw, summary=summary, cost=cost, order=65,
+def variant(options: Mapping[str, Any]) -> str:
+    """A report shows other examples than the clients' class mixtures beside these."""
+    on = str(options.get("on", "test"))
+    return "" if on == "test" else on
+
+
+@diagnostic("fairness", on="run", cheap=True, draw=draw, summary=summary, cost=cost, order=65, variant=variant,
             example="checkpoints/digits-fedavg-s0-1a2b3c4d")
 def fairness(history: History, progress: Progress | None = None, *,
              on: Annotated[ClientSlice, Field(description="Examples of a client: test (its class mixture), own (all test "

@@ -19,6 +19,8 @@ from fldiag.results.table import Row
 from fldiag.rounds.history import History
 from fldiag.rounds.pool import Weights
 
+#: Multiply-adds of a bootstrap that are worth its digits, and the draws that it takes at least.
+WORK, DRAWS = 5e8, 400
 #: What is said of the spread over clients, and what is the least each can be.
 SPREADS = {"mean_accuracy": 0.0, "worst_decile": 0.0, "accuracy_variance": 0.0, "accuracy_gini": 0.0, "ece": 0.0, "accuracy": 0.0}
 
@@ -108,7 +110,8 @@ def spreads(model: Answers, groups: Groups, bins: int, weights: np.ndarray) -> d
 
 def resampled(models: Sequence[Answers], groups: Groups, bins: int) -> list[dict[str, np.ndarray]]:
     """``spreads`` of every model over the draws of one bootstrap of the examples, the same draws for all."""
-    blocks = [[spreads(m, groups, bins, w) for m in models] for w in uncertainty.weights(groups.n)]
+    draws = min(uncertainty.DRAWS, max(DRAWS, int(WORK / (1 + sum(map(len, groups.at.values()))))))
+    blocks = [[spreads(m, groups, bins, w) for m in models] for w in uncertainty.weights(groups.n, draws=draws)]
     return [{name: np.concatenate([block[i][name] for block in blocks]) for name in SPREADS} for i in range(len(models))]
 
 
