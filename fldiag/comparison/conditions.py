@@ -136,7 +136,8 @@ def _amount(reader: _Reader, number: Number, *, relative: bool) -> tuple[float, 
     if not unit:
         return value, ""
     if unit not in ("pt", "%"):
-        raise reader.error(at, f"unknown unit {unit!r}", "write pt (percentage points), % or nothing, and several conditions one by one")
+        raise reader.error(at, f"unknown unit {unit!r}",
+                           "write pt (percentage points), % or nothing, and several conditions one by one")
     if not number.share and not (unit == "%" and relative):
         raise reader.error(at, f"{number.name} is no share, so {unit!r} has no meaning",
                            f"leave it out, or write {BASELINE} + 5%")
