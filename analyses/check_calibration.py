@@ -112,7 +112,8 @@ def draw(table, spread):
 def page(pairs, table, spread):
     """The numbers in words, of which none is typed."""
     lines = ["# False alarms and power of `fldiag check`", "",
-             "`python analyses/check_calibration.py`; what is asked of whom stands there.", "", f"Of {len(pairs)} pairs of one method with itself, decided at the {100 * LEVEL:g} % level:", "",
+             "`python analyses/check_calibration.py`; what is asked of whom stands there.", "",
+             f"Of {len(pairs)} pairs of one method with itself, decided at the {100 * LEVEL:g} % level:", "",
              "| question | alarms | share (95 % interval) |", "|---|---|---|"]
     for column, text in (("methods", f"methods, {SEEDS} pairs of runs"),
                          ("models_true_difference", "two given models, limit at their true difference"),

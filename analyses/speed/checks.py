@@ -1,8 +1,8 @@
 """How long 20 checks take, as a build server types them: ``python analyses/speed/checks.py``.
 
-Twenty calls of ``fldiag check``, one after the other and each a process of its own, on runs of the digits (small MLP, three seeds a
-side): ten of methods (accuracy and loss), and ten of two given models (accuracy, loss and the worst tenth of clients). Aim: 60 s.
-Training takes about 10 s more.
+Twenty calls of ``fldiag check``, one after the other and each a process of its own, on runs of the digits (small MLP, three seeds
+a side): ten of methods (accuracy and loss), and ten of two given models (accuracy, loss and the worst tenth of clients). Aim:
+60 s. Training takes about 10 s more.
 """
 
 import subprocess
@@ -30,7 +30,8 @@ def main():
         for what, words in (("methods", METHODS), ("two given models", MODELS)):
             began = time.perf_counter()
             for _ in range(TIMES):
-                done = subprocess.run([sys.executable, "-m", "fldiag.cli", "check", *words], cwd=folder, capture_output=True, text=True)
+                done = subprocess.run([sys.executable, "-m", "fldiag.cli", "check", *words], cwd=folder, capture_output=True,
+                                      text=True)
                 assert done.returncode in (0, 3), done.stderr
             seconds = time.perf_counter() - began
             total += seconds
