@@ -10,7 +10,7 @@ import importlib
 from typing import Any
 
 _WHERE = {
-    **dict.fromkeys(("train", "sweep", "load", "diagnose", "draw", "catalogue"), "fldiag.api"),
+    **dict.fromkeys(("train", "sweep", "load", "diagnose", "draw", "catalogue", "check", "diff"), "fldiag.api"),
     "Problem": "fldiag.problem.problem", "History": "fldiag.rounds.history", "Config": "fldiag.config",
     "Method": "fldiag.method", "Part": "fldiag.method", "Run": "fldiag.checkpoint.run",
     "Recorder": "fldiag.export.recorder", "Checkpoint": "fldiag.checkpoint.schema", "FldiagError": "fldiag.errors",

@@ -15,6 +15,10 @@ from matplotlib.figure import Figure
 
 from fldiag import known, registry
 from fldiag.checkpoint.run import Run
+from fldiag.comparison import compare
+from fldiag.comparison.compare import Checked
+from fldiag.comparison.reading import Reader
+from fldiag.comparison.sides import Given, Pairing, Sides, sides
 from fldiag.config import Config
 from fldiag.diagnosis.question import question
 from fldiag.diagnosis.subjects import Target, load
@@ -22,7 +26,7 @@ from fldiag.diagnosis.tables import joined, tables
 from fldiag.errors import FldiagError
 from fldiag.registry import Progress
 
-__all__ = ["catalogue", "diagnose", "draw", "load", "sweep", "train"]
+__all__ = ["catalogue", "check", "diagnose", "diff", "draw", "load", "sweep", "train"]
 
 
 def train(config: Config, *, out: str | Path | None = None, resume: bool = False, executor: str | Executor = "serial",
@@ -135,6 +139,79 @@ def diagnose(target: Target | str | Path | Sequence[Target | str | Path], name: 
 @contextlib.contextmanager
 def _bar(progress: Progress | None) -> Iterator[Progress]:
     yield progress or (lambda done, total, text: None)
+
+
+def check(a: Given, b: Given | None = None, *, fail_if: Sequence[str] = (), pair: Pairing = "seed", level: float = 0.95,
+          model: Any = None, data: Any = None, root: str | None = None, download: bool = False, device: str = "auto",
+          cache: bool = False, progress: Progress | None = None) -> Checked:
+    """Is A better than B, and is A still as good as its baseline B?
+
+    One run or checkpoint on each side: two given models, compared over test examples (McNemar's exact test, paired bootstrap) and
+    clients. Several runs on each side: methods, compared over pairs of runs of equal seed (paired t; three pairs at least). The
+    result says which of the two was asked.
+
+    Args:
+        a: a run, a checkpoint, a path, a pattern, a folder that holds runs of one method, or several runs that differ by the
+            seed.
+        b: the baseline, likewise; without one, conditions compare with numbers only.
+        fail_if: conditions such as ``"accuracy < baseline - 1pt"`` or ``"forgetting > 0.2"`` (see
+            ``fldiag.comparison.conditions``); by default ``"accuracy < baseline"``.
+        pair: how runs are paired: by ``seed``, or by ``order``, where seeds are not known.
+        level: of the intervals; all verdicts of a check are right together with this probability (Holm).
+        model: as for ``diagnose``, of plain weights.
+        data: likewise.
+        root: folder that holds the data.
+        download: fetch a missing public data set.
+        device: where models are evaluated.
+        cache: keep tables in the runs' folders, as the command line does.
+        progress: is called with done, total and what is being done.
+
+    Returns:
+        ``verdict`` (pass, fail or undecided), ``table`` (a row a condition), ``question`` and ``notes``.
+
+    Raises:
+        FldiagError: a condition that cannot be read, sides on different data, or runs that cannot be paired.
+
+    >>> import tempfile, fldiag
+    >>> start = fldiag.Config.load("digits", rounds=1, model__name="mlp", clients__per_round=2, train__epochs=1)
+    >>> run = fldiag.train(start, out=tempfile.mkdtemp() + "/run")
+    >>> fldiag.check(run, run, fail_if=["loss > baseline + 5%", "accuracy > 90%"])
+    Checked(pass: 2 pass; run (fedavg, seed 0) against run (fedavg, seed 0))
+    """
+    asked, reader = _sides(a, b, pair, level, progress, cache,
+                           {"model": model, "data": data, "root": root, "download": download, "device": device})
+    return compare.check(asked, fail_if, reader, level)
+
+
+def diff(a: Given, b: Given, *, numbers: Sequence[str] | None = None, pair: Pairing = "seed", level: float = 0.95,
+         model: Any = None, data: Any = None, root: str | None = None, download: bool = False, device: str = "auto",
+         cache: bool = False, progress: Progress | None = None) -> pd.DataFrame:
+    """Every number of two sides next to each other, with its difference and interval; ``check`` without conditions.
+
+    Args:
+        a, b: the two sides, as for ``check``.
+        numbers: only these, such as ``["accuracy", "lambda_1"]``; by default all.
+        pair, level, model, data, root, download, device, cache, progress: as for ``check``.
+
+    Returns:
+        A row a number: ``value``, ``baseline``, ``difference`` with its interval (``low``, ``high``), ``p`` and Holm's
+        ``p_holm``; ``masked``, with the reason in ``note``, where the two cannot be compared by it. ``attrs`` say the question
+        and the notes.
+
+    Raises:
+        FldiagError: sides on different data, runs that cannot be paired, or an unknown number.
+    """
+    asked, reader = _sides(a, b, pair, level, progress, cache,
+                           {"model": model, "data": data, "root": root, "download": download, "device": device})
+    return compare.diff(asked, numbers, reader, level)
+
+
+def _sides(a: Given, b: Given | None, pair: Pairing, level: float, progress: Progress | None, cache: bool,
+           where: Mapping[str, Any]) -> tuple[Sides, Reader]:
+    """Both sides, and what reads them."""
+    if not 0 < level < 1:
+        raise FldiagError(f"level = {level!r} is no confidence level", "use a number between 0 and 1, such as 0.95", usage=True)
+    return sides(a, b, pair), Reader({k: v for k, v in where.items() if v}, cache, lambda title: _bar(progress))
 
 
 def draw(table: pd.DataFrame, ax: Axes | None = None, *, name: str = "") -> Figure | Axes:

@@ -26,3 +26,7 @@ Estimate = Annotated[Literal["auto", "exact", "hutchinson"], Field(description="
 Rtol = Annotated[float, Field(gt=0, lt=1, description="Relative standard error allowed in an estimate.")]
 Products = Annotated[int, Field(ge=2, description="Hessian-vector products allowed for an estimate.")]
 Deflated = Annotated[int, Field(ge=0, description="Of these, products that span what is counted exactly.")]
+#: Which examples a client is tested on: test examples in its class mixture, all of its classes, or its own training examples.
+ClientSlice = Literal["test", "own", "train"]
+#: Bins of a calibration error (Guo et al. 2017), and examples of a client below which nothing is said of it.
+BINS, FEWEST = 15, 5

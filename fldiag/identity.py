@@ -51,6 +51,15 @@ def as_stored(tree: Mapping[str, Any]) -> dict[str, Any]:
     return filled
 
 
+def recipe(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything of a stored config but the seed and what leaves the numbers as they are."""
+    kept = json.loads(json.dumps(dict(tree), default=str))
+    for key in ("seed", "name", "checkpoint", "metrics"):
+        kept.pop(key, None)
+    kept.get("data", {}).pop("root", None)
+    return dict(kept)
+
+
 def fingerprint(tree: Mapping[str, Any], *, version: int = 1, checkpoint: bool = False) -> str:
     """16 hex digits over a config's tree of plain values. ``version`` of the method's formulas enters when it is not the
     first; what the checkpoints hold enters with ``checkpoint`` only."""

@@ -16,7 +16,7 @@ with quiet():
     for name in dict.fromkeys([*FIRST, *known.built_in()["diagnostics"]]):
         diagnostics.add(name)
 
-    from fldiag.cli import partition, report, exchange, toys, figures, inform  # noqa: F401
+    from fldiag.cli import check, partition, report, exchange, toys, figures, inform  # noqa: F401
 
     app.add_typer(toy, name="toy")
 

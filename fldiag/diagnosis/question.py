@@ -18,7 +18,7 @@ from fldiag.execution.choice import chosen
 from fldiag.problem.problem import Problem
 from fldiag.registry import Choice, Diagnostic
 from fldiag.results.provenance import digest
-from fldiag.rounds.history import History
+from fldiag.rounds.history import REMEDY, History
 
 
 @dataclass
@@ -127,6 +127,8 @@ def _of_run(entry: Diagnostic, targets: Sequence[Target], where: dict[str, Any],
     if not isinstance(target, Run):
         raise FldiagError(f"diagnostic {entry.name!r} needs a run, and {target.path} is one checkpoint", "give the run's folder",
                           usage=True)
+    if entry.needs == "clients" and target.index["config"].get("checkpoint", {}).get("clients") == "none":
+        raise FldiagError(f"run {target.path} holds no client weights", REMEDY)
     where = subjects.settled(where)
     where["rounds"] = rounds(where.get("rounds"), target.rounds)
     if "every_round" in own and own["every_round"] is None:  # settled here, so that the cache tells the two answers apart

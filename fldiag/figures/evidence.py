@@ -12,16 +12,13 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from fldiag.figures import shapes
 from fldiag.results.select import only
+from fldiag.results.uncertainty import SEEDS, paired_t
 
 Outcome = Literal["holds", "does not hold", "undecided"]
 
-#: Seeds from which on a paired t-test decides.
-SEEDS = 3
-LEVEL = 0.95
 #: Percentage points by which an accuracy changes when training is repeated, where the paper prints no deviation.
 REPEAT = 1.5
 #: Percentage points from chance within which a model counts as not trained.
@@ -74,13 +71,13 @@ def step(low: np.ndarray, high: np.ndarray, labels: Sequence[Any], about: Mappin
     differences = high - low
     if len(differences) < SEEDS:
         return _few(low, high, labels, about)
-    mean, spread = float(differences.mean()), float(differences.std(ddof=1))
-    half = float(stats.t.ppf((1 + LEVEL) / 2, len(differences) - 1)) * spread / math.sqrt(len(differences))
-    if mean - half > 0 or (equal and mean - half >= -1e-9):
+    found = paired_t(differences)
+    least, most = (found.value if end is None else end for end in (found.low, found.high))  # all alike: no spread
+    if least > 0 or (equal and least >= -1e-9):
         return "holds", ""
-    if mean + half < 0:
+    if most < 0:
         return "does not hold", ""
-    return "undecided", f"{_pair(labels)}: difference {mean:.2g} ± {half:.2g} (95 %, paired t)"
+    return "undecided", f"{_pair(labels)}: difference {found.value:.2g} ± {most - found.value:.2g} (95 %, paired t)"
 
 
 def _few(low: np.ndarray, high: np.ndarray, labels: Sequence[Any], about: Mapping[str, Any]) -> tuple[Outcome, str]:

@@ -23,6 +23,7 @@ from fldiag.figures.reported import Reported
 from fldiag.figures.scales import SCALES
 from fldiag.results import files
 from fldiag.results.table import Row
+from fldiag.results.uncertainty import LEVEL
 
 #: Runs behind a paper's number, where its text says so (FedSOL, FedAlign); taken for the others too.
 PAPER_SEEDS = 3
@@ -153,7 +154,7 @@ def _within(theirs: float | None, ours: float | None, seeds: int, difference: fl
         parts = [(std * std / n, n) for std, n in known]
         total = sum(v for v, _ in parts)
         error, freedom = total ** 0.5, total ** 2 / sum(v * v / (n - 1) for v, n in parts) if total else 1.0
-    if abs(difference) > stats.t.ppf((1 + evidence.LEVEL) / 2, freedom) * error:
+    if abs(difference) > stats.t.ppf((1 + LEVEL) / 2, freedom) * error:
         return "no"
     return "yes" if len(known) == 2 else "one spread"
 

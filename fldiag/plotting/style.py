@@ -6,7 +6,6 @@ each comes with a marker and a dash pattern, so that lines stay apart in greysca
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.legend import Legend
 
 from fldiag.results.files import drawn, write_pictures
+from fldiag.results.summary import number as number  # also known here, where pictures look for it
 
 #: Widths of a figure in inches: one column and both columns of a two-column paper.
 ONE_COLUMN, TWO_COLUMNS = 3.35, 6.9
@@ -180,20 +180,6 @@ def legend(owner: Any, handles: Sequence[Any], labels: Sequence[str], **options:
     for text, label in zip(made.get_texts(), labels, strict=True):
         text.set_text(plain(label))
     return made
-
-
-def number(value: float | None, digits: int = 4) -> str:
-    """A number for reading: ``digits`` significant digits, ``1.2×10⁵`` rather than ``1.2e+05``, – for none."""
-    if value is None or math.isnan(value):
-        return "–"
-    if math.isinf(value):
-        return "∞" if value > 0 else "−∞"
-    text = f"{value:.{digits}g}"
-    if "e" not in text:
-        return text.replace("-", "−")
-    mantissa, exponent = text.split("e")
-    small = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    return f"{mantissa.replace('-', '−')}×10{small}"
 
 
 def save(fig: Figure, path: str | Path, formats: Sequence[str] | None = None) -> list[Path]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag import known
+from fldiag import identity, known
 from fldiag.plotting.collected import Collected, Member, worlds
 from fldiag.plotting.sections import Section, Table, percent, plus_minus
 from fldiag.plotting.style import number
@@ -190,11 +190,7 @@ def recipe(m: Member) -> str:
     config does not say how: it is like no other."""
     if m.run.origin:
         return f"trained elsewhere: {m.place}"
-    config = json.loads(json.dumps(m.run.index["config"], default=str))
-    for key in ("seed", "name", "checkpoint", "metrics"):
-        config.pop(key, None)
-    config.get("data", {}).pop("root", None)
-    return json.dumps([config, m.data, m.federation, m.run.done], sort_keys=True)
+    return json.dumps([identity.recipe(m.run.index["config"]), m.data, m.federation, m.run.done], sort_keys=True)
 
 
 def over_seeds(group: Sequence[Member], get: Callable[[Member], Value | None], share: bool = False) -> str:

@@ -99,12 +99,11 @@ class History:
     def of(run: Run, *, rounds: Sequence[int] | None = None, samples: int | None = None,
            stack: Literal["auto", "on", "off"] = "auto", device: str = "auto", dtype: torch.dtype = torch.float32,
            memory: int = 2 * 2**30, root: str | None = None, download: bool = False, normalise: Normalise | None = None,
-           model: Any = None, data: Any = None, name: str | None = None, clients: bool = True) -> History:
+           model: Any = None, data: Any = None, name: str | None = None) -> History:
         """The stored rounds of a run (``rounds``: only these). ``model``, ``data`` (seen as ``normalise``
         says): instead of those the run names.
 
-        Raises FldiagError when no round can be read, a round asked for was never stored, or (with ``clients``) client
-        weights were never kept.
+        Raises FldiagError when no round can be read, or a round asked for was never stored.
         """
         if not run.rounds:
             raise FldiagError(f"run {run.path} has no checkpoint yet", "train at least one round")
@@ -112,11 +111,9 @@ class History:
         if absent:
             raise FldiagError(f"run {run.path} has no checkpoint of round {absent[0]}",
                               f"it has {ranges(run.rounds)}", usage=True)
-        if clients and run.index["config"].get("checkpoint", {}).get("clients") == "none":
-            raise FldiagError(f"run {run.path} holds no client weights", REMEDY)
         recipe = run.path.absolute(), {
             "rounds": rounds, "samples": samples, "stack": stack, "device": device, "dtype": dtype, "memory": memory,
-            "root": root, "normalise": normalise, "model": model, "data": data, "name": name, "clients": clients}
+            "root": root, "normalise": normalise, "model": model, "data": data, "name": name}
         chosen = sorted(set(rounds)) if rounds is not None else [r for r in run.rounds if r] or run.rounds  # 0: before training
         first = first_readable(run, chosen, model, data)
         dataset = targets._dataset(first, root, download, normalise)
@@ -173,7 +170,7 @@ class History:
             finally:
                 if progress:
                     progress(i, len(self._rounds), f"round {r}")
-            for text in stored.notes:
+            for text in stored.notes if clients else ():
                 self.note(r, text)
             unknown = [k for k in stored.ids if k >= len(self.parts)]
             if unknown:
@@ -195,9 +192,9 @@ class History:
             self._current = round, self._rounds[round]()
         return self._current[1]
 
-    def asked(self, every: bool | None) -> Iterator[Stored]:
+    def asked(self, every: bool | None, *, clients: bool = True) -> Iterator[Stored]:
         """The rounds of a diagnostic that usually takes the last one: all with ``every``."""
-        return self.each() if every else iter([self.last()])
+        return self.each(clients=clients) if every else iter([self.last(clients=clients)])
 
     @property
     def sampled(self) -> int:
@@ -207,8 +204,8 @@ class History:
         except FldiagError:
             return 0
 
-    def last(self) -> Stored:
-        """The last round that has received and trained weights; ``notes`` says what was passed over."""
+    def last(self, *, clients: bool = True) -> Stored:
+        """The last round that has received and trained weights (without ``clients``: any); ``notes``: what was passed over."""
         self.notes, self.read = [], []
         for r in reversed(self._rounds):
             try:
@@ -216,12 +213,13 @@ class History:
             except FldiagError as error:
                 self.note(r, error.what)
                 continue
-            for text in stored.notes:
+            for text in stored.notes if clients else ():
                 self.note(r, text)
-            if stored.complete and all(k < len(self.parts) for k in stored.ids):
+            if (stored.complete or not clients) and all(k < len(self.parts) for k in stored.ids):
                 self.read = [r]
                 return stored
-        raise FldiagError(f"{self.name} holds no round with client weights", self.remedy)
+        what = "with client weights" if clients else "that can be used"
+        raise FldiagError(f"{self.name} holds no round {what}", self.remedy)
 
     def steps(self, round: int) -> pd.DataFrame | None:
         """What training recorded of the local steps of a round (see ``Run.steps``); None when it recorded nothing."""

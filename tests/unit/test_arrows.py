@@ -30,11 +30,11 @@ MAY = {
     "plotting": {"errors", "results"},
     "diagnostics": GROUND | {"data", "models", "checkpoint", "results", "curvature", "problem", "surface", "rounds", "plotting"},
     "diagnosis": GROUND | {"known", "data", "models", "checkpoint", "results", "problem", "rounds", "plotting"},
-    "presets": set(), "known": {"errors", "registry", "config"}, "write_catalogue": {"known", "registry", "config", "figures"},
-    "api": MIDDLE | {"known", "training"}, "report": MIDDLE | {"api", "known"}, "toys": MIDDLE | {"api", "method", "local", "step", "training"},
+    "comparison": MIDDLE | {"diagnostics"}, "presets": set(), "known": {"errors", "registry", "config"}, "write_catalogue": {"known", "registry", "config", "figures"},
+    "api": MIDDLE | {"known", "training", "comparison"}, "report": MIDDLE | {"api", "known"}, "toys": MIDDLE | {"api", "method", "local", "step", "training"},
     "export": MIDDLE | {"api", "training"}, "figures": FIGURES | {"toys"},
-    "verbs": FIGURES | {"console", "figures", "toys", "report", "export"},
-    "cli": FIGURES | {"console", "figures", "toys", "report", "export", "verbs"},
+    "verbs": FIGURES | {"comparison", "console", "figures", "toys", "report", "export"},
+    "cli": FIGURES | {"comparison", "console", "figures", "toys", "report", "export", "verbs"},
     "": {"errors", "config", "registry", "api", "checkpoint", "method", "problem", "rounds", "version"},
 }
 FILES = sorted(ROOT.rglob("*.py"))

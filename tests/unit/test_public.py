@@ -18,8 +18,8 @@ from fldiag import api, known, registry
 from fldiag.diagnosis.options import SHARED
 from fldiag.diagnosis.subjects import _schema
 
-PUBLIC = ["Checkpoint", "Config", "FldiagError", "History", "Method", "Part", "Problem", "Recorder", "Run", "catalogue", "diagnose", "draw",
-          "load", "sweep", "train"]
+PUBLIC = ["Checkpoint", "Config", "FldiagError", "History", "Method", "Part", "Problem", "Recorder", "Run", "catalogue", "check", "diagnose", "diff",
+          "draw", "load", "sweep", "train"]
 
 
 def test_the_names_are_those_of_the_contract():
@@ -44,13 +44,13 @@ assert fldiag.catalogue("methods") and fldiag.Config.load("digits").rounds == 20
     assert not {m.name for m in pkgutil.iter_modules(fldiag.__path__)} & set(PUBLIC)
 
 
-@pytest.mark.parametrize("name", ["train", "load", "draw", "catalogue"])
+@pytest.mark.parametrize("name", ["train", "load", "draw", "catalogue", "check", "diff"])
 def test_signatures_say_their_options(name):
     parameters = inspect.signature(getattr(fldiag, name)).parameters.values()
     assert not [p.name for p in parameters if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
 
 
-@pytest.mark.parametrize("name", ["train", "load", "diagnose", "draw", "catalogue"])
+@pytest.mark.parametrize("name", ["train", "load", "diagnose", "draw", "catalogue", "check", "diff"])
 def test_docstrings_say_what_goes_in_and_out(name):
     text = inspect.getdoc(getattr(fldiag, name))
     assert all(part in text for part in ("Args:", "Raises:")) and "Returns:" in text

@@ -131,7 +131,7 @@ class Case:
         from fldiag.rounds.history import History
 
         try:
-            return History.of(self.run, clients=False, model=self.run.model, data=self.run.data, **self.options)
+            return History.of(self.run, model=self.run.model, data=self.run.data, **self.options)
         except (FldiagError, RuntimeError) as error:  # a model that does not fit its data
             self.closed = str(error).splitlines()[0]
             return None

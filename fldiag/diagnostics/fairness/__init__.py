@@ -1,0 +1,80 @@
+"""How evenly one model serves the clients, and whether its confidence can be trusted.
+
+Spread of accuracy over clients as in Li et al., "Fair Resource Allocation in Federated Learning" (ICLR 2020); expected
+calibration error of Guo et al. (ICML 2017); from counts that add up over clients, in the spirit of FLAM (arXiv 2605.07962).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import pandas as pd
+from pydantic import Field
+
+from fldiag.choices import BINS, FEWEST, ClientSlice
+from fldiag.diagnostics.fairness.picture import draw
+from fldiag.diagnostics.fairness.summary import summary
+from fldiag.registry import Progress, diagnostic
+from fldiag.results.table import Row, table
+
+if TYPE_CHECKING:
+    from fldiag.rounds.history import History
+
+
+def cost(history: History, options: Mapping[str, Any]) -> float:
+    """A third of a gradient of all training data a round, or less."""
+    return (len(history.rounds) if options["every_round"] else 1) / 3
+
+
+def variant(options: Mapping[str, Any]) -> str:
+    """A report shows other examples than the clients' class mixtures beside these."""
+    on = str(options.get("on", "test"))
+    return "" if on == "test" else on
+
+
+@diagnostic("fairness", on="run", cheap=True, draw=draw, summary=summary, cost=cost, order=65, variant=variant,
+            example="checkpoints/digits-fedavg-s0-1a2b3c4d")
+def fairness(history: History, progress: Progress | None = None, *,
+             on: Annotated[ClientSlice, Field(description="Examples of a client: test (its class mixture), own (all test "
+                                                          "examples of its classes) or train (its training ones).")] = "test",
+             bins: Annotated[int, Field(ge=2, description="Bins of the confidence, of equal width.")] = BINS,
+             min_count: Annotated[int, Field(ge=1, description="Leave out clients with fewer examples.")] = FEWEST,
+             every_round: Annotated[bool | None, Field(description="All rounds, not only the last (default: where --rounds "
+                                                                   "chooses some).")] = None) -> pd.DataFrame:
+    """How evenly the global model serves the clients, and how far its confidence can be trusted.
+
+    The aggregated model on the examples of every client of the partition, sampled or not (``on``; clients may share test
+    examples).
+
+    - scope client: ``accuracy`` with Wilson's interval, ``f1`` (mean over classes), ``auc`` (one class against the rest, mean
+      over classes), ``ece`` (expected calibration error), ``ece_floor``; in column ``size`` how many training examples it has.
+    - scope global, over clients, all counted alike: ``mean_accuracy``, ``worst_decile`` (mean of the worst tenth, rounded
+      up), ``accuracy_variance``, ``accuracy_gini``; ``size_correlation``: Spearman's, of accuracy and training examples.
+    - scope global, of all clients' examples together: ``accuracy``, ``f1``, ``auc``, ``ece`` from counts that add up over
+      clients (estimator ``merged counts``, or ``bayesian bootstrap`` where there is an interval), and beside them the clients'
+      own f1, auc and ece weighted by examples (``weighted mean of clients``), which are other numbers. ``bin_accuracy`` and
+      ``bin_confidence`` (index: the bin) are the reliability diagram.
+
+    Intervals are basic bootstraps over the examples, clients fixed: they carry the chance of the test examples, not that of
+    training again. Few examples make a worst decile too low, and a variance, a Gini coefficient and a calibration error too
+    high: column ``bias`` estimates by how much, and the interval takes it out. ``ece_floor`` is the calibration error that a
+    perfectly calibrated model would show on so few examples. ``residual`` of an auc: by how much its histogram may have moved
+    it, at most.
+    Cost: one evaluation of the model a round.
+
+    Raises FldiagError for data without classes, and where nobody says which examples are whose.
+    """
+    from fldiag.diagnostics.fairness import measure
+
+    where = measure.groups(history, on, min_count)
+    rows: list[Row] = []
+    for done, stored in enumerate(history.asked(every_round, clients=False), start=1):
+        model = measure.answers(history, (stored.aggregated, stored.buffers), on)
+        if model is None:
+            history.note(stored.round, "the aggregated weights give no numbers")
+        found = [] if model is None else measure.rows(history, model, where, on, bins)
+        rows += [{"round": stored.round, "moment": "aggregated", "masked": row["value"] is None, **row} for row in found]
+        if progress:
+            progress(done, len(history.rounds) if every_round else 1, f"round {stored.round}")
+    return table([*rows, *({"estimator": "exact", **note} for note in history.notes)], **history.common)

@@ -1,0 +1,105 @@
+"""How sure a difference is: intervals and p-values over pairs of seeds, and over examples.
+
+One set of rules for the whole toolkit: the checks of runs and the verdicts on the papers' statements both stand on these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from fldiag.seeding import numpy_rng
+
+LEVEL = 0.95
+#: Pairs of seeds from which on a t interval decides, and from which on Wilcoxon's test can: five have no p below 0.06.
+SEEDS, RANKS = 3, 6
+#: Draws of a bootstrap, and numbers held at once while they are made.
+DRAWS, ROOM = 4000, 2_000_000
+
+
+@dataclass(frozen=True)
+class Interval:
+    """``value`` with the ends of its interval and the two-sided ``p`` of 0; None where that cannot be known. ``test``: what the
+    p is of, where that is not the interval. ``certain``: there is no chance in it, so the interval alone decides."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    test: str = ""
+    certain: bool = False
+
+
+def paired_t(differences: np.ndarray, level: float = LEVEL) -> Interval:
+    """The t interval of the mean of paired differences. One pair has none. Pairs that all differ by the same leave no spread to
+    judge by: no interval, unless all are 0 (p = 1)."""
+    d = np.asarray(differences, dtype=float)
+    mean, n = float(d.mean()), len(d)
+    spread = float(d.std(ddof=1)) if n > 1 else 0.0
+    if n < 2 or spread <= 1e-12 * float(np.abs(d).max()):
+        return Interval(mean) if n < 2 or mean else Interval(0.0, 0.0, 0.0, 1.0)
+    half = float(stats.t.ppf((1 + level) / 2, n - 1)) * spread / math.sqrt(n)
+    return Interval(mean, mean - half, mean + half, float(stats.ttest_1samp(d, 0.0).pvalue))
+
+
+def independent_t(a: np.ndarray, b: np.ndarray, level: float = LEVEL) -> Interval:
+    """Welch's t interval of the difference of two means; none where a side has one value or neither has a spread."""
+    value = float(np.mean(a) - np.mean(b))
+    if min(len(a), len(b)) < 2 or max(np.std(a), np.std(b)) == 0:
+        return Interval(value)
+    found = stats.ttest_ind(a, b, equal_var=False)
+    ends = found.confidence_interval(level)
+    return Interval(value, float(ends.low), float(ends.high), float(found.pvalue))
+
+
+def wilcoxon(differences: np.ndarray) -> float | None:
+    """The p of Wilcoxon's signed-rank test; None below RANKS pairs that differ."""
+    d = np.asarray(differences, dtype=float)
+    d = d[d != 0]
+    return float(stats.wilcoxon(d).pvalue) if len(d) >= RANKS else None
+
+
+def mcnemar(a: np.ndarray, b: np.ndarray) -> float:
+    """The exact p of McNemar's test that two models are right equally often; ``a``, ``b``: right or wrong, example by example."""
+    only_a, only_b = int((a & ~b).sum()), int((b & ~a).sum())
+    return float(stats.binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
+
+
+def weights(n: int, seed: int = 0, draws: int = DRAWS) -> Iterator[np.ndarray]:
+    """Weights [some, n] of the Bayesian bootstrap (Rubin 1981), in blocks: no example is ever left out, so that every client
+    keeps some. The same numbers give the same draws, which pairs two models on the same examples."""
+    rng = numpy_rng(seed, "bayesian bootstrap", n)
+    each = max(1, min(draws, ROOM // max(n, 1)))
+    for start in range(0, draws, each):
+        yield rng.standard_exponential((min(each, draws - start), n))
+
+
+def means(columns: np.ndarray) -> np.ndarray:
+    """The means [draws, c] of columns [n, c] over the draws of one bootstrap of the rows."""
+    return np.concatenate([w @ columns / w.sum(1, keepdims=True) for w in weights(len(columns))])
+
+
+def basic(value: float, draws: np.ndarray, level: float = LEVEL) -> Interval:
+    """The basic bootstrap interval, which takes out the bias that the draws show, as of a minimum or a sum of absolute values.
+    None where all draws are alike."""
+    draws = np.asarray(draws, dtype=float)
+    if float(np.ptp(draws)) <= 1e-12 * max(abs(value), float(np.abs(draws).max())):
+        return Interval(value)
+    high, low = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    tail = min(int((draws >= 2 * value).sum()), int((draws <= 2 * value).sum()))
+    return Interval(value, float(2 * value - low), float(2 * value - high), min(1.0, 2 * (tail + 1) / (len(draws) + 1)))
+
+
+def holm(ps: Sequence[float | None]) -> list[float | None]:
+    """Holm's adjusted p-values: the probability that any of several decisions is wrong stays below what each is held to."""
+    known = sorted((p, i) for i, p in enumerate(ps) if p is not None)
+    found: list[float | None] = [None] * len(ps)
+    worst = 0.0
+    for rank, (p, i) in enumerate(known):
+        worst = max(worst, min(1.0, (len(known) - rank) * p))
+        found[i] = worst
+    return found

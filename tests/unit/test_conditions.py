@@ -1,0 +1,41 @@
+"""The language of conditions: what it says, and what it refuses at which place."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fldiag.comparison.conditions import parse
+from fldiag.comparison.numbers import NUMBERS
+from fldiag.errors import FldiagError
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("accuracy < baseline - 1pt", ("accuracy", "<", 1, -0.01)), ("accuracy<80%", ("accuracy", "<", 0, 0.8)),
+    (" forgetting  >  .2 ", ("forgetting", ">", 0, 0.2)), ("loss >= baseline + 5%", ("loss", ">=", 1.05, 0)),
+    ("worst_decile <= baseline", ("worst_decile", "<=", 1, 0)), ("λ1 > 1.5e1", ("lambda_1", ">", 0, 15)),
+    ("loss > -1e-3", ("loss", ">", 0, -0.001)), ("drop > baseline + 0.5 pt", ("drop", ">", 1, 0.005)),
+    ("accuracy < baseline - 10%", ("accuracy", "<", 0.9, 0))])
+def test_says(text, says):
+    found = parse(text)
+    assert (found.number.name, found.sign) == says[:2] and (found.scale, found.offset) == pytest.approx(says[2:])
+
+
+@pytest.mark.parametrize(("text", "at", "says"), [
+    ("", 1, "known: accuracy"), ("accurcy < 1", 1, "did you mean 'accuracy'"), ("accuracy", 9, "write one of <"),
+    ("accuracy = 3", 10, "'='"), ("accuracy + 3", 10, "comparison"), ("accuracy <", 11, "a number must stand"),
+    ("accuracy < basline", 12, "did you mean 'baseline'"), ("accuracy < baseline * 2", 21, "'\\*'"),
+    ("accuracy < baseline 3", 21, r"\+ or -"), ("accuracy < baseline - 1px", 24, "unknown unit"), ("loss > 3pt", 9, "no share"),
+    ("accuracy < 3 and loss > 1", 14, "conditions one by one"), ("accuracy < 3pt 4", 16, "several conditions"), ("__import__('os')", 11, r"'\('"), ("accuracy < baseline -", 22, "a number")])
+def test_refuses_at_the_place(text, at, says):
+    with pytest.raises(FldiagError, match=f"position {at}: .*{says}") as caught:
+        parse(text)
+    assert caught.value.usage and caught.value.remedy
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text(alphabet=st.sampled_from("acury<>=+-%0123456789. ptbaselinλ()_e\n")) | st.text())
+def test_any_text_is_a_condition_or_one_error(text):
+    try:
+        assert parse(text).number.name in NUMBERS
+    except FldiagError as error:
+        assert "position" in error.what
