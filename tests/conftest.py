@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from processors import numeric
+
+settings.register_profile("fldiag", deadline=None)  # how long an example takes is the machine's affair
+settings.load_profile("fldiag")
 
 
 def pytest_collection_modifyitems(items):
