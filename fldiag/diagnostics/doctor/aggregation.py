@@ -132,11 +132,16 @@ class Aggregate(Check):
             return INFORMATION
         if self.case.own and stepping:  # what its method computes there, nobody but the method knows
             return INFORMATION
-        if kind in STEPS or (server and kind in ("own weights", "unknown")):
+        if kind in STEPS or (server and kind in ("own weights", "unknown", "of all")):  # a first step may look like that
             return INFORMATION if stepping else FAULT if self.case.own else WARNING
-        if self.case.own or kind in ("unchanged", "single", "left out", "permuted", "sum", "of all", "sign", "total"):
+        if self.case.own or kind in ("unchanged", "single", "left out", "permuted", "sum", "sign", "total"):
             return FAULT
-        return WARNING
+        return FAULT if kind == "of all" and self._varied() else WARNING
+
+    def _varied(self) -> bool:
+        """Whether the share of the sampled clients differs from round to round, so that no fixed server learning rate is it."""
+        told = [rule.told for rule in self.rules.values() if rule.kind == "of all"]
+        return len(set(told)) > 1
 
     # -- one round
 

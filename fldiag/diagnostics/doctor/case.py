@@ -168,7 +168,7 @@ class Case:
 
     @cached_property
     def slots(self) -> set[str]:
-        """The slots by which a method of fldiag makes more of the clients' mean: server, refine, send, isolated."""
+        """The slots by which a method of fldiag departs from plain averaging: server, refine, send, correct, isolated."""
         if not self.own or self.method not in registry.method:
             return set()
         entry = registry.method.get(self.method)
@@ -176,7 +176,7 @@ class Case:
             made = entry.build(**{k: v for k, v in self.section("method").items() if k != "name"})
         except (FldiagError, TypeError, ValueError):
             return {"server"}
-        found = {slot for slot in ("server", "refine", "send") for part in made
+        found = {slot for slot in ("server", "refine", "send", "correct") for part in made
                  if any(slot in vars(c) for c in type(part).__mro__ if c.__name__ != "Part")}
         return found | ({"isolated"} if made.isolated else set())
 
