@@ -186,7 +186,7 @@ def shuffled(made, seed=3):
     orders = [torch.randperm(n, generator=g) for n in units.sizes]
     views = layout.views(flatten(made))
     other = copy.deepcopy(made)
-    other.load_state_dict({n: units.reorder(views[n] if n in views else b, n, orders) for n, b in made.state_dict().items()})
+    other.load_state_dict({n: units.reorder(views.get(n, b), n, orders) for n, b in made.state_dict().items()})
     return other
 
 

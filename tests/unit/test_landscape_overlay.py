@@ -32,7 +32,7 @@ def pair():
 @pytest.mark.parametrize("how", ["eigen", "random"])
 def test_all_surfaces_lie_along_the_first_ones_directions(pair, how):
     frame = fldiag.diagnose(list(pair), "landscape", directions=how, overlay=True, points=3, span=0.8, k=2, tol=1e-8)
-    first, second = pair
+    first, _ = pair
     d = rules.random(first, seed=0) if how == "random" else rules.eigen(first, k=2, tol=1e-8, max_products=100, seed=0)
     for p in pair:
         losses = only(frame, metric="loss", run=p.name)
