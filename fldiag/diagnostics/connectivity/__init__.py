@@ -43,7 +43,7 @@ def bends(count: int, curve: int | None) -> int:
             example="checkpoints/digits-fedavg-s0-1a2b3c4d checkpoints/digits-fedsol-s0-1a2b3c4d")
 def connectivity(problems: Sequence[Problem], progress: Progress | None = None, *,
                  pairs: Annotated[Literal["all", "first", "none"], Field(
-                     description="Paths between all pairs of models, from the first to the others, or none.")] = "all",
+                     description="Paths between models: all (pairs), first (from the first to each) or none.")] = "all",
                  points: Annotated[int, Field(ge=3, description="Points along each path (odd), before refinement.")] = 21,
                  refine: Annotated[int, Field(ge=0, description="Further points around the largest loss of a path, at "
                                                                 "most.")] = 12,

@@ -23,6 +23,8 @@ Target = Run | Checkpoint | Problem
 def choose(targets: Sequence[Target], options: Mapping[str, Any], where: Mapping[str, Any]) -> Choice:
     """Every target alone, unless the directions join several. Lines are another diagnostic's."""
     directions = options["directions"]
+    if options["overlay"]:
+        _can_be_overlaid(targets, options)
     if options["line"] or directions == "clients":
         return _lines(targets, options, where)
     if directions == "plane" and options["through"] is None:
@@ -30,15 +32,20 @@ def choose(targets: Sequence[Target], options: Mapping[str, Any], where: Mapping
     if directions == "pca" and options["through"] is None:
         return _trajectory(targets, where)
     slow = options["bf16"] and device_of(where.get("device", "auto")) == "cpu" and not has_bf16()
-    return Choice(_framed(targets, directions, where) if options["overlay"] else [(t, {}) for t in targets], notes=[
+    return Choice(_framed(targets, where) if options["overlay"] else [(t, {}) for t in targets], notes=[
         "this processor has no bf16 instructions: bf16 is emulated and much slower than fp32"] if slow else [])
 
 
-def _framed(targets: Sequence[Target], directions: str, where: Mapping[str, Any]) -> list[tuple[Target, dict[str, Any]]]:
-    """Every target around its own weights, along the directions of the first."""
-    if len(targets) < 2 or directions not in ("eigen", "random"):
-        what = f"of {directions} directions" if len(targets) > 1 else "of one checkpoint"
+def _can_be_overlaid(targets: Sequence[Target], options: Mapping[str, Any]) -> None:
+    directions = options["directions"]
+    surfaces = directions in ("eigen", "random") and not options["line"]
+    if len(targets) < 2 or not surfaces:
+        what = "of one checkpoint" if surfaces else "of lines" if options["line"] else f"of {directions} directions"
         raise FldiagError(f"an overlay {what}", "give two or more checkpoints, along eigen or random directions", usage=True)
+
+
+def _framed(targets: Sequence[Target], where: Mapping[str, Any]) -> list[tuple[Target, dict[str, Any]]]:
+    """Every target around its own weights, along the directions of the first."""
     found = [_last(t) for t in targets]
     first = found[0] if isinstance(found[0], Problem) else from_checkpoint.problem(found[0], **where)
     return [(found[0], {}), *((t, {"frame": _weights(first)}) for t in found[1:])]
