@@ -27,6 +27,10 @@ def measured(a, b, p=HALF, scale=1.0):
     return {(r["metric"], r.get("index")): r["value"] for r in of_layer(torch.stack(a), torch.stack(b), p, scale, [3, 7])}
 
 
+def space(a):
+    return row_space(a, torch.finfo(torch.float64).eps)
+
+
 def column(*entries):
     """[6, r] with the unit vectors times these factors, each (vector, factor)."""
     return torch.stack([factor * EYE[i] for i, factor in entries], 1)
@@ -80,12 +84,13 @@ def test_rank_energy_is_lost_where_clients_use_different_directions():
 
 def test_misalignment_knows_spaces_not_their_bases():
     mixing = torch.tensor([[2.0, 1.0], [-3.0, 0.5]], dtype=torch.float64)
-    assert procrustes(row_space(EYE[:2]), row_space(mixing @ EYE[:2])) <= 1e-7
-    assert procrustes(row_space(EYE[:2]), row_space(EYE[[0, 2]])) == pytest.approx(math.sqrt(2), rel=1e-12)
-    assert procrustes(row_space(EYE[:2]), row_space(EYE[2:4])) == pytest.approx(2, rel=1e-12)
+    assert procrustes(space(EYE[:2]), space(mixing @ EYE[:2])) <= 1e-7
+    assert procrustes(space(EYE[:2]), space(EYE[[0, 2]])) == pytest.approx(math.sqrt(2), rel=1e-12)
+    assert procrustes(space(EYE[:2]), space(EYE[2:4])) == pytest.approx(2, rel=1e-12)
     tilted = torch.stack([EYE[0], math.cos(0.3) * EYE[1] + math.sin(0.3) * EYE[2]])
-    assert procrustes(row_space(EYE[:2]), row_space(tilted)) == pytest.approx(math.sqrt(2 - 2 * math.cos(0.3)), rel=1e-9)
-    assert row_space(torch.stack([EYE[0], 2 * EYE[0]])).shape == (6, 1), "dependent rows span a line"
+    assert procrustes(space(EYE[:2]), space(tilted)) == pytest.approx(math.sqrt(2 - 2 * math.cos(0.3)), rel=1e-9)
+    assert space(torch.stack([EYE[0], 2 * EYE[0]])).shape == (6, 1), "dependent rows span a line"
+    assert procrustes(space(EYE[:1]), space(0 * EYE[:1])) == 1 and procrustes(space(0 * EYE[:1]), space(0 * EYE[:1])) == 0
 
 
 def test_nothing_is_said_while_all_b_are_zero():
@@ -193,6 +198,17 @@ def test_the_diagnostic_of_a_run_and_its_picture(run):
     assert (errors > 0).all() and len(fldiag.draw(table).axes) == 3
     with pytest.raises(FldiagError, match="its model has no low-rank adapters"):
         fldiag.diagnose(fldiag.train(helpers.config(rounds=1), out=run.path.parent / "plain"), "lora")
+
+
+def test_a_client_that_diverged_is_left_out_and_said():
+    data, parts = helpers.classification((20, 13, 9))
+    net = adapted(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), 2, 4.0, ("0",), "2")
+    w, clients = moved(net)
+    lost = [*clients[:2], clients[2] * math.nan]
+    three, two = (fldiag.diagnose(history(net, data, parts, stored(w, some, clients[0])), "lora") for some in (lost, clients[:2]))
+    assert three[three["metric"] == "missing"]["client"].tolist() == [2]
+    errors = [t[t["metric"] == "aggregation_error"]["value"].item() for t in (three, two)]
+    assert errors[0] == pytest.approx(errors[1])
 
 
 def test_both_spectra_are_those_of_dense_hessians():

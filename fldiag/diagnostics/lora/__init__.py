@@ -63,11 +63,17 @@ def lora(history: History, progress: Progress | None = None, *,
     for stored in history.each(progress):
         if not stored.complete or stored.clients is None:
             continue
-        last, views = stored, history.layout.views(stored.clients)
-        p = torch.from_numpy(history.weights(stored.ids)).to(history.device)
+        good = torch.isfinite(stored.clients).all(1)
+        ids = [k for k, fine in zip(stored.ids, good.tolist(), strict=True) if fine]
+        for k in sorted(set(stored.ids) - set(ids)):
+            history.note(stored.round, f"the trained weights of client {k} are not finite: left out", k)
+        if not ids:
+            continue
+        last, views = stored, history.layout.views(stored.clients[good])
+        p = torch.from_numpy(history.weights(ids)).to(history.device)
         for layer, factors in layers.items():
             rows += [{"round": stored.round, "layer": layer, **row}
-                     for row in measure.of_layer(views[factors.a], views[factors.b], p, factors.scale, stored.ids)]
+                     for row in measure.of_layer(views[factors.a], views[factors.b], p, factors.scale, ids)]
     if k and last is not None:
         rows += [{"round": last.round, **row} for row in spectra.rows(history, last, k, tol, max_products, seed, progress)]
     return table([{"masked": row["value"] is None, **row} for row in rows] + history.notes, **history.common)

@@ -16,7 +16,7 @@ def of_layer(a: Tensor, b: Tensor, p: Tensor, scale: float, ids: Sequence[int]) 
     """Rows of one layer: factors ``a`` [K, r, in] and ``b`` [K, out, r] of the clients ``ids``, whose weights are ``p`` [K].
 
     Without a value where the adapters do nothing yet, as all B are 0."""
-    a, b, p = a.double(), b.double(), p.double()
+    stored, a, b, p = a.dtype, a.double(), b.double(), p.double()
     rank, nothing = a.shape[1], not bool(b.any())
     # the mean of the products is left @ right; averaged factors give (scale mean B) @ mean A
     left, right = (scale * p[:, None, None] * b).transpose(0, 1).flatten(1), a.flatten(0, 1)
@@ -33,7 +33,7 @@ def of_layer(a: Tensor, b: Tensor, p: Tensor, scale: float, ids: Sequence[int]) 
     for j in range(rank):
         yield {**common, "metric": "rank_energy", "index": j + 1, "value": float(energy[j]) if good else None}
     yield {**common, "metric": "effective_rank", "value": effective_rank(singular) if good else None}
-    bases = [row_space(each) for each in a]
+    bases = [row_space(each, torch.finfo(stored).eps) for each in a]
     for (i, first), (j, second) in combinations(enumerate(bases), 2):
         found, most = procrustes(first, second), (first.shape[1] + second.shape[1]) ** 0.5
         told = {} if nothing or not most else {"value": found, "scaled": found / most}
@@ -59,11 +59,11 @@ def effective_rank(singular: Tensor) -> float:
     return float(np.exp(float(-(shares * shares.log()).sum())))
 
 
-def row_space(a: Tensor) -> Tensor:
-    """An orthonormal basis [in, rank] of the rows of a matrix [r, in]; singular values of rounding's size are none."""
+def row_space(a: Tensor, eps: float) -> Tensor:
+    """An orthonormal basis [in, rank] of the rows of a matrix [r, in]; singular values of the size of the rounding ``eps`` of its
+    entries are none."""
     _, singular, rows = torch.linalg.svd(a, full_matrices=False)
-    limit = singular.max() * max(a.shape) * torch.finfo(a.dtype).eps
-    return rows[singular > limit].T
+    return rows[singular > singular.max() * max(a.shape) * eps].T
 
 
 def procrustes(first: Tensor, second: Tensor) -> float:
