@@ -19,7 +19,7 @@ from fldiag.plotting import pages, style
 from fldiag.plotting.collected import Collected, Source
 from fldiag.plotting.sections import Section
 from fldiag.registry import Diagnostic, Progress
-from fldiag.report import derived, performance, steps, summary
+from fldiag.report import derived, glance, performance, steps, summary
 from fldiag.report.guard import guarded
 from fldiag.results.files import write_text
 from fldiag.version import version
@@ -66,7 +66,7 @@ def sections() -> list[tuple[str, Part]]:
     def own(part: Callable[[Collected], Section]) -> Part:
         return lambda found: [guarded(part, found)]
 
-    return [("summary", own(summary.summary)), ("curves", own(performance.curves)),
+    return [("glance", own(glance.glance)), ("summary", own(summary.summary)), ("curves", own(performance.curves)),
             *((e.name, partial(derived.sections, e)) for e in entries()), ("steps", own(steps.steps))]
 
 

@@ -121,7 +121,7 @@ def test_nothing_is_shown_where_no_run_has_a_table(tmp_path, add):
     add("bumps", summary=summary, draw=draw)
     found = collect([reports.run(tmp_path / "a").path])
     assert [s.id for _, part in build.sections() for s in part(found)] == [
-        "runs", "curves", "landscapes", "curvature", "forgetting", "drift", "matching", "account", "personal", "steps"]
+        "glance", "runs", "curves", "doctor", "landscapes", "curvature", "forgetting", "drift", "matching", "account", "personal", "steps"]
 
 
 def test_variants_stand_beside_each_other(tmp_path, add):
@@ -175,14 +175,14 @@ def test_sections_of_one_mark_are_told_apart(tmp_path, add):
         add(name, section=lambda found: Section("runs", "Mine", ""))
     add("sources", section=lambda found: Section("sources", "Mine", ""))
     marks = re.findall(r'<section id="([^"]*)"', page(collect([reports.run(tmp_path / "a").path]), tmp_path))
-    assert len(marks) == len(set(marks)) and marks[0] == "runs" and marks[-1] == "sources"
+    assert len(marks) == len(set(marks)) and marks[:2] == ["glance", "runs"] and marks[-1] == "sources"
 
 
 def test_the_built_in_sections_are_declared(tmp_path):
     """And none of them fails, or it would say so."""
     found = collect([reports.everything(reports.run(tmp_path / "a", steps=2)).path])
     names = [e.name for e in build.entries() if e.section is not None]
-    assert names == ["landscape", "spectrum", "forgetting", "drift", "matching", "account", "personalise"]
+    assert names == ["doctor", "landscape", "spectrum", "forgetting", "drift", "matching", "account", "personalise"]
     assert "could not be made" not in page(found, tmp_path)
 
 
