@@ -50,12 +50,11 @@ def about(i: int) -> dict[str, Any]:
 def trained(i: int, what: dict[str, Any], out: Path) -> Run:
     """A run of fldiag: the preset, with a small MLP where the method takes one."""
     options = {f"partition__{k}": v for k, v in what.items() if k in ("kind", "alpha", "shards", "classes")}
-    small = {"model__name": "mlp"}
-    rounds = what["rounds"]
+    small, rounds, epochs = {"model__name": "mlp"}, what["rounds"], 1 + i % 3
     if Config.load("digits", method__name=what["method"]).model.name != "small_cnn":  # a residual net, which takes long
-        small, rounds = {"clients__per_round": 4}, 5
+        small, rounds, epochs = {"clients__per_round": 4}, 5, 1
     config = Config.load("digits", method__name=what["method"], rounds=rounds, seed=i, partition__seed=i,
-                         train__epochs=1 + i % 3, checkpoint__clients="sampled", **small, **options)
+                         train__epochs=epochs, checkpoint__clients="sampled", **small, **options)
     return fldiag.train(config, out=out)
 
 

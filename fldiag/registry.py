@@ -156,7 +156,8 @@ class Diagnostic(Entry):
     - ``check``: (subject, options) -> nothing; raises FldiagError before anything is computed.
     - ``choose``: (targets, options, options of the subject) -> ``Choice``: which are asked, and how.
     - ``also``: flags that ask further diagnostics of the same target.
-    - ``fails``: (table, strict) -> whether the verb ends with exit code 3; it then has the flag ``--strict``.
+    - ``fails``: (table, strict) -> whether the verb ends with exit code 3. ``strict``: what the help says of its flag
+      ``--strict``, if it has one.
     - ``example``: what is typed after ``fldiag NAME`` in the help.
     """
 
@@ -176,6 +177,7 @@ class Diagnostic(Entry):
     choose: Callable[..., Any] | None = None
     also: dict[str, Also] = field(default_factory=dict)
     fails: Callable[[Any, bool], bool] | None = None
+    strict: str = ""
     example: str = ""
 
     def is_option(self, parameter: inspect.Parameter) -> bool:

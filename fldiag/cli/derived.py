@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fldiag import known
-from fldiag.cli.options import Debug, Device, Json, Out, Strict
+from fldiag.cli.options import Debug, Device, Json, Out
 from fldiag.console import Console, errors
 from fldiag.diagnosis.options import shared_by
 
@@ -34,7 +34,8 @@ def verb(name: str, item: known.Item) -> Callable[..., None]:
     options = {**typed, **flags, **shared}
     parameters = [_parameter(argument, Annotated[kind, typer.Argument(help=text)]),
                   *(_parameter(n, Annotated[_kind(o), _option(o)], _default(o)) for n, o in options.items()),
-                  *([_parameter("strict", Strict, False)] if item["fails"] else []), _parameter("out", Out, None),
+                  *([_parameter("strict", _strict(item["strict"]), False)] if item["strict"] else []), _parameter("out", Out,
+                                                                                                                  None),
                   _parameter("json", Json, False),
                   _parameter("device", Device, "auto"), _parameter("debug", Debug, False)]
 
@@ -74,6 +75,10 @@ def _borrowed(item: known.Item) -> list[known.Item]:
 
 def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _strict(text: str) -> Any:
+    return Annotated[bool, typer.Option("--strict", help=text)]
 
 
 def _default(option: known.Item) -> Any:

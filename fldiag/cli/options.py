@@ -9,7 +9,6 @@ import typer
 
 Out = Annotated[Path | None, typer.Option(help="Folder to write to.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Exit with 3 also where nothing is broken for certain.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Seed = Annotated[int | None, typer.Option(help="Random seed.")]
 Executor = Annotated[str, typer.Option(help="Where work runs: serial, processes[:N] or dask[:ADDRESS].")]

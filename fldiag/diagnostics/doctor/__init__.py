@@ -23,6 +23,7 @@ def fails(table: pd.DataFrame, strict: bool) -> bool:
 
 
 @diagnostic("doctor", on="runs", draw=picture.draw, summary=summary, section=section, order=5, fails=fails,
+            strict="Exit with 3 where there is a fault or a warning.",
             example="checkpoints/digits-fedavg-s0-1a2b3c4d --strict")
 def doctor(runs: Sequence[Run], progress: Progress | None = None, *,
            samples: Annotated[int, Field(ge=1, description="At most so many examples of the test split, and so many of all "

@@ -25,4 +25,5 @@ CHECKS: tuple[type[Check], ...] = (
 
 def described() -> str:
     """Every check with its rule, for the help."""
-    return "\n".join(f"- ``{check.name}``: {(getdoc(check) or '')}".replace("\n", "\n  ") for check in CHECKS)
+    texts = ((getdoc(check) or "").replace("\n\n", "\n") for check in CHECKS)
+    return "\n".join(f"- ``{check.name}``: {text}".replace("\n", "\n  ") for check, text in zip(CHECKS, texts, strict=True))
