@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import fldiag
 from fldiag import models
+from fldiag.diagnostics.connectivity.summary import summary
 from fldiag.errors import FldiagError
 from fldiag.models.units import Units
 from fldiag.params import Layout, flatten
@@ -260,6 +261,9 @@ def test_the_callers_models_are_untouched_and_draw_draws():
     for p, (w, buffers) in zip(three, before[0], strict=True):
         assert torch.equal(p.w, w) and all(torch.equal(b, p.buffers[n]) for n, b in buffers.items())
     assert len(fldiag.draw(frame).axes) == 3  # paths, simplex, its colours
+    alone = fldiag.diagnose(three, "connectivity", pairs="none", mixtures=5, points=3)
+    assert only(alone, metric="mixture")["value"].tolist() == only(frame, metric="mixture")["value"].tolist()
+    assert len(fldiag.draw(alone).axes) == 2 and "no barrier" not in str(list(summary(alone, {})))
 
 
 # -- the clients of a run

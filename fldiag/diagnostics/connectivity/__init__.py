@@ -24,6 +24,13 @@ def choose(targets: Sequence[Any], options: Mapping[str, Any], where: Mapping[st
     return choice.choose(targets, options, where)
 
 
+def check(problems: Sequence[Problem], options: Mapping[str, Any]) -> None:
+    """Refuse models of different architectures or on different examples."""
+    from fldiag.diagnostics.connectivity.measure import alike
+
+    alike(problems)
+
+
 def cost(problems: Sequence[Problem], options: Mapping[str, Any]) -> float:
     """A third of a gradient a point, and those that bend paths."""
     count = len(problems)
@@ -38,8 +45,8 @@ def bends(count: int, curve: int | None) -> int:
     return (100 if count <= 3 else 0) if curve is None else curve
 
 
-@diagnostic("connectivity", on="checkpoints", parts=True, draw=picture.draw, summary=summary, cost=cost, choose=choose,
-            order=15,
+@diagnostic("connectivity", on="checkpoints", parts=True, draw=picture.draw, summary=summary, cost=cost, check=check,
+            choose=choose, order=15,
             example="checkpoints/digits-fedavg-s0-1a2b3c4d checkpoints/digits-fedsol-s0-1a2b3c4d")
 def connectivity(problems: Sequence[Problem], progress: Progress | None = None, *,
                  pairs: Annotated[Literal["all", "first", "none"], Field(

@@ -169,7 +169,6 @@ def rows(problems: Sequence[Problem], options: Options, progress: Progress | Non
     """What all rows have in common, and the rows."""
     if options.points % 2 == 0:
         raise FldiagError(f"points = {options.points} puts no point in the middle of a path", "use an odd number", usage=True)
-    _alike(problems)
     sound = [p for p in problems if bool(torch.isfinite(p.w).all())]
     found: list[Row] = [{**_who(p), "metric": "model_loss", "masked": True, "note": "weights that are no numbers"}
                         for p in problems if p not in sound]
@@ -244,7 +243,7 @@ def _group(work: Work, shares: Sequence[tuple[float, ...]], found: Sequence[Exce
 
 # -- who is who
 
-def _alike(problems: Sequence[Problem]) -> None:
+def alike(problems: Sequence[Problem]) -> None:
     """Raises FldiagError for models that cannot be mixed."""
     first = problems[0]
     for p in problems[1:]:

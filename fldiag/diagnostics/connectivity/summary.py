@@ -33,7 +33,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
                   f"{said('mixture_max')}, centre {plus_minus(centre, number(frame, 'mixture_centre', column='stderr'))}")
     moved = only(frame, metric="moved")
     if len(moved):
-        yield Say(f"aligned: {moved['value'].sum():.0f} hidden units changed places, in {moved['run'].nunique()} models")
+        yield Say(f"aligned with the first model: {moved['value'].sum():.0f} hidden units changed places")
     for row in frame[frame["note"].notna()].itertuples() if "note" in frame else ():
         yield Note(f"{row.run}: {row.note}")
 
@@ -41,10 +41,10 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
 def paths(frame: pd.DataFrame) -> list[Row]:
     """One row a path."""
     rows: list[Row] = []
-    for (_, path), part in only(frame, scope="pair").dropna(subset=["path"]).groupby(["index", "path"], sort=False):
+    if "path" not in frame:
+        return rows
+    for (_, path), part in only(frame, scope="pair").groupby(["index", "path"], sort=False):
         barrier = only(part, metric="barrier")
-        if barrier.empty:
-            continue
         rows.append({"a": str(part["run"].iloc[0]), "b": str(part["run_b"].iloc[0]), "path": str(path),
                      "barrier": number(barrier), "stderr": number(barrier, column="stderr"),
                      "grid": number(barrier, column="residual"), "at": number(barrier, column="x"),
