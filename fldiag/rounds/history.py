@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -234,6 +235,17 @@ class History:
     def note(self, round: int | None, text: str, client: int | None = None) -> None:
         """Remember that something is missing."""
         self.notes.append({"metric": "missing", "round": round, "client": client, "note": text, "masked": True})
+
+    def finite(self, stored: Stored) -> Stored:
+        """The round without the clients whose weights are not numbers, which are noted."""
+        assert stored.clients is not None
+        good = torch.isfinite(stored.clients).all(1)
+        for k, fine in zip(stored.ids, good.tolist(), strict=True):
+            if not fine:
+                self.note(stored.round, f"the trained weights of client {k} are not finite: left out", k)
+        keep = good.nonzero().flatten().tolist()
+        return replace(stored, ids=tuple(stored.ids[j] for j in keep), clients=stored.clients[keep],
+                       client_buffers={n: b[keep] for n, b in stored.client_buffers.items()})
 
     # -- computing
 

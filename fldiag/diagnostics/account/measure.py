@@ -25,17 +25,14 @@ def of_round(history: History, stored: Stored, where: str, k: int, layers: bool,
     assert stored.clients is not None and stored.received is not None
     pool = history.pool
     problem = history.problem(stored.start, pool.test if where == "test" else pool.clients, where)
-    good = torch.isfinite(stored.clients).all(1).tolist()
-    for client, fine in zip(stored.ids, good, strict=True):
-        if not fine:
-            history.note(stored.round, f"the trained weights of client {client} are not finite: left out", client)
-    kept = [j for j, fine in enumerate(good) if fine]
-    ids = [stored.ids[j] for j in kept]
+    stored = history.finite(stored)
+    assert stored.clients is not None and stored.received is not None
+    ids = list(stored.ids)
     before, _ = problem.loss()
     if not np.isfinite(before):
         raise FldiagError(f"round {stored.round}: the loss of the received weights on {where} is {before}",
                           "choose earlier rounds")
-    models = [stored.client(j) for j in kept] + [(stored.aggregated, stored.buffers)]
+    models = [stored.client(j) for j in range(len(ids))] + [(stored.aggregated, stored.buffers)]
     updates = [(w - stored.received).double() for w, _ in models]
     about: list[Row] = [{"moment": "trained", "scope": "client", "client": c} for c in ids]
     about.append({"moment": "aggregated", "scope": "global"})
@@ -64,7 +61,7 @@ def of_round(history: History, stored: Stored, where: str, k: int, layers: bool,
     rows += [{**common, "moment": "aggregated", **row}
              for row in _by_client(history.weights(ids), ids, g, updates, curved[-1])]
     hessian.release()
-    return rows + _harm(history, stored, kept, ids)
+    return rows + _harm(history, stored, ids)
 
 
 def _along(pairs: Any, g: Tensor, d: Tensor, linear: float, quadratic: float) -> list[Row]:
@@ -107,9 +104,9 @@ def _by_client(p: np.ndarray, ids: list[int], g: Tensor, updates: list[Tensor], 
     return rows
 
 
-def _harm(history: History, stored: Stored, kept: list[int], ids: list[int]) -> list[Row]:
+def _harm(history: History, stored: Stored, ids: list[int]) -> list[Row]:
     """Change of every stored client's own loss by every stored client's update."""
-    scores = history.evaluate([stored.start, *(stored.client(j) for j in kept)])
+    scores = history.evaluate([stored.start, *(stored.client(j) for j in range(len(ids)))])
     rows: list[Row] = []
     for j, a in enumerate(ids, start=1):
         for b in ids:
