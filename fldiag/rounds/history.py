@@ -253,9 +253,9 @@ class History:
         """The loss and the predictions of models, (weights [P], buffers) each, on all of the pool's examples."""
         return evaluate(self.network, self.pool, models, stack=self.stack)
 
-    def problem(self, weights: Weights, where: slice, name: str, **labels: Any) -> Problem:
-        """The loss surface around weights on a stretch of the pool."""
-        if where.stop <= where.start and not any(map(len, self.parts)):
+    def problem(self, weights: Weights, where: slice | Tensor, name: str, **labels: Any) -> Problem:
+        """The loss surface around weights on a stretch of the pool, or on some of its examples (indices)."""
+        if not len(self.pool.y[where]) and not any(map(len, self.parts)):
             raise FldiagError(UNDEALT, DEAL)
         criterion = losses.criterion(self.dataset.regression)
         return Problem(self.network.module, criterion, self.pool.take(where, name), *weights, name=self.name, dtype=self.dtype,

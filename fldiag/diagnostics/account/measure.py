@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fldiag.diagnostics.account.harm import harm
+from fldiag.diagnostics.account.path import along_path
 from fldiag.errors import FldiagError
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
@@ -20,8 +22,8 @@ from fldiag.rounds.round_weights import Stored
 TERMS = ("change", "linear", "quadratic", "rest")
 
 
-def of_round(history: History, stored: Stored, where: str, k: int, layers: bool, tol: float, max_products: int, seed: int,
-           progress: Progress) -> list[Row]:
+def of_round(history: History, stored: Stored, where: str, k: int, layers: bool, tol: float, max_products: int, path: int,
+             seed: int, progress: Progress) -> list[Row]:
     assert stored.clients is not None and stored.received is not None
     pool = history.pool
     problem = history.problem(stored.start, pool.test if where == "test" else pool.clients, where)
@@ -51,6 +53,9 @@ def of_round(history: History, stored: Stored, where: str, k: int, layers: bool,
         linear, quadratic = float(g @ d), 0.5 * float(d @ curved[-1])
         values = (after - before, linear, quadratic, after - before - linear - quadratic)
         found = [{"metric": name, "value": v, "estimator": "exact"} for name, v in zip(TERMS, values, strict=True)]
+        if path:
+            straight = problem.loss(problem.w.double() + d)[0] if models[i][1] else after
+            found += along_path(problem, d, straight - before, after - straight, pairs, layers, path)
         if pairs is not None:
             found += _along(pairs, g, d, linear, quadratic)
         if layers:
@@ -61,7 +66,7 @@ def of_round(history: History, stored: Stored, where: str, k: int, layers: bool,
     rows += [{**common, "moment": "aggregated", **row}
              for row in _by_client(history.weights(ids), ids, g, updates, curved[-1])]
     hessian.release()
-    return rows + _harm(history, stored, ids)
+    return rows + harm(history, stored, where)
 
 
 def _along(pairs: Any, g: Tensor, d: Tensor, linear: float, quadratic: float) -> list[Row]:
@@ -101,20 +106,4 @@ def _by_client(p: np.ndarray, ids: list[int], g: Tensor, updates: list[Tensor], 
         for name, value in (("linear", float(g @ share)), ("quadratic", 0.5 * float(share @ curved))):
             rows.append({"metric": name, "value": value, "estimator": "client", "client": client,
                          "scope": "client" if client is not None else "global"})
-    return rows
-
-
-def _harm(history: History, stored: Stored, ids: list[int]) -> list[Row]:
-    """Change of every stored client's own loss by every stored client's update."""
-    scores = history.evaluate([stored.start, *(stored.client(j) for j in range(len(ids)))])
-    rows: list[Row] = []
-    for j, a in enumerate(ids, start=1):
-        for b in ids:
-            own = history.pool.own(b)
-            n = own.stop - own.start
-            change = scores.loss[j, own] - scores.loss[0, own]
-            rows.append({"metric": "harm", "moment": "trained", "scope": "pair", "client": a, "client_b": b,
-                         "slice": f"client:{b}/train", "n_examples": n, "estimator": "exact",
-                         "value": float(change.mean()) if n else None,
-                         "stderr": float(change.std(ddof=1) / n**0.5) if n > 1 else None})
     return rows

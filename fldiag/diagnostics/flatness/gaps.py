@@ -37,7 +37,8 @@ def _gap(metric: str, moment: str, whole: Row | None, parts: Sequence[Row], size
     n = np.array([sizes[row["client"]] for row in known], dtype=float)
     p = n / n.sum()
     mean = math.fsum(p * values)
-    about |= {"stderr": spread(values, p), "n_examples": int(n.sum()), "converged": all(row.get("converged", True) for row in known)}
+    about |= {"stderr": spread(values, p), "n_examples": int(n.sum()),
+              "converged": all(row.get("converged", True) for row in known)}
     residual = float(p @ np.array([error(row) for row in known]))
     note = f"{len(parts) - len(known)} clients without a value are left out" if len(known) < len(parts) else None
     made = {**about, "metric": f"{metric}_parts", "slice": "client:*/train", "value": mean, "residual": residual, "note": note}

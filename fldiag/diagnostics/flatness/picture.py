@@ -38,8 +38,8 @@ def draw(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
         _echo(below[2], rows)
         handles = [Line2D([], [], color=k.color, linestyle=k.dash, marker=k.marker, markersize=4) for k in _LOOKS.values()]
         handles.append(Line2D([], [], color="#777777", linestyle="none", marker=".", markersize=5))
-        style.legend(fig, handles, [*_TEXTS.values(), "a client"], loc="outside lower center", ncols=4, columnspacing=1.4,
-                     handlelength=2.4, borderpad=0.2)
+        style.legend(fig, handles, [*_TEXTS.values(), "a client (echo: a round)"], loc="outside lower center", ncols=4,
+                     columnspacing=1.4, handlelength=2.4, borderpad=0.2)
     return fig
 
 
@@ -65,7 +65,7 @@ def _disagreement(ax: Axes, rows: pd.DataFrame, metric: str, title: str) -> None
 
 
 def _echo(ax: Axes, rows: pd.DataFrame) -> None:
-    ax.set_title("momentum echo of server updates")
+    ax.set_title("momentum echo")
     found = only(rows, metric="momentum_echo")
     means = only(found, round=None).dropna(subset="value")
     if means.empty:
