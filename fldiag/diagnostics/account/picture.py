@@ -126,9 +126,10 @@ def classes(table: pd.DataFrame, *, round: int | None = None, width: float = sty
     rows = only(table, round=int(there.max()) if round is None else round, scope="client")
     with style.paper():
         fig = style.figure(width, 2.9, layout="constrained")
+        both = floats(only(rows, metric=("class_harm", "linear_class_harm"))["value"])
         for ax, metric, title in zip(fig.subplots(1, 2), ("class_harm", "linear_class_harm"), ("evaluated", "to first order"),
                                      strict=True):
-            _harm(fig, ax, only(rows, metric=metric), "index", title)
+            _harm(fig, ax, only(rows, metric=metric), "index", title, scale=both)
         where = str(only(rows, metric="class_harm")["slice"].iloc[0]).partition("/")[0]
         fig.suptitle(f"round {int(rows['round'].iloc[0])}: which class each update hurts ({where} loss)", fontsize=8.5)
     return fig
@@ -139,11 +140,12 @@ def classes_if_any(table: pd.DataFrame) -> Figure | None:
     return classes(table) if (table["metric"] == "class_harm").any() else None
 
 
-def _harm(fig: Figure, ax, rows: pd.DataFrame, to: str, title: str = "who hurts whom") -> None:
+def _harm(fig: Figure, ax, rows: pd.DataFrame, to: str, title: str = "who hurts whom", scale: np.ndarray | None = None) -> None:
     cells = pd.DataFrame({"a": rows["client"].astype(int), "b": rows[to].astype(int), "v": floats(rows["value"])})
     wide = cells.pivot(index="a", columns="b", values="v")
     values = wide.to_numpy()
-    size = np.abs(values[np.isfinite(values)])
+    size = np.abs(values if scale is None else scale)
+    size = size[np.isfinite(size)]
     reach = float(size.max()) if len(size) and size.max() > 0 else 1.0
     near = min(max(float(np.median(size)) if len(size) else reach, 1e-6 * reach), reach)
     image = ax.imshow(values, cmap=style.DIVERGING, interpolation="nearest", aspect="equal" if to == "client_b" else "auto",

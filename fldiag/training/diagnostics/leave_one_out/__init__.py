@@ -87,10 +87,12 @@ def leave_one_out(runs: Sequence[Run], progress: Progress | None = None, *,
     Raises FldiagError when a run cannot be trained again, or does not aggregate.
     """
     from fldiag.training.diagnostics.leave_one_out import measure
+    from fldiag.training.setup_of_run import setup_of
 
     tables = []
     for run in runs:
-        rows = measure.of_run(run, sorted(set(last)), slice, model, data, root, download, device, executor, progress)
+        setup = setup_of(run, device, root, download, model, data)
+        rows = measure.of_run(run, setup, sorted(set(last)), slice, executor, progress)
         tables.append(table(rows, run=run.path.name, method=run.config.method.name, seed=run.config.seed))
     frame = pd.concat(tables, ignore_index=True)
     ranks = measure.rank_correlations(frame, seed)

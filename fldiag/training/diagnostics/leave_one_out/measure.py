@@ -27,7 +27,6 @@ from fldiag.seeding import numpy_rng
 from fldiag.training.federation import Federation
 from fldiag.training.schedule import Batches, Schedule
 from fldiag.training.setup import Setup
-from fldiag.training.setup_of_run import setup_of
 
 #: Resamples of the bootstrap, and its level.
 RESAMPLES, LEVEL = 2000, 0.95
@@ -110,14 +109,12 @@ def replayed(run: Run, setup: Setup, last: Sequence[int]) -> Replay:
     return found
 
 
-def of_run(run: Run, last: Sequence[int], where: str, model: str | None, data: str | None, root: str | None, download: bool,
-           device: str, executor: Any, progress: Progress | None) -> list[Row]:
+def of_run(run: Run, setup: Setup, last: Sequence[int], where: str, executor: Any, progress: Progress | None) -> list[Row]:
     if run.status != "finished":
-        raise FldiagError(f"run {run.path} is {run.status} after {run.done} of {run.config.rounds} rounds",
+        raise FldiagError(f"run {run.path} is {run.status} after {run.done} of {setup.config.rounds} rounds",
                           "choose a finished run")
-    setup = setup_of(run, device, root, download, model, data)
     if setup.method.isolated:
-        raise FldiagError(f"{run.path}: with {run.config.method.name} nothing is aggregated", "choose another run")
+        raise FldiagError(f"{run.path}: with {setup.config.method.name} nothing is aggregated", "choose another run")
     rows: list[Row] = [_note(f"the run has {run.done} rounds, and not {r} to leave out") for r in last if r > run.done]
     last = [r for r in last if r <= run.done] or [run.done]
     if progress:
