@@ -176,7 +176,7 @@ class Measure:
         return [*rows, self._averaged_away(counts, scores.valid)]
 
     def _averaged_away(self, counts: np.ndarray, valid: np.ndarray) -> Row:
-        """What aggregation forgets: the sum over classes of the clients' mean accuracy minus the aggregated model's, where above 0."""
+        """What aggregation forgets: over the classes, the clients' mean accuracy minus the aggregated model's, where above 0."""
         good, shown = valid[1:-1], self.per_class >= self.min_count
         row: Row = {"moment": "aggregated", "scope": "global", "slice": "test", "metric": "granular_forgetting",
                     "n_examples": int(self.per_class[shown].sum()), "n_clients": int(good.sum())}
