@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -235,15 +236,26 @@ class History:
         """Remember that something is missing."""
         self.notes.append({"metric": "missing", "round": round, "client": client, "note": text, "masked": True})
 
+    def finite(self, stored: Stored) -> Stored:
+        """The round without the clients whose weights are not numbers, which are noted."""
+        assert stored.clients is not None
+        good = torch.isfinite(stored.clients).all(1)
+        for k, fine in zip(stored.ids, good.tolist(), strict=True):
+            if not fine:
+                self.note(stored.round, f"the trained weights of client {k} are not finite: left out", k)
+        keep = good.nonzero().flatten().tolist()
+        return replace(stored, ids=tuple(stored.ids[j] for j in keep), clients=stored.clients[keep],
+                       client_buffers={n: b[keep] for n, b in stored.client_buffers.items()})
+
     # -- computing
 
     def evaluate(self, models: Sequence[Weights]) -> Scores:
         """The loss and the predictions of models, (weights [P], buffers) each, on all of the pool's examples."""
         return evaluate(self.network, self.pool, models, stack=self.stack)
 
-    def problem(self, weights: Weights, where: slice, name: str, **labels: Any) -> Problem:
-        """The loss surface around weights on a stretch of the pool."""
-        if where.stop <= where.start and not any(map(len, self.parts)):
+    def problem(self, weights: Weights, where: slice | Tensor, name: str, **labels: Any) -> Problem:
+        """The loss surface around weights on a stretch of the pool, or on some of its examples (indices)."""
+        if not len(self.pool.y[where]) and not any(map(len, self.parts)):
             raise FldiagError(UNDEALT, DEAL)
         criterion = losses.criterion(self.dataset.regression)
         return Problem(self.network.module, criterion, self.pool.take(where, name), *weights, name=self.name, dtype=self.dtype,

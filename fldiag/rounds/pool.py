@@ -82,11 +82,12 @@ class Pool:
         made.dtype, made._x = dtype, None
         return made
 
-    def take(self, where: slice, name: str) -> Slice:
-        """A stretch of the pool as a slice, for a Problem."""
-        if where.stop <= where.start:
+    def take(self, where: slice | Tensor, name: str) -> Slice:
+        """A stretch of the pool, or some of its examples (indices), as a slice for a Problem."""
+        y = self.y[where]
+        if not len(y):
             raise FldiagError(f"slice {name} is empty", "choose a client with examples")
-        return Slice(name, where.stop - where.start, self.x_raw[where], self.y[where], self.dataset)
+        return Slice(name, len(y), self.x_raw[where], y, self.dataset)
 
     def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of examples start..stop-1, ready for a model."""

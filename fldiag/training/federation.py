@@ -78,6 +78,11 @@ class Federation:
     def finite(self) -> bool:
         return bool(torch.isfinite(self.w).all())
 
+    @property
+    def stateless(self) -> bool:
+        """Whether the next round needs nothing but the weights."""
+        return not self.state and not self._client0
+
     def restore(self, run: Run) -> None:
         server = run.server_state
         self.t, self.w = run.done, server["w"].to(self.w.device)

@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 
 from fldiag.checkpoint.run import Run
-from fldiag.data import partition, slices
+from fldiag.data import slices
 from fldiag.data.arrays import ready
 from fldiag.errors import FldiagError
 from fldiag.method import Neighbours, Personal
 from fldiag.registry import Progress
 from fldiag.results.shares import share
 from fldiag.results.table import PERSONAL, check, table
-from fldiag.sections import FILES
 from fldiag.seeding import numpy_rng
 from fldiag.training.evaluate import BATCH
 from fldiag.training.finetune import tuned
 from fldiag.training.setup import Setup
+from fldiag.training.setup_of_run import setup_of
 
 #: Epochs of fine-tuning when neither the caller nor the method says so.
 EPOCHS = (0, 1, 5)
@@ -65,7 +65,7 @@ def personalise(run: Run | str | Path, *, epochs: Sequence[int] | None = None, l
                   "finish it: fldiag train with the same config, --out and --resume")
         raise FldiagError(f"run {run.path} is {run.status} after {run.done} of {run.config.rounds} rounds, and clients start "
                           "from the final model", remedy)
-    setup = setup or _setup(run, device, root, download, model, data)
+    setup = setup or setup_of(run, device, root, download, model, data)
     plan = setup.method.personal or Personal(EPOCHS)
     plan = replace(plan, epochs=_epochs(plan.epochs if epochs is None else epochs), lr=lr or plan.lr,
                    neighbours=neighbours or plan.neighbours)
@@ -214,22 +214,3 @@ def _epochs(epochs: Sequence[int]) -> tuple[int, ...]:
     if max(found) > MOST_EPOCHS:
         raise FldiagError(f"epochs = {max(found):,}", f"give at most {MOST_EPOCHS:,}", usage=True)
     return tuple(sorted({int(e) for e in found}))
-
-
-def _setup(run: Run, device: str, root: str | None, download: bool, model: str | None, data: str | None) -> Setup:
-    config = run.config
-    for section, name, given in (("model", config.model.name, model), ("data", config.data.name, data)):
-        if ":" in name and not name.startswith(FILES) and given != name:
-            raise FldiagError(f"{run.path} names the {section} {name!r}, user code that is never run because a file says so",
-                              f"if you trust it, say so yourself: --{section} {name}")
-        if given is not None and given != name:
-            raise FldiagError(f"{run.path} was trained with {section} {name!r}, not {given!r}",
-                              f"leave out --{section}", usage=True)
-    stored = config.data.root
-    here = root or (stored if stored is not None and Path(stored).is_dir() else None)
-    setup = Setup(config.replace(data__root=here), device=device, download=download,
-                  parts=partition.load_parts(run.verified("partition.npz")))
-    if run.index["provenance"].get("data") != setup.dataset.fingerprint():
-        raise FldiagError(f"the data set {setup.dataset.name!r} found here is not the one {run.path} was trained on",
-                          "point to the same data with --root")
-    return setup

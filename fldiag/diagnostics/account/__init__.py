@@ -19,19 +19,22 @@ if TYPE_CHECKING:
     from fldiag.rounds.history import History
 
 def cost(history: History, options: Mapping[str, Any]) -> float:
-    """A round: a spectrum, a product an update, and one a layer and update."""
+    """A round: a spectrum, a product an update, one a layer and update, and the first points of every path."""
     rounds = len(history.rounds) if options["every_round"] else 1
     layers = len(history.layout.layers) if options["layers"] else 0
-    return rounds * 2.0 * (2 * options["k"] + 12 + history.sampled * (1 + layers))
+    points = min(options["path"], 15)
+    return rounds * (2.0 * (2 * options["k"] + 12 + history.sampled * (1 + layers)) + (history.sampled + 1) * points + 2)
 
 
-@diagnostic("account", on="run", needs="clients", draw=picture.draw, summary=summary, cost=cost,
-            section=section, order=60,
+@diagnostic("account", on="run", needs="clients", draw=picture.draw,
+            more={"-classes": picture.classes_if_any}, summary=summary, cost=cost, section=section, order=60,
             example="checkpoints/digits-fedavg-s0-1a2b3c4d")
 def account(history: History, progress: Progress | None = None, *,
             slice: Annotated[Literal["train", "test"], Field(description="The loss on train or test.")] = "train",
             k: Annotated[int, Field(ge=0, description="How many Hessian eigenvectors.")] = 5,
             layers: Annotated[bool, Field(description="Also by layer.")] = True,
+            path: Annotated[int, Field(ge=0, description="Gradients allowed an update to integrate along its path (0: no "
+                                                         "path; else at least 15).")] = 75,
             tol: Annotated[float, Field(gt=0, lt=1, description="Relative error allowed in each eigenvalue.")] = 1e-3,
             max_products: Annotated[int, Field(ge=1, description="Hessian-vector products allowed for them.")] = 100,
             every_round: Annotated[bool | None, Field(description="All rounds, not only the last (default: where --rounds "
@@ -50,11 +53,16 @@ def account(history: History, progress: Progress | None = None, *,
       blocks leave of the quadratic term.
     - ``client``: how much each client's update contributes to the aggregated one by its aggregation weight p: linear
       p g'd, quadratic p d'H(aggregated update) / 2; client NA: what the server added beyond the weighted mean.
+    - ``path``: ``path``, the integral of the gradient along the straight line of the update by Gauss-Legendre points
+      (``residual``: the rule's nested error), whole, by eigenvector (index) and by ``layer``, which add up to the whole; and
+      ``rest`` = change - path (with ``buffers``, what the change of the model's buffers adds). The points are doubled where
+      the error is largest until rest and error are at most 5 % of the change (``converged``), or ``path`` gradients are spent.
     - ``harm`` (scope pair): change of the loss on client_b's own training data by client's update; client_b = client is
-      what it gained itself.
+      what it gained itself. ``class_harm``: on the examples of class ``index`` of ``slice``. ``linear_harm`` and
+      ``linear_class_harm`` are these to first order, by one gradient of each slice at the received weights.
 
     Of the last round with client weights, or of all with ``every_round``. Cost a round: one spectrum, one
-    Hessian-vector product an update, and one a layer and update.
+    Hessian-vector product an update, and one a layer and update; for the paths 15 gradients an update, or more.
 
     Raises FldiagError when no round has client weights or a loss is not finite.
     """
@@ -65,5 +73,6 @@ def account(history: History, progress: Progress | None = None, *,
     for stored in history.asked(every_round):
         if stored.complete:
             rows += [{"round": stored.round, "masked": row["value"] is None or not np.isfinite(row["value"]), **row}
-                     for row in measure.of_round(history, stored, slice, k, layers, tol, max_products, seed, counted)]
+                     for row in measure.of_round(history, stored, slice, k, layers, tol, max_products, path, seed,
+                                                counted)]
     return table([*rows, *history.notes], **history.common)

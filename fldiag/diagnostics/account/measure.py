@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fldiag.diagnostics.account.harm import harm
+from fldiag.diagnostics.account.path import along_path
 from fldiag.errors import FldiagError
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
@@ -20,22 +22,19 @@ from fldiag.rounds.round_weights import Stored
 TERMS = ("change", "linear", "quadratic", "rest")
 
 
-def of_round(history: History, stored: Stored, where: str, k: int, layers: bool, tol: float, max_products: int, seed: int,
-           progress: Progress) -> list[Row]:
+def of_round(history: History, stored: Stored, where: str, k: int, layers: bool, tol: float, max_products: int, path: int,
+             seed: int, progress: Progress) -> list[Row]:
     assert stored.clients is not None and stored.received is not None
     pool = history.pool
     problem = history.problem(stored.start, pool.test if where == "test" else pool.clients, where)
-    good = torch.isfinite(stored.clients).all(1).tolist()
-    for client, fine in zip(stored.ids, good, strict=True):
-        if not fine:
-            history.note(stored.round, f"the trained weights of client {client} are not finite: left out", client)
-    kept = [j for j, fine in enumerate(good) if fine]
-    ids = [stored.ids[j] for j in kept]
+    stored = history.finite(stored)
+    assert stored.clients is not None and stored.received is not None
+    ids = list(stored.ids)
     before, _ = problem.loss()
     if not np.isfinite(before):
         raise FldiagError(f"round {stored.round}: the loss of the received weights on {where} is {before}",
                           "choose earlier rounds")
-    models = [stored.client(j) for j in kept] + [(stored.aggregated, stored.buffers)]
+    models = [stored.client(j) for j in range(len(ids))] + [(stored.aggregated, stored.buffers)]
     updates = [(w - stored.received).double() for w, _ in models]
     about: list[Row] = [{"moment": "trained", "scope": "client", "client": c} for c in ids]
     about.append({"moment": "aggregated", "scope": "global"})
@@ -54,6 +53,9 @@ def of_round(history: History, stored: Stored, where: str, k: int, layers: bool,
         linear, quadratic = float(g @ d), 0.5 * float(d @ curved[-1])
         values = (after - before, linear, quadratic, after - before - linear - quadratic)
         found = [{"metric": name, "value": v, "estimator": "exact"} for name, v in zip(TERMS, values, strict=True)]
+        if path:
+            straight = problem.loss(problem.w.double() + d)[0] if models[i][1] else after
+            found += along_path(problem, d, straight - before, after - straight, pairs, layers, path)
         if pairs is not None:
             found += _along(pairs, g, d, linear, quadratic)
         if layers:
@@ -64,7 +66,7 @@ def of_round(history: History, stored: Stored, where: str, k: int, layers: bool,
     rows += [{**common, "moment": "aggregated", **row}
              for row in _by_client(history.weights(ids), ids, g, updates, curved[-1])]
     hessian.release()
-    return rows + _harm(history, stored, kept, ids)
+    return rows + harm(history, stored, where)
 
 
 def _along(pairs: Any, g: Tensor, d: Tensor, linear: float, quadratic: float) -> list[Row]:
@@ -104,20 +106,4 @@ def _by_client(p: np.ndarray, ids: list[int], g: Tensor, updates: list[Tensor], 
         for name, value in (("linear", float(g @ share)), ("quadratic", 0.5 * float(share @ curved))):
             rows.append({"metric": name, "value": value, "estimator": "client", "client": client,
                          "scope": "client" if client is not None else "global"})
-    return rows
-
-
-def _harm(history: History, stored: Stored, kept: list[int], ids: list[int]) -> list[Row]:
-    """Change of every stored client's own loss by every stored client's update."""
-    scores = history.evaluate([stored.start, *(stored.client(j) for j in kept)])
-    rows: list[Row] = []
-    for j, a in enumerate(ids, start=1):
-        for b in ids:
-            own = history.pool.own(b)
-            n = own.stop - own.start
-            change = scores.loss[j, own] - scores.loss[0, own]
-            rows.append({"metric": "harm", "moment": "trained", "scope": "pair", "client": a, "client_b": b,
-                         "slice": f"client:{b}/train", "n_examples": n, "estimator": "exact",
-                         "value": float(change.mean()) if n else None,
-                         "stderr": float(change.std(ddof=1) / n**0.5) if n > 1 else None})
     return rows

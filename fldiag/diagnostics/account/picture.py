@@ -39,13 +39,16 @@ def draw(table: pd.DataFrame, *, round: int | None = None, width: float = style.
         fig = style.figure(width, 5.6, layout="constrained")
         (terms, harm), (eigen, layer) = fig.subplots(2, 2, width_ratios=(1.25, 1))
         _terms(terms, rows, looks, f"change of the {slice_} loss")
-        _harm(fig, harm, rows)
-        _split(eigen, only(rows, estimator="eigen"), "index", looks, "along Hessian eigenvectors (mean over clients)")
-        _split(layer, only(rows, estimator="layer"), "layer", looks, "by layer (mean over clients)")
-        keys = [Patch(facecolor=look.color, hatch=hatch, edgecolor="white") for look, hatch in zip(looks, _HATCH, strict=True)]
+        _harm(fig, harm, only(rows, metric="harm"), "client_b")
+        split = [*looks[:2], style.look(3)]
+        _split(eigen, only(rows, estimator=("eigen", "path")), "index", split, "along Hessian eigenvectors (mean over clients)")
+        _split(layer, only(rows, estimator=("layer", "path")), "layer", split, "by layer (mean over clients)")
+        texts = [*_TERMS.values(), *(["along the path"] if (rows["metric"] == "path").any() else [])]
+        keys = [Patch(facecolor=look.color, hatch=hatch, edgecolor="white")
+                for look, hatch, _ in zip([*looks, split[-1]], (*_HATCH, ""), texts, strict=False)]
         true = Line2D([], [], linestyle="none", marker="D", markersize=4, color="black", markerfacecolor="white")
-        style.legend(fig, [*keys, true], [*_TERMS.values(), "true change"], loc="outside lower center", ncols=4,
-                     columnspacing=1.4, borderpad=0.2)
+        style.legend(fig, [*keys, true], [*texts, "true change"], loc="outside lower center", ncols=5, columnspacing=1.4,
+                     borderpad=0.2)
         fig.suptitle(f"round {round}: what each update does to the loss", fontsize=8.5)
     return fig
 
@@ -79,7 +82,8 @@ def _bars(ax, x: np.ndarray, series: list[np.ndarray], looks: list[style.Look], 
         v = np.nan_to_num(values)
         bottom = np.where(v >= 0, up, down) if stacked else 0.0
         at = x if stacked else x + (i - (len(series) - 1) / 2) * wide
-        ax.bar(at, v, wide, bottom=bottom, color=looks[i].color, hatch=_HATCH[i], edgecolor="white", linewidth=0.3)
+        ax.bar(at, v, wide, bottom=bottom, color=looks[i].color, hatch=_HATCH[i] if stacked else "", edgecolor="white",
+               linewidth=0.3)
         up, down = up + np.maximum(v, 0), down + np.minimum(v, 0)
 
 
@@ -93,8 +97,8 @@ def _split(ax, rows: pd.DataFrame, by: str, looks: list[style.Look], title: str)
                           "value": floats(rows["value"])})
     order = list(dict.fromkeys(cells["by"]))
     wide = cells.pivot_table(index="by", columns="metric", values="value", aggfunc="mean").reindex(order)
-    found = [wide[m].to_numpy() if m in wide else np.full(len(order), np.nan) for m in ("linear", "quadratic")]
-    _bars(ax, np.arange(len(order)), found, looks, stacked=False)
+    _bars(ax, np.arange(len(order)), [wide[m].to_numpy() for m in ("linear", "quadratic", "path") if m in wide], looks,
+          stacked=False)
     texts = [style.shorten(_name(by, v), 14) for v in order]
     ax.set_xticks(range(len(order)), [style.plain(t) for t in texts], rotation=0 if max(map(len, texts)) < 5 else 30,
                   ha="center" if max(map(len, texts)) < 5 else "right")
@@ -114,20 +118,43 @@ def _frame(ax) -> None:
     ax.yaxis.set_major_locator(MaxNLocator(6))
 
 
-def _harm(fig: Figure, ax, rows: pd.DataFrame) -> None:
-    rows = only(rows, metric="harm")
-    cells = pd.DataFrame({"a": rows["client"].astype(int), "b": rows["client_b"].astype(int), "v": floats(rows["value"])})
+def classes(table: pd.DataFrame, *, round: int | None = None, width: float = style.TWO_COLUMNS) -> Figure:
+    """Who hurts which class: change of the loss of every class by every client's update, evaluated and to first order, of
+    one round (default: the last). Raises FldiagError for a table without them."""
+    need(table, ("metric", "round", "scope", "client", "index", "value"), PICTURE)
+    there = select(table, "class_harm", PICTURE)["round"]
+    rows = only(table, round=int(there.max()) if round is None else round, scope="client")
+    with style.paper():
+        fig = style.figure(width, 2.9, layout="constrained")
+        both = floats(only(rows, metric=("class_harm", "linear_class_harm"))["value"])
+        for ax, metric, title in zip(fig.subplots(1, 2), ("class_harm", "linear_class_harm"), ("evaluated", "to first order"),
+                                     strict=True):
+            _harm(fig, ax, only(rows, metric=metric), "index", title, scale=both)
+        where = str(only(rows, metric="class_harm")["slice"].iloc[0]).partition("/")[0]
+        fig.suptitle(f"round {int(rows['round'].iloc[0])}: which class each update hurts ({where} loss)", fontsize=8.5)
+    return fig
+
+
+def classes_if_any(table: pd.DataFrame) -> Figure | None:
+    """``classes``, where there are classes."""
+    return classes(table) if (table["metric"] == "class_harm").any() else None
+
+
+def _harm(fig: Figure, ax, rows: pd.DataFrame, to: str, title: str = "who hurts whom", scale: np.ndarray | None = None) -> None:
+    cells = pd.DataFrame({"a": rows["client"].astype(int), "b": rows[to].astype(int), "v": floats(rows["value"])})
     wide = cells.pivot(index="a", columns="b", values="v")
     values = wide.to_numpy()
-    size = np.abs(values[np.isfinite(values)])
+    size = np.abs(values if scale is None else scale)
+    size = size[np.isfinite(size)]
     reach = float(size.max()) if len(size) and size.max() > 0 else 1.0
     near = min(max(float(np.median(size)) if len(size) else reach, 1e-6 * reach), reach)
-    image = ax.imshow(values, cmap=style.DIVERGING, interpolation="nearest",
+    image = ax.imshow(values, cmap=style.DIVERGING, interpolation="nearest", aspect="equal" if to == "client_b" else "auto",
                       norm=SymLogNorm(near, vmin=-reach, vmax=reach, base=10))
     for axis, index in ((ax.xaxis, wide.columns), (ax.yaxis, wide.index)):
         every = max(1, -(-len(index) // 12))
         axis.set_ticks(range(0, len(index), every), [str(k) for k in index[::every]])
-    ax.set(xlabel="its own loss changes", ylabel="update of client", title="who hurts whom")
+    ax.set(xlabel="its own loss changes" if to == "client_b" else "class whose loss changes", ylabel="update of client",
+           title=title)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     bar = fig.colorbar(image, ax=ax, pad=0.02, format=lambda v, _: f"{v:g}".replace("-", "−"))

@@ -7,18 +7,28 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.results.select import only
-from fldiag.results.summary import Item, Say, Small
+from fldiag.results.select import number, only
+from fldiag.results.summary import Item, Note, Say, Small
 
-WHY = {"client": "client", "change": "change", "linear": "linear", "quadratic": "quadratic", "rest": "rest"}
+WHY = {"client": "client", "change": "change", "linear": "linear", "quadratic": "quadratic", "rest": "rest", "path": "path",
+       "left": "rest of path", "error": "± points"}
 
 
 def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """The terms of every client's update in the last round."""
     yield Say(f"why: change of the {options['slice']} loss by every update = linear + quadratic + rest")
-    exact = only(table, estimator="exact", round=table["round"].max(), metric=list(WHY))
-    found = []
+    last = only(table, round=table["round"].max())
+    exact = only(last, estimator="exact", metric=list(WHY))
+    paths = only(last, estimator="path", layer=None, index=None)
+    found, rough = [], []
     for client, part in exact.groupby("client", dropna=False):
         values = dict(zip(part["metric"], part["value"].astype(float), strict=True))
-        found.append({"client": "all" if pd.isna(client) else str(int(client)), **values})
-    yield Small(found, WHY)
+        mine = only(paths, client=None if pd.isna(client) else client)
+        path = {"path": number(mine, "path"), "left": number(mine, "rest"), "error": number(mine, "path", column="residual")}
+        found.append({"client": "all" if pd.isna(client) else str(int(client)), **values, **path})
+        if len(only(mine, metric="path", converged=False)):
+            rough.append(found[-1]["client"])
+    yield Small(found, {key: text for key, text in WHY.items() if len(paths) or key not in ("path", "left", "error")})
+    if rough:
+        yield Note(f"the rest of the path is above 5 % of the change, or not known that well (updates: {', '.join(rough)}); "
+                   "more points (path) or --precision fp64 may help")

@@ -90,7 +90,7 @@ def drift(history: History, progress: Progress | None = None, *,
         for stored in history.each(progress):
             if not stored.complete:
                 continue
-            stored = measure.finite(history, stored)
+            stored = history.finite(stored)
             if not stored.ids:
                 continue
             last = stored

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ def of_round(shared: tuple[History, Asked], round: int) -> list[Row] | None:
         return None
     if not stored.complete or any(k >= len(history.parts) for k in stored.ids):
         return None
-    stored = finite(history, stored)
+    stored = history.finite(stored)
     return rows(history, asked, stored) if stored.ids else None
 
 
@@ -66,18 +66,6 @@ def rows(history: History, asked: Asked, stored: Stored) -> list[Row]:
     found += _representation(history, stored) if asked.representation else []
     found += _means(found, {"test": history.pool.test.stop, "train": history.pool.n - history.pool.test.stop})
     return [{"round": stored.round, **row} for row in found]
-
-
-def finite(history: History, stored: Stored) -> Stored:
-    """The round without the clients whose weights are not numbers, which are noted."""
-    assert stored.clients is not None
-    good = torch.isfinite(stored.clients).all(1)
-    for k, fine in zip(stored.ids, good.tolist(), strict=True):
-        if not fine:
-            history.note(stored.round, f"the trained weights of client {k} are not finite: left out", k)
-    keep = good.nonzero().flatten().tolist()
-    return replace(stored, ids=tuple(stored.ids[j] for j in keep), clients=stored.clients[keep],
-                   client_buffers={n: b[keep] for n, b in stored.client_buffers.items()})
 
 
 def _gradients(history: History, stored: Stored) -> list[Row]:

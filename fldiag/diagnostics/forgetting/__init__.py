@@ -54,6 +54,9 @@ def forgetting(history: History, progress: Progress | None = None, *,
     - ``drop``: accuracy of the received minus the trained model on test; ``class_forgetting``: the same of one class;
       ``forgetting``: its largest value over the classes (a maximum of noisy numbers, so it is above 0 by chance alone
       when classes are small). Standard errors are paired, example by example.
+    - ``granular_forgetting``: the sum over the classes of their drops, rises not counted (Flashback, arXiv 2402.05558; a
+      definition of ours after its abstract): moment trained, from the received to the trained model; moment aggregated, from
+      the mean over the trained models to the aggregated one.
     - ``forgotten``, ``learned``: share of the test examples that turn from right to wrong, and from wrong to right
       (drop = forgotten - learned); ``restored``: share of the forgotten examples that the aggregated model gets right.
     - Over the rounds, of the aggregated model: ``backward_transfer``: accuracy of a class now minus its best so far,

@@ -164,6 +164,8 @@ class Measure:
             worst = max((cell for cell in cells if cell["value"] is not None), key=lambda cell: cell["value"], default=None)
             rows.append({**base, "metric": "forgetting", "n_examples": n, "masked": worst is None,
                          "value": None if worst is None else worst["value"]})
+            lost = None if worst is None else sum(max(0.0, cell["value"]) for cell in cells if cell["value"] is not None)
+            rows.append({**base, "metric": "granular_forgetting", "n_examples": n, "masked": lost is None, "value": lost})
             held = self.held(k)
             has = held > 0
             rows.append({**base, "metric": "unseen_classes", "value": float((~has).sum()), "n_examples": int(held.sum())})
@@ -171,7 +173,17 @@ class Measure:
                 rows += [{**base, "moment": moment, "metric": f"accuracy_{word}",
                           **self._share(counts[i, which].sum(), per_class[which].sum(), scores.valid[i])}
                          for word, which in (("seen", has), ("unseen", ~has))]
-        return rows
+        return [*rows, self._averaged_away(counts, scores.valid)]
+
+    def _averaged_away(self, counts: np.ndarray, valid: np.ndarray) -> Row:
+        """What aggregation forgets: over the classes, the clients' mean accuracy minus the aggregated model's, where above 0."""
+        good, shown = valid[1:-1], self.per_class >= self.min_count
+        row: Row = {"moment": "aggregated", "scope": "global", "slice": "test", "metric": "granular_forgetting",
+                    "n_examples": int(self.per_class[shown].sum()), "n_clients": int(good.sum())}
+        if not (good.any() and valid[-1] and shown.any()):
+            return {**row, "value": None, "masked": True}
+        drop = (counts[1:-1][good].mean(0) - counts[-1])[shown] / self.per_class[shown]
+        return {**row, "value": float(np.maximum(drop, 0).sum()), "masked": False}
 
     def _difference(self, lost: np.ndarray, won: np.ndarray, where: np.ndarray, valid: bool) -> Row:
         """Accuracy before minus after on some test examples, with the standard error of the paired difference."""
@@ -187,7 +199,8 @@ class Measure:
     def _means(self, rows: list[Row], ids: list[int]) -> list[Row]:
         """Mean and spread over the clients of what their rows say about the test split; ``restored`` is pooled."""
         found: list[Row] = []
-        wanted = ("accuracy", "loss", "drop", "forgotten", "learned", "forgetting", "accuracy_seen", "accuracy_unseen")
+        wanted = ("accuracy", "loss", "drop", "forgotten", "learned", "forgetting", "granular_forgetting",
+                  "accuracy_seen", "accuracy_unseen")
         groups: dict[tuple[str, str], list[float]] = {}
         for row in rows:
             if row["scope"] == "client" and row["slice"] == "test" and row["metric"] in wanted and row["value"] is not None:

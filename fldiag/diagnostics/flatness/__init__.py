@@ -1,0 +1,86 @@
+"""Flatness of the whole and of its parts: the global model against the clients' own, round by round.
+
+Operational definitions of ours, in the spirit of Lee & Yoon, "Rethinking the flat minima searching in federated learning" (FedGF,
+ICML 2024; the gap), FedNSAM (arXiv 2602.23827; the distance), FedWMSAM (arXiv 2511.22080; misalignment and echo) and FedVG
+(arXiv 2602.21399; the gradient score): only their abstracts and openings were read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import pandas as pd
+from pydantic import Field
+
+from fldiag.choices import Estimate, Products, Rtol
+from fldiag.diagnostics.flatness import picture
+from fldiag.diagnostics.flatness.summary import summary
+from fldiag.execution.start import started
+from fldiag.registry import Progress, diagnostic
+from fldiag.results.table import Row, table
+
+if TYPE_CHECKING:
+    from fldiag.rounds.history import History
+
+
+def cost(history: History, options: Mapping[str, Any]) -> float:
+    """A measured round: curvature and sharpness of the whole, of its parts at one point and at the trained weights, and a
+    gradient of the whole at every trained model."""
+    rounds = -(-len(history.rounds) // options["every"])
+    share = history.sampled / max(1, len(history.parts))
+    return rounds * (2.0 * (14 + 5) * (2 + share) + history.sampled + 4)
+
+
+@diagnostic("flatness", on="run", parts=True, needs="clients", draw=picture.draw, summary=summary, cost=cost, order=55,
+            example="checkpoints/digits-fedavg-s0-1a2b3c4d --every 5")
+def flatness(history: History, progress: Progress | None = None, *,
+             rho: Annotated[float, Field(gt=0, description="Length of the ascent step of the sharpness.")] = 0.05,
+             every: Annotated[int, Field(ge=1, description="Flatness of every so-manieth round, and of the last (the momentum "
+                                                           "echo takes all).")] = 5,
+             tol: Annotated[float, Field(gt=0, lt=1, description="Relative error allowed in each eigenvalue.")] = 1e-3,
+             estimate: Annotated[Estimate, Field(description="Traces: auto, exact or hutchinson.")] = "auto",
+             rtol: Rtol = 0.02, max_products: Products = 200,
+             seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
+    """How flat the global model is beside its parts: sharpness, lambda_1 and trace, their gaps, and how gradients disagree.
+
+    F is the mean loss on all clients' training data and F_k on client k's, so F = sum p_k F_k with p_k its share of the
+    examples; w_g the received, w_k a trained, w the aggregated weights. In every measured round:
+
+    - ``sharpness`` F(w + rho G / ||G||) - F(w) with G = grad F(w) (paired ``stderr`` over the examples; ``residual``: a bound
+      for rounding), the largest ``eigenvalue`` (index 1, with ``residual``) and the ``trace`` of the Hessian: of F at w (moment
+      aggregated, scope global), of every F_k at its w_k (moment trained), and of every F_k at w (moment aggregated).
+    - ``sharpness_parts``, ``eigenvalue_parts``, ``trace_parts``: the p-weighted means over the clients (p_k adding up to 1
+      over those there are), at the w_k (moment trained) and at the one point w (moment aggregated); and the flatness gaps
+      ``sharpness_gap``, ``eigenvalue_gap``, ``trace_gap``: F at w minus these. Below zero the whole is flatter than its
+      parts. At one point the gap of the trace is 0, and that of the eigenvalue at most 0. ``stderr``: over the clients (as
+      a sample); ``residual``: what the errors of all eigenvalues, or of estimated traces, can add up to.
+    - ``flatness_distance`` 2 - 2 cos(grad F_k(w_g), grad F(w_g)) of every client with examples, and its mean: between 0 and 4.
+    - ``perturbation_misalignment`` 1 - cos(grad F_k(w_k), grad F(w_k)) of every trained client, and its mean.
+    - ``gradient_score``: norm of the gradient of the test loss at w_k, whole and by layer; and its mean.
+    - Of all rounds, with u the server's updates w_new - w_old: ``momentum_echo`` <u, u'> / (||u|| ||u'||) of a round's update
+      and that ``index`` rounds before, lags 1 to 5, and its mean over the rounds (no round).
+
+    What a gradient of rounding noise would decide is ``masked``, with its reason in the column ``note``. Rounds whose number
+    ``every`` divides, and the last, are measured. Traces are exact where ``trace`` has them exact. Cost of a measured
+    round: a spectrum, a trace and a few gradients on all data for the whole, as much for the parts at w, and again the
+    trained clients' share of it.
+
+    Raises FldiagError when no round has client weights, or in no round the curvature can be computed.
+    """
+    from fldiag.diagnostics.flatness import echo, measure
+
+    options = measure.Options(rho, tol, estimate, rtol, max_products, seed)
+    chosen = {r for r in history.rounds if r % every == 0} | {history.rounds[-1]}
+    rows: list[Row] = []
+    updates = echo.Updates()
+    work = measure.Work(history, options)
+    with started(history.executor, measure.done, work) as pool:
+        for stored in history.each():
+            rows += updates.rows(stored)
+            if stored.complete and stored.round in chosen:
+                work.round = measure.Round(history, history.finite(stored), options)
+                rows += work.round.rows(pool, progress)
+    rows += updates.means()
+    measure.refuse_nothing(rows)
+    return table([{"masked": row["value"] is None, **row} for row in rows] + history.notes, **history.common)

@@ -1,0 +1,99 @@
+"""Training the clients to their optima, and the swing of the stored global weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fldiag.checkpoint.run import Run
+from fldiag.errors import FldiagError
+from fldiag.losses import noise_floor
+from fldiag.method import Personal
+from fldiag.registry import Progress
+from fldiag.results.table import Row
+from fldiag.rounds import proximal
+from fldiag.rounds.history import History
+from fldiag.rounds.pool import Weights
+from fldiag.training.finetune import tuned
+from fldiag.training.setup import Setup
+
+
+def of_run(run: Run, setup: Setup, epochs: Sequence[int], fall: float, lr: str, seed: int, executor: Any,
+           progress: Progress | None) -> list[Row]:
+    """Rows of every client after every number of epochs, its floor, and the mean of these."""
+    if run.status != "finished":
+        raise FldiagError(f"run {run.path} is {run.status} after {run.done} of {setup.config.rounds} rounds",
+                          "choose a finished run")
+    view = History(setup.module, setup.dataset, setup.parts, {}, device=setup.device, dtype=setup.dtype)
+    start = weights(run, setup, run.done)
+    before = {k: _gradient(view, start, k) for k in range(len(setup.parts)) if len(setup.parts[k])}
+    floor = noise_floor(setup.dtype)
+    common: Row = {"round": run.done, "moment": "trained", "scope": "client", "estimator": "trained", "masked": False}
+    rows: list[Row] = []
+    for k in range(len(setup.parts)):
+        why = "it has no examples" if k not in before else "its gradient is rounding noise" if before[k] < floor else None
+        if why or not np.isfinite(before[k]):
+            rows.append({**common, "client": k, "metric": "client_floor", "value": None, "masked": True,
+                         "note": why or "its gradient is not finite"})
+    ids = [k for k in before if floor <= before[k] < float("inf")]
+    found: dict[int, list[tuple[int, float, float]]] = {k: [] for k in ids}
+    done = 0
+    for models in tuned(setup, Personal(tuple(epochs), lr=lr), *start, {}, run.done, ids, seed, executor) if ids else ():
+        for j, k in enumerate(models.ids):
+            w = models.rows[j]
+            ratio = _gradient(view, (w, {n: b[j] for n, b in models.buffers.items()}), k) / before[k]
+            found[k].append((models.e, float((w - start[0]).double().norm()), ratio))
+            done += 1
+        if progress:
+            progress(done, len(ids) * len(epochs), f"{models.e} epochs")
+    floors, reached = [], []
+    for k, each in found.items():
+        about = {**common, "client": k, "slice": f"client:{k}/train", "n_examples": len(setup.parts[k])}
+        for e, distance, ratio in sorted(each):
+            rows += [_number({**about, "metric": "floor_distance", "index": e}, distance),
+                     _number({**about, "metric": "floor_gradient", "index": e}, ratio)]
+        e, distance, ratio = next((v for v in sorted(each) if v[2] <= fall), max(each))
+        rows.append(_number({**about, "metric": "client_floor", "index": e, "fall": ratio, "converged": ratio <= fall}, distance))
+        floors += [distance] if np.isfinite(distance) else []
+        reached.append(ratio <= fall)
+    if floors:
+        rows.append({**common, "scope": "global", "slice": "client:*/train", "metric": "client_floor", "n_clients": len(floors),
+                     "value": float(np.mean(floors)), "converged": all(reached),
+                     "stderr": float(np.std(floors, ddof=1) / len(floors)**0.5) if len(floors) > 1 else None})
+    return rows
+
+
+def _number(about: Row, value: float) -> Row:
+    if np.isfinite(value):
+        return {**about, "value": value}
+    return {**about, "value": None, "masked": True, "note": "the client's training diverges"}
+
+
+def _gradient(view: History, at: Weights, client: int) -> float:
+    """The norm of the gradient of a client's own training loss."""
+    some = proximal.batches(view.pool.own(client), None)[0]
+    losses = proximal.Losses(view.network, view.pool, at[1], at, some, kind="l2")
+    return float(proximal.gradient(losses.local(), at[0])[1].double().norm())
+
+
+def weights(run: Run, setup: Setup, round: int) -> Weights:
+    """The stored global model."""
+    state = run.checkpoint(round).state
+    w = torch.cat([state[n].reshape(-1) for n in setup.network.layout.names]).to(setup.device, setup.dtype)
+    return w, {n: state[n].to(setup.device) for n in setup.network.buffers}
+
+
+def oscillation(run: Run, setup: Setup, late: int) -> list[Row]:
+    """How far the global weights of the last stored rounds lie from their mean; two passes, one vector in memory."""
+    rounds = [r for r in run.rounds if r][-late:]
+    about: Row = {"metric": "oscillation", "round": run.done, "moment": "aggregated", "scope": "global", "estimator": "exact",
+                  "n_rounds": len(rounds)}
+    if len(rounds) < 2:
+        return [{**about, "value": None, "masked": True, "note": "fewer than two rounds are stored"}]
+    mean: Tensor = sum(weights(run, setup, r)[0].double() for r in rounds) / len(rounds)  # type: ignore[assignment]
+    each = [float((weights(run, setup, r)[0].double() - mean).norm()) for r in rounds]
+    return [{**about, "value": float(np.mean(each)), "stderr": float(np.std(each, ddof=1) / len(each)**0.5), "masked": False}]

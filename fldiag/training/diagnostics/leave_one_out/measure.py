@@ -1,0 +1,269 @@
+"""Training again without a client, what that does to the loss, and what was predicted of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy import stats
+from torch import Tensor
+
+from fldiag.checkpoint.run import Run
+from fldiag.errors import FldiagError
+from fldiag.execution.start import started
+from fldiag.method import Round
+from fldiag.registry import Progress
+from fldiag.results.select import only
+from fldiag.results.table import Row
+from fldiag.rounds.history import History
+from fldiag.rounds.pool import Weights
+from fldiag.seeding import numpy_rng
+from fldiag.training.federation import Federation
+from fldiag.training.schedule import Batches, Schedule
+from fldiag.training.setup import Setup
+
+#: Resamples of the bootstrap, and its level.
+RESAMPLES, LEVEL = 2000, 0.95
+#: Relative difference from the stored weights up to which training again has found the same model.
+SAME = 1e-3
+PREDICTIONS = ("quadratic", "linear", "rounds-quadratic", "rounds-linear")
+
+
+@dataclass(frozen=True)
+class Without:
+    """A schedule in which one client never takes part; everybody else does what they did."""
+
+    schedule: Schedule
+    client: int
+
+    def sampled(self, t: int) -> list[int]:
+        return [i for i in self.schedule.sampled(t) if i != self.client]
+
+    def batches(self, t: int, client: int, n: int) -> Batches:
+        return self.schedule.batches(t, client, n)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Train the last ``last`` rounds again without a client."""
+
+    last: int
+    client: int
+
+    def __str__(self) -> str:
+        return f"the last {self.last} rounds without client {self.client}"
+
+
+def without(starts: Mapping[int, Federation], unit: Unit) -> Weights:
+    """The final weights; a round in which nobody else is sampled changes nothing."""
+    made = copied(starts[unit.last])
+    made.setup = copy.copy(made.setup)
+    made.setup.schedule = Without(made.setup.schedule, unit.client)  # type: ignore[assignment]
+    for _ in range(unit.last):
+        if made.setup.schedule.sampled(made.t):
+            made.round(partial(map, made.setup.train))
+        else:
+            made.t += 1
+    return made.w, made.buffers
+
+
+def copied(federation: Federation) -> Federation:
+    """The same state, which may go on by itself: rounds replace tensors, and change none."""
+    made = copy.copy(federation)
+    made.state, made.clients = dict(federation.state), dict(federation.clients)
+    return made
+
+
+@dataclass
+class Replay:
+    """The last rounds again, with everybody: the federation before each number of last rounds, what the server saw in each round
+    (with its new weights), and the final weights."""
+
+    starts: dict[int, Federation]
+    seen: list[tuple[Round, Tensor]]
+    final: Weights
+
+
+def replayed(run: Run, setup: Setup, last: Sequence[int]) -> Replay:
+    """From the stored weights where nothing else is needed to go on, else from the start."""
+    made, done, first = Federation(setup), run.done, run.done - max(last)
+    if made.stateless and first in run.rounds:
+        c = run.checkpoint(first)
+        made.t = first
+        made.w = torch.cat([c.state[n].reshape(-1) for n in setup.network.layout.names]).to(setup.device, setup.dtype)
+        made.buffers = {n: c.state[n].to(setup.device) for n in made.buffers}
+    found = Replay({}, [], (made.w, made.buffers))
+    while made.t < done:
+        if done - made.t in last:
+            found.starts[done - made.t] = copied(made)
+        seen, _ = made.round(partial(map, setup.train))
+        if made.t > first:
+            found.seen.append((seen, made.w))
+    found.final = made.w, made.buffers
+    return found
+
+
+def of_run(run: Run, setup: Setup, last: Sequence[int], where: str, executor: Any, progress: Progress | None) -> list[Row]:
+    if run.status != "finished":
+        raise FldiagError(f"run {run.path} is {run.status} after {run.done} of {setup.config.rounds} rounds",
+                          "choose a finished run")
+    if setup.method.isolated:
+        raise FldiagError(f"{run.path}: with {setup.config.method.name} nothing is aggregated", "choose another run")
+    rows: list[Row] = [_note(f"the run has {run.done} rounds, and not {r} to leave out") for r in last if r > run.done]
+    last = [r for r in last if r <= run.done] or [run.done]
+    if progress:
+        progress(0, 1, "training again with all clients")
+    replay = replayed(run, setup, last)
+    stored = run.checkpoint()
+    there = torch.cat([stored.state[n].reshape(-1) for n in setup.network.layout.names]).to(replay.final[0])
+    away = float((there - replay.final[0]).norm() / there.norm())
+    if not away <= SAME:
+        rows.append(_note(f"trained again, the weights differ from the stored ones by {away:.1e} of their norm (another "
+                          "machine or number of threads?): effects are those of the rounds trained here"))
+    view = History(setup.module, setup.dataset, setup.parts, {}, device=setup.device, dtype=setup.dtype)
+    stretch = view.pool.test if where == "test" else view.pool.clients
+    before = view.evaluate([replay.final]).loss[0, stretch]
+    if not np.isfinite(before.mean()):
+        raise FldiagError(f"the final loss of {run.path} on {where} is {before.mean()}", "choose a run that did not diverge")
+
+    def effect(weights: Weights, about: Row) -> Row:
+        change = view.evaluate([weights]).loss[0, stretch] - before
+        value = float(change.mean())
+        if not np.isfinite(value):
+            return {**about, "metric": "effect", "value": None, "masked": True, "note": "without it the training diverges"}
+        return {**about, "metric": "effect", "value": value, "stderr": float(change.std(ddof=1) / len(change)**0.5)}
+
+    common: Row = {"slice": where, "scope": "client", "moment": "aggregated", "round": run.done, "n_examples": len(before),
+                   "masked": False}
+    rows += [{**common, **row} for row in _aggregate(replay, effect)]
+    units = [Unit(r, k) for r in last for k in range(len(setup.parts)) if _times(replay, r, k) >= min(2, r)]
+    rows += [{**common, "metric": "effect", "estimator": "retrained", "index": r, "client": k, "value": None, "masked": True,
+              "note": f"sampled in {_times(replay, r, k)} of the last {r} rounds"}
+             for r in last for k in range(len(setup.parts)) if Unit(r, k) not in units]
+    with started(executor, without, replay.starts, name=str, most=len(units)) as pool:
+        for i, (unit, weights) in enumerate(zip(units, pool.map(units), strict=True), start=1):
+            rows.append(effect(weights, {**common, "estimator": "retrained", "index": unit.last, "client": unit.client}))
+            if progress:
+                progress(i, len(units), str(unit))
+    return [*rows, *({**common, **row} for row in _predicted(replay, view, stretch, where, units, rows))]
+
+
+def _note(text: str) -> Row:
+    return {"metric": "missing", "note": text, "masked": True}
+
+
+def _times(replay: Replay, last: int, client: int) -> int:
+    return sum(client in seen.ids for seen, _ in replay.seen[-last:])
+
+
+def displacement(seen: Round, new: Tensor, client: int) -> Tensor:
+    """c (w - w_k), c = p_k / (1 - p_k): what the mean gains without the client, [P] in float64.
+
+    Raises FldiagError for a client that is alone, and a server that does more than the weighted mean."""
+    j, mean = seen.ids.index(client), seen.mean(seen.rows, seen.p)
+    p = float(seen.p[j])
+    if p >= 1:
+        raise FldiagError(f"client {client} is alone in round {seen.t + 1}", "sample several clients")
+    if float((mean - new).norm()) > 1e-5 * float(new.norm()):
+        raise FldiagError("the server does more than the weighted mean of the clients", "see the effects of training again")
+    return p / (1 - p) * (new - seen.rows[j]).double()
+
+
+def _aggregate(replay: Replay, effect: Any) -> list[Row]:
+    """Exact effects on the aggregate of the last round."""
+    seen, new = replay.seen[-1]
+    rows: list[Row] = []
+    for j, k in enumerate(seen.ids):
+        about: Row = {"index": 0, "client": k, "estimator": "exact"}
+        try:
+            w = new.double() + displacement(seen, new, k)
+        except FldiagError as error:
+            rows.append({**about, "metric": "effect", "value": None, "masked": True, "note": error.what})
+            continue
+        others = [i for i in range(seen.m) if i != j]
+        p = seen.p[others] / seen.p[others].sum()
+        buffers = {n: torch.tensordot(p.to(b.device), b[others].double(), 1).to(b.dtype) if b.is_floating_point()
+                   else b[others].amax(0) for n, b in seen.buffers.items()}
+        rows.append(effect((w.to(new.dtype), buffers), about))
+    return rows
+
+
+def _predicted(replay: Replay, view: History, stretch: slice, where: str, units: Sequence[Unit], rows: Sequence[Row]
+               ) -> list[Row]:
+    """Predictions of all effects that were measured."""
+    asked = [(0, row["client"]) for row in rows if row.get("index") == 0 and row["value"] is not None]
+    asked += [(unit.last, unit.client) for unit in units]
+    found: dict[tuple[int, int], np.ndarray] = {key: np.zeros(4) for key in asked}
+    moved: dict[tuple[int, int], Tensor] = {}
+    why: dict[tuple[int, int], str] = {}
+    for back, (seen, new) in enumerate(reversed(replay.seen), start=1):
+        problem = view.problem((new, seen.mean_buffers), stretch, where)
+        g, hessian = problem.gradient(), problem.hessian()
+        for k in seen.ids:
+            mine = [key for key in asked if key[1] == k and back <= max(key[0], 1)]
+            if not mine:
+                continue
+            try:
+                d = displacement(seen, new, k)
+            except FldiagError as error:
+                why |= dict.fromkeys(mine, error.what)
+                continue
+            linear, quadratic = float(g @ d), 0.5 * float(d @ hessian(d))
+            for key in mine:
+                found[key][2:] += linear + quadratic, linear
+                moved[key] = moved[key] + d if key in moved else d
+        hessian.release()
+    problem = view.problem(replay.final, stretch, where)
+    g, hessian = problem.gradient(), problem.hessian()
+    made: list[Row] = []
+    for key in asked:
+        about: Row = {"metric": "predicted_effect", "index": key[0], "client": key[1]}
+        if key in why:
+            made += [{**about, "estimator": name, "value": None, "masked": True, "note": why[key]} for name in PREDICTIONS]
+            continue
+        linear = float(g @ moved[key])
+        found[key][:2] = linear + 0.5 * float(moved[key] @ hessian(moved[key])), linear
+        made += [{**about, "estimator": name, "value": float(v)} for name, v in zip(PREDICTIONS, found[key], strict=True)]
+    hessian.release()
+    return made
+
+
+def rank_correlations(frame: pd.DataFrame, seed: int) -> list[Row]:
+    """Spearman's correlation of predicted and true effects over the clients of all runs, with its interval."""
+    rows: list[Row] = []
+    keys = ["run", "client", "index"]
+    true = only(frame, metric="effect").dropna(subset="value")[[*keys, "value"]]
+    for (index, how), part in only(frame, metric="predicted_effect").dropna(subset="value").groupby(["index", "estimator"]):
+        pairs = part[[*keys, "value"]].merge(true, on=keys, suffixes=("", "_true")).astype({"value": float, "value_true": float})
+        values = pairs[["client", "value", "value_true"]].to_numpy(dtype=float)
+        low, high = _interval(values, seed)
+        value = _spearman(values)
+        rows.append({"metric": "rank_correlation", "index": int(index), "estimator": how, "value": value, "low": low,
+                     "high": high, "n_clients": len(values), "masked": value is None})
+    return rows
+
+
+def _spearman(values: np.ndarray) -> float | None:
+    """Of columns 1 and 2; None where one of them does not vary."""
+    if len(values) < 3 or np.ptp(values[:, 1]) == 0 or np.ptp(values[:, 2]) == 0:
+        return None
+    return float(stats.spearmanr(values[:, 1], values[:, 2]).statistic)
+
+
+def _interval(values: np.ndarray, seed: int) -> tuple[float | None, float | None]:
+    """Percentiles over resampled clients (column 0), all of whose rows come along."""
+    rng, clients = numpy_rng(seed, "bootstrap of clients"), np.unique(values[:, 0])
+    groups = [values[values[:, 0] == k] for k in clients]
+    found = [] if len(groups) < 3 else [
+        _spearman(np.concatenate([groups[i] for i in rng.integers(len(groups), size=len(groups))])) for _ in range(RESAMPLES)]
+    known = [v for v in found if v is not None]
+    if not known:
+        return None, None
+    low, high = np.percentile(known, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
+    return float(low), float(high)

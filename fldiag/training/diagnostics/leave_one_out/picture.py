@@ -1,0 +1,61 @@
+"""Predicted against true effects of leaving each client out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from fldiag.plotting import style
+from fldiag.plotting.tables import floats, need, select
+from fldiag.results.select import number, only
+
+PICTURE = "picture of clients left out"
+
+
+def draw(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
+    """A panel for the aggregate and for every number of last rounds: a point a client (and run), with the client's number where
+    there is one run, and Spearman's correlation. Masked clients have none. ``table``: what ``leave-one-out`` returns.
+    Raises FldiagError for another table."""
+    need(table, ("metric", "run", "client", "index", "value", "estimator"), PICTURE)
+    keys = ["run", "client", "index"]
+    true = select(table, "effect", PICTURE).dropna(subset="value")
+    predicted = only(table, metric="predicted_effect", estimator="quadratic").dropna(subset="value")
+    pairs = predicted[[*keys, "value"]].merge(true[[*keys, "value"]], on=keys, suffixes=("", "_true"))
+    panels = sorted({int(i) for i in true["index"]})
+    runs = list(dict.fromkeys(true["run"]))
+    looks = style.looks(runs)
+    across = min(4, len(panels))
+    down = -(-len(panels) // across)
+    with style.paper():
+        fig = style.figure(width, 2.3 * down + 0.3, layout="constrained")
+        axes = list(fig.subplots(down, across, squeeze=False).flat)
+        for ax, index in zip(axes, panels, strict=False):
+            _panel(ax, only(pairs, index=index), looks, len(runs) == 1)
+            rho = number(only(table, metric="rank_correlation", index=index, estimator="quadratic"))
+            what = "of the aggregate" if index == 0 else f"of the last {index} rounds" if index > 1 else "of the last round"
+            ax.set_title(f"left out {what}" + (f"\nSpearman {style.number(rho, 2)}" if rho is not None else "\n"))
+        for ax in axes[len(panels):]:
+            ax.remove()
+        fig.supxlabel("predicted change of the loss", fontsize=8)
+        fig.supylabel("true change of the loss", fontsize=8)
+    return fig
+
+
+def _panel(ax, pairs: pd.DataFrame, looks: dict[str, style.Look], numbers: bool) -> None:
+    if pairs.empty:
+        ax.text(0.5, 0.5, "no prediction", ha="center", va="center", transform=ax.transAxes)
+        ax.set_axis_off()
+        return
+    for run, part in pairs.groupby("run", sort=False):
+        x, y = floats(part["value"]), floats(part["value_true"])
+        ax.plot(x, y, linestyle="none", marker=looks[run].marker, markersize=4, color=looks[run].color, alpha=0.7)
+        for k, a, b in zip(part["client"], x, y, strict=True) if numbers else ():
+            ax.annotate(str(int(k)), (a, b), xytext=(2.5, 2.5), textcoords="offset points", fontsize=5.5)
+    for line in (ax.axhline, ax.axvline):
+        line(0, color="black", linewidth=0.5)
+    ends = np.array([*ax.get_xlim(), *ax.get_ylim()])
+    ax.plot([ends.min(), ends.max()], [ends.min(), ends.max()], color="#999999", linewidth=0.6, linestyle=(0, (4, 2)), zorder=0,
+            scalex=False, scaley=False)
+    ax.locator_params(nbins=4)
+    ax.grid(True)

@@ -1,0 +1,37 @@
+"""What a stored run was trained with, made again: for diagnostics that train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fldiag.checkpoint.run import Run
+from fldiag.data import partition
+from fldiag.errors import FldiagError
+from fldiag.sections import FILES
+from fldiag.training.setup import Setup
+
+
+def setup_of(run: Run, device: str, root: str | None, download: bool, model: str | None, data: str | None) -> Setup:
+    """The run's data, partition, network and method. ``model``, ``data``: names of user code, as a consent to run it.
+
+    Raises FldiagError for a run of another program, user code without consent, and data other than the run's.
+    """
+    if run.origin:
+        raise FldiagError(f"{run.path} was trained by another program, and training again needs its config",
+                          "give a run that fldiag trained")
+    config = run.config
+    for section, name, given in (("model", config.model.name, model), ("data", config.data.name, data)):
+        if ":" in name and not name.startswith(FILES) and given != name:
+            raise FldiagError(f"{run.path} names the {section} {name!r}, user code that is never run because a file says so",
+                              f"if you trust it, say so yourself: --{section} {name}")
+        if given is not None and given != name:
+            raise FldiagError(f"{run.path} was trained with {section} {name!r}, not {given!r}",
+                              f"leave out --{section}", usage=True)
+    stored = config.data.root
+    here = root or (stored if stored is not None and Path(stored).is_dir() else None)
+    setup = Setup(config.replace(data__root=here), device=device, download=download,
+                  parts=partition.load_parts(run.verified("partition.npz")))
+    if run.index["provenance"].get("data") != setup.dataset.fingerprint():
+        raise FldiagError(f"the data set {setup.dataset.name!r} found here is not the one {run.path} was trained on",
+                          "point to the same data with --root")
+    return setup
