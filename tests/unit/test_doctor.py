@@ -158,6 +158,11 @@ def same_examples():
     return data, [*parts[:5], parts[4], *parts[6:]]
 
 
+def without_a_class():
+    data, parts = blobs()
+    return Dataset("three", data.train_x, data.train_y.clamp(max=2), data.test_x, data.test_y, 4), parts
+
+
 PLANTED = [
     ("aggregate", {"server": lambda t, w, s, n: mean(s, [1] * len(s))}, "plain mean", "warning"),
     ("aggregate", {"server": lambda t, w, s, n: s[-1]}, "model of one client", "fault"),
@@ -194,6 +199,7 @@ PLANTED = [
     ("means", {"metrics": plain_mean}, "plain mean", "warning"),
     ("means", {"metrics": mean_f1}, "not the one of all", "warning"),
     ("partition", {"world": same_examples()}, "the same examples", "warning"),
+    ("partition", {"world": without_a_class()}, "no client holds class 3", "warning"),
 ]
 
 
@@ -211,7 +217,7 @@ def healthy(clean):
                                                                                _ in PLANTED])
 def test_a_planted_fault_is_found(tmp_path, healthy, check, plant, what, severity):
     run = record(tmp_path / "run", **plant)
-    rows = found(examined(run, check=check), check)
+    rows = found(examined(run, check=check, data=plant.get("world", blobs())[0]), check)
     assert len(rows) and rows["what"].str.contains(what).any(), rows[["what", "evidence"]].to_dict("records")
     assert severity in set(rows["severity"])
     assert all(len(rows[c].dropna()) == len(rows) for c in ("evidence", "consequence", "remedy"))
@@ -266,6 +272,13 @@ def test_server_steps_of_a_loop_are_information(tmp_path, server):
     table = examined(record(tmp_path / "run", server=server), check="aggregate")
     assert found(table).empty, found(table)["what"].tolist()
     assert len(found(table, "aggregate", ["information"]))
+
+
+def test_layers_that_nobody_trains_are_information(tmp_path):
+    net = network()
+    net[0].requires_grad_(False)
+    row = examined(record(tmp_path / "run", net=net), check="zero_updates").iloc[0]
+    assert row["severity"] == "information" and row["layer"] == "0.bias, 0.weight"
 
 
 def test_equal_sizes_make_the_plain_mean_the_right_one(tmp_path):

@@ -1,6 +1,8 @@
 """The doctor on the four kinds of runs: fldiag's own, Flower's, a folder of files and (test_doctor.py) a plain loop."""
 
+import importlib.util
 import json
+from pathlib import Path
 
 import commands
 import pytest
@@ -135,3 +137,14 @@ def test_recordings_of_flower(tmp_path, monkeypatch):
     adam = table("adam", FedAdam(fraction_evaluate=0.0))
     assert bad(adam, "aggregate").empty
     assert "model of one client" in bad(table("last", Last(fraction_evaluate=0.0)), "aggregate")["what"].iloc[0]
+
+
+@pytest.mark.slow
+def test_sound_runs_are_not_accused():
+    """Some of the runs of analyses/doctor_false_alarms.py: LDA 0.05, two classes a client, server optimisers, loops."""
+    place = Path(__file__).parents[2] / "analyses/doctor_false_alarms.py"
+    spec = importlib.util.spec_from_file_location("doctor_false_alarms", place)
+    study = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(study)
+    rows = [study.examined(i) for i in (0, 1, 3, 4, 7, 11, 14, 15, 19, 30, 37, 45)]
+    assert [row for row in rows if row["fault"] or row["warning"]] == []
