@@ -263,6 +263,9 @@ def test_the_callers_models_are_untouched_and_draw_draws():
     assert len(fldiag.draw(frame).axes) == 3  # paths, simplex, its colours
     alone = fldiag.diagnose(three, "connectivity", pairs="none", mixtures=5, points=3)
     assert only(alone, metric="mixture")["value"].tolist() == only(frame, metric="mixture")["value"].tolist()
+    edges = only(frame, metric="mixture").iloc[4:25]
+    assert {float(min(s.split(), key=float)) for s in edges.shares} == {0.0} and len(only(frame, metric="mixture")) == 25 + 5
+    assert number(frame, "mixture_mean") == pytest.approx(only(frame, metric="mixture")["value"].iloc[25:].mean())
     assert len(fldiag.draw(alone).axes) == 2 and "no barrier" not in str(list(summary(alone, {})))
 
 

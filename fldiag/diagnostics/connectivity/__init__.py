@@ -77,9 +77,10 @@ def connectivity(problems: Sequence[Problem], progress: Progress | None = None, 
       ``estimator`` ``grid``. ``midpoint``: the same difference at t = 1/2, negative where the mixture is better than the models.
       ``accuracy_barrier``: the largest loss of accuracy, likewise. ``mean_loss``: E_t F (trapezoids). ``distance`` of the ends.
     - with three models or more ``mixture``: F(sum a_k w_k) - sum a_k F(w_k), shares a in column ``shares``: the corners, the
-      centre, and ``mixtures`` draws uniform on the simplex (group connectivity, FedGuCci, arXiv 2402.18949: an operational
-      definition in its spirit). ``mixture_mean`` of the draws (``stderr`` over examples, ``residual``: the standard error over
-      draws), ``mixture_max`` of all (the simplex may be higher elsewhere), ``mixture_centre``.
+      centre, of three models points on the edges, and ``mixtures`` draws uniform on the simplex (group connectivity, FedGuCci,
+      arXiv 2402.18949: an operational definition in its spirit). ``mixture_mean`` of the draws (``stderr`` over examples,
+      ``residual``: the standard error over draws), ``mixture_max`` of all (the simplex may be higher elsewhere),
+      ``mixture_centre``.
     - with ``align`` ``moved``: how many hidden units of a layer changed places, by weight matching (Git Re-Basin, Ainsworth et
       al., ICLR 2023); all paths and mixtures are between the models so permuted, whose outputs are unchanged.
 

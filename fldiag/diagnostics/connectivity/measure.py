@@ -27,6 +27,8 @@ from fldiag.surface.mixtures import Buffers, Mixtures, Model
 
 #: Nothing higher is looked for on a path when it is expected to be less than this share of the range of the loss.
 GRID_RTOL = 0.01
+#: Points on an edge of the simplex of three models.
+EDGE = np.arange(1, 8) / 8
 
 
 @dataclass(frozen=True)
@@ -217,9 +219,12 @@ def _measured(sound: Sequence[Problem], work: Work, progress: Progress | None) -
 
 
 def _shares(count: int, options: Options) -> list[tuple[float, ...]]:
-    """The corners, the centre, and points uniform on the simplex."""
+    """The corners, the centre, of three models points on the edges (or their picture would guess them from the corners), and
+    last the points uniform on the simplex."""
     drawn = numpy_rng(options.seed, "mixtures of models").dirichlet(np.ones(count), options.mixtures)
-    return [*map(tuple, np.eye(count).tolist()), (1 / count,) * count, *map(tuple, drawn.tolist())]
+    corners = np.eye(count)
+    edges = [((1 - t) * a + t * b).tolist() for a, b in combinations(corners, 2) for t in EDGE] if count == 3 else []
+    return [*map(tuple, corners.tolist()), (1 / count,) * count, *map(tuple, edges), *map(tuple, drawn.tolist())]
 
 
 def _group(work: Work, shares: Sequence[tuple[float, ...]], found: Sequence[Excess], more: Row) -> list[Row]:
@@ -227,7 +232,7 @@ def _group(work: Work, shares: Sequence[tuple[float, ...]], found: Sequence[Exce
     rows: list[Row] = [{"metric": "mixture", "index": i, "shares": " ".join(map(repr, a)), "value": e.value, "stderr": e.stderr,
                         "loss": e.loss, "estimator": "exact", "scope": "global", **more}
                        for i, (a, e) in enumerate(zip(shares, found, strict=True), start=1)]
-    values, drawn = np.array([e.value for e in found]), found[count + 1:]
+    values, drawn = np.array([e.value for e in found]), found[-work.options.mixtures:]
     spread = np.array([e.value for e in drawn])
     each = [e.each for e in drawn if e.each is not None]
     stderr = work.problem.stderr(torch.from_numpy(np.mean(each, axis=0)).to(work.problem.device)) if each else None
