@@ -144,16 +144,20 @@ def main() -> None:
             rows.append(measured(method, seed, Path("checkpoints/cache")))
             print(", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{v}" for k, v in rows[-1].items()
                             if not k.endswith("_stderr")), flush=True)
-    frame = pd.DataFrame(rows)
+    write(pd.DataFrame(rows), args.out)
+
+
+def write(frame: pd.DataFrame, out: Path) -> None:
+    """The tables and the picture."""
     found = correlations(frame)
-    args.out.mkdir(parents=True, exist_ok=True)
-    frame.to_csv(args.out / "runs.csv", index=False, float_format="%.6g")
-    found.to_csv(args.out / "correlations.csv", index=False, float_format="%.4f")
-    about = provenance(rounds=ROUNDS, seeds=args.seeds, preset="digits")
-    (args.out / "correlations.json").write_text(json.dumps(about, indent=1))
-    style.save(draw(found, int((frame["status"] == "finished").sum())), args.out / "correlations.png")
+    out.mkdir(parents=True, exist_ok=True)
+    frame.to_csv(out / "runs.csv", index=False, float_format="%.6g")
+    found.to_csv(out / "correlations.csv", index=False, float_format="%.4f")
+    about = provenance(rounds=ROUNDS, runs=len(frame), preset="digits")
+    (out / "correlations.json").write_text(json.dumps(about, indent=1))
+    style.save(draw(found, int((frame["status"] == "finished").sum())), out / "correlations.png")
     print(found.to_string(index=False))
-    print(args.out / "correlations.csv")
+    print(out / "correlations.csv")
 
 
 if __name__ == "__main__":

@@ -38,18 +38,23 @@ def main() -> None:
         config = Config.load("digits", rounds=ROUNDS, seed=seed, checkpoint__clients="sampled")
         tables.append(fldiag.diagnose(fldiag.train(config, resume=True), "leave-one-out", cache=Path("checkpoints/cache")))
         print(f"seed {seed} done", flush=True)
+    write(tables, args.out)
+
+
+def write(tables: list[pd.DataFrame], out: Path) -> None:
+    """The tables and the picture of the runs' answers."""
     found = pd.concat([only(t, metric=("effect", "predicted_effect", "missing")) for t in tables], ignore_index=True)
     ranks = table(rank_correlations(found, 0), run="pooled", scope="global", slice="train")
-    args.out.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     columns = ["run", "seed", "client", "index", "metric", "estimator", "value", "stderr", "note"]
-    found.reindex(columns=columns).to_csv(args.out / "effects.csv", index=False, float_format="%.6g")
+    found.reindex(columns=columns).to_csv(out / "effects.csv", index=False, float_format="%.6g")
     shown = ranks[["index", "estimator", "value", "low", "high", "n_clients"]]
-    shown.to_csv(args.out / "correlations.csv", index=False, float_format="%.4f")
-    about = provenance(rounds=ROUNDS, seeds=args.seeds, preset="digits")
-    (args.out / "correlations.json").write_text(json.dumps(about, indent=1))
-    style.save(draw(pd.concat([found, ranks], ignore_index=True)), args.out / "leave_one_out.png")
+    shown.to_csv(out / "correlations.csv", index=False, float_format="%.4f")
+    about = provenance(rounds=ROUNDS, seeds=len(tables), preset="digits")
+    (out / "correlations.json").write_text(json.dumps(about, indent=1))
+    style.save(draw(pd.concat([found, ranks], ignore_index=True)), out / "leave_one_out.png")
     print(shown.to_string(index=False))
-    print(args.out / "correlations.csv")
+    print(out / "correlations.csv")
 
 
 if __name__ == "__main__":
