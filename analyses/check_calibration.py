@@ -92,6 +92,10 @@ def power(differences):
     return pd.DataFrame(rows)
 
 
+def named(points):
+    return f"{points} point{'s' * (points > 1)}" if points else "none (false alarms)"
+
+
 def draw(table, spread):
     with style.paper():
         fig = style.figure(style.ONE_COLUMN, 2.6, layout="constrained")
@@ -100,7 +104,7 @@ def draw(table, spread):
             rows, look = table[table["points"] == points], style.look(place)
             error = np.abs(rows["decided"].to_numpy() - rows[["low", "high"]].to_numpy().T)
             ax.errorbar(rows["seeds"], rows["decided"], error, color=look.color, marker=look.marker, linestyle=look.dash,
-                        label=f"{points} points" if points else "none (false alarms)")
+                        label=named(points))
         ax.axhline(1 - LEVEL, color="#888888", linewidth=0.6)
         ax.set(xlabel="pairs of runs (seeds)", ylabel="decided", xticks=SIZES, ylim=(0, 1.02),
                title=f"standard deviation of a difference: {100 * spread:.2g} points")
@@ -126,7 +130,7 @@ def page(pairs, table, spread):
               "| planted difference | " + " | ".join(f"{n} seeds" for n in SIZES) + " |", "|---|" + "---|" * len(SIZES)]
     for points in POINTS:
         rows = table[table["points"] == points].set_index("seeds")["decided"]
-        lines.append(f"| {f'{points} points' if points else 'none'} | " + " | ".join(f"{rows[n]:.1%}" for n in SIZES) + " |")
+        lines.append(f"| {named(points)} | " + " | ".join(f"{rows[n]:.1%}" for n in SIZES) + " |")
     return "\n".join([*lines, "", "![power](power.png)", ""])
 
 
