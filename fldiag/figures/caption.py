@@ -12,7 +12,7 @@ import pandas as pd
 
 from fldiag.checkpoint.run import Run
 from fldiag.config import Config
-from fldiag.figures import gather
+from fldiag.figures import evidence, gather
 from fldiag.figures.plan import Plan, answers
 from fldiag.figures.questions import CLOCK
 from fldiag.figures.scales import questions, reduction
@@ -35,18 +35,19 @@ def about(study: Study, the_plan: Plan, found: pd.DataFrame, paths: Mapping[str,
     runs = {core: run_about(the_plan, core, trained[core]) for core in sorted(trained)}
     protocols = _protocols(study, the_plan, cells)
     less, seeds = reduction(protocols), _seeds(cells, there, found)
+    measured = gather.measured(found, study, the_plan, there)
     left, failed = _left_out(study, the_plan, cells, errors), _failed(study, the_plan, cells, errors)
     sentences = [study.caption, protocol([theirs for theirs, _ in protocols]),
                  *_of_the_scale(study, the_plan, less, trains=bool(cells)),
                  *_of_the_answers(study, the_plan, seeds, trains=bool(cells)),
-                 *_of_the_missing(left, cells, errors), *_of_the_failed(study, failed, cells, runs)]
+                 *_of_the_untrained(measured), *_of_the_missing(left, cells, errors), *_of_the_failed(study, failed, cells, runs)]
     return {
         "paper": study.paper, "id": study.id, "title": study.title, "source": study.source,
         "caption": " ".join(filter(None, sentences)), "scale": the_plan.scale.name, "reduction": less, "seeds": seeds,
         "machine": machines(trained.values()), **provenance(),
         "runs": {trained[core].name: said for core, said in runs.items()},
         "failed": failed,
-        "left_out": left, "measured": gather.measured(found, study, the_plan, there)}
+        "left_out": left, "measured": measured}
 
 
 # ---- what was done
@@ -106,6 +107,13 @@ def _of_the_answers(study: Study, the_plan: Plan, seeds: Sequence[int], trains: 
         yield f"Asked with {asked}."
     if len(seeds) > 1 or (trains and seeds):
         yield f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}."
+
+
+def _of_the_untrained(measured: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    found = [hit["value"] <= limit for hit in measured if hit["metric"] == "accuracy" and hit["value"] is not None
+             and (limit := evidence.floor(hit["trained_on"])) is not None]
+    if any(found):
+        yield f"Not trained far enough to compare methods (near chance, or two classes): {sum(found)} of {len(found)} models."
 
 
 def _of_the_missing(left: Sequence[Mapping[str, Any]], cells: Cells, errors: Mapping[str, str]) -> Iterator[str]:
