@@ -85,6 +85,12 @@ class Models:
                     found.setdefault(i, {})[r] = both
         return found
 
+    def gain_of(self, client: int, r: int) -> float:
+        """By how much a client's training in a round lowered its own loss."""
+        stored, where = self.history.stored(r), self.history.pool.own(client)
+        scores = self.history.evaluate([stored.start, stored.client(stored.ids.index(client))])
+        return float((scores.loss[0, where] - scores.loss[1, where]).mean())
+
     @property
     def gains(self) -> dict[int, dict[int, float]]:
         """Client -> round -> by how much its own training lowered its own loss."""

@@ -6,27 +6,40 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from fldiag.diagnostics.doctor.case import Case, Seen
 from fldiag.diagnostics.doctor.findings import INFORMATION, WARNING, Check, Clear, Finding, Said, Skip
+from fldiag.results.select import spread as spread_rounds
 
 #: How far below the median of all gains those of a client must lie, in units of 1.48 MAD, in every round that is looked at; and
-#: by which multiples of the median its loss must rise there, and where that is a single one.
-SCALES, EVERY, SINGLE = 3.0, 0.25, 1.5
+#: by which multiple of the median its loss must rise there.
+SCALES, EVERY = 3.0, 0.25
 #: Nats that are too few to be told from nothing.
 LEAST = 0.01
+#: Further rounds in which a client is looked at that seems odd.
+FURTHER = 4
 
 
 class OwnData(Check):
     """Clients whose training raises the loss on their own data: other data or labels than the run says, an update of the
     wrong sign, noise.
 
-    Rule: in up to 6 rounds, the change of the mean loss on the client's recorded training examples by its own training. It is
-    reported where it rises in every one of them, by at least a quarter of what it falls by in the median of all clients and
-    rounds (of a single round: 1.5 times that), and lies 3 times the scale 1.48 MAD of all changes beyond that median, which is
-    at least 0.01 nats. Information for methods of fldiag that correct the local gradient (control variates, dual variables):
-    these may raise a client's own loss on purpose.
+    Rule: in up to 6 rounds, the change of the mean loss on the client's recorded training examples by its own training. A client
+    is odd where it rises in every one of them, by at least a quarter of what it falls by in the median of all clients and
+    rounds, and lies 3 times the scale 1.48 MAD of all changes beyond that median, which is at least 0.01 nats. It is looked at
+    in up to 4 further rounds, and reported if that holds there too. Information, if it took part in a single round (local
+    training may be unstable once), and for methods of fldiag that correct the local gradient (control variates, dual
+    variables), which may raise a client's own loss on purpose.
     """
 
     name, title = "own_data", "Clients fit their own data"
+
+    def __init__(self, case: Case):
+        super().__init__(case)
+        self.rounds: dict[int, list[int]] = {}
+
+    def see(self, seen: Seen) -> None:
+        for i in seen.ids if seen.usable else ():
+            self.rounds.setdefault(i, []).append(seen.round)
 
     def end(self) -> Iterator[Said]:
         history = self.case.history
@@ -38,14 +51,19 @@ class OwnData(Check):
             yield Skip("no round holds what clients received and made of it")
             return
         spread = 1.4826 * float(np.median([abs(v - middle) for found in gains.values() for v in found.values()]))
-        severity = INFORMATION if "correct" in self.case.slots else WARNING
+        limit = max(EVERY * middle, SCALES * spread - middle)
         for i, found in gains.items():
-            limit = max((EVERY if len(found) > 1 else SINGLE) * middle, SCALES * spread - middle)
-            if middle >= LEAST and max(found.values()) < -limit:
-                rise = -sum(found.values()) / len(found)
-                yield Finding(severity, f"training raises the loss of client {i} on its own data",
-                              f"by {rise:.3g} nats in {len(found)} of its rounds; over all clients it falls by {middle:.3g} in "
-                              "the median", "it learns something else than its recorded data, and carries that into the mean",
-                              "compare its data and labels with the partition; look for a wrong sign, noise, or an attack",
-                              tuple(found), client=i, value=rise)
+            if middle < LEAST or max(found.values()) >= -limit:
+                continue
+            further = spread_rounds([r for r in self.rounds.get(i, []) if r not in found], FURTHER)
+            found = {**found, **{r: self.case.models.gain_of(i, r) for r in further}}
+            if max(found.values()) >= -limit:
+                continue
+            rise = -sum(found.values()) / len(found)
+            certain = len(found) > 1 and "correct" not in self.case.slots
+            yield Finding(WARNING if certain else INFORMATION, f"training raises the loss of client {i} on its own data",
+                          f"by {rise:.3g} nats in {len(found)} of its rounds; over all clients it falls by {middle:.3g} in "
+                          "the median", "it learns something else than its recorded data, and carries that into the mean",
+                          "compare its data and labels with the partition; look for a wrong sign, noise, or an attack",
+                          tuple(sorted(found)), client=i, value=rise)
         yield Clear(f"the own loss of {len(gains)} clients falls by {middle:.3g} nats in the median")
