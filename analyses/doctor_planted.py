@@ -30,7 +30,8 @@ and settings. What must be named, and about whom, for a fault to count as found:
 
 A fault is found where a finding of severity fault or warning names this; one that is named as information alone is counted apart
 ("information"). A twin is clean where it has no finding of severity fault or warning. The twin of 6 is a run with server momentum
-that calls itself fedavg. About seven minutes on one core; the rows that ``--only`` leaves out stay in the table.
+that calls itself fedavg. About 80 s of CPU time, several minutes on a busy machine; the rows that
+``--only`` leaves out stay in the table.
 """
 
 from __future__ import annotations
@@ -241,8 +242,8 @@ def main() -> None:
                 continue
             line = trial(case, seed, args.runs or Path(made))
             lines.append(line)
-            print(f"[{seed}/{len(FAULTS)}] {time.monotonic() - begun:4.0f} s  {case:17} found: {line['found']}: {line['finding']}\n"
-                  f"      also: {line['also']}\n      twin: {line['twin'] or 'clean'}", flush=True)
+            print(f"[{seed}/{len(FAULTS)}] {time.monotonic() - begun:4.0f} s  {case:17} found: {line['found']}: "
+                  f"{line['finding']}\n      also: {line['also']}\n      twin: {line['twin'] or 'clean'}", flush=True)
     table, out = pd.DataFrame(lines), args.out / "doctor_planted.csv"
     if only and out.is_file():
         earlier = pd.read_csv(out, keep_default_na=False)
