@@ -133,13 +133,13 @@ def _sizes(fig: Figure, largest: float, area: float) -> None:
     wanted = []
     for share in (0.1, 0.35, 1.0):
         unit = 10 ** np.floor(np.log10(largest * share))
-        value = (min(d * unit for d in (1, 2, 5, 10) if d * unit >= largest * (1 - 1e-9)) if share == 1 else
+        value = (np.ceil(2 * largest / unit - 1e-9) * unit / 2 if share == 1 else
                  max(d * unit for d in (1, 2, 5) if d * unit <= largest * share * (1 + 1e-9)))
         if value >= 1 and value not in wanted:
             wanted.append(float(value))
     handles = [Line2D([], [], linestyle="none", marker="o", color=_FILL, alpha=_ALPHA, markeredgewidth=0,
                       markersize=np.sqrt(max(area * v, LEAST))) for v in wanted or [largest]]
-    room = float(np.sqrt(area * max(wanted or [largest]))) / 7  # the largest bubble covers neither title nor numbers
+    room = float(np.sqrt(area * max(wanted or [largest]))) / 5.5  # the largest bubble covers neither title nor numbers
     style.legend(fig, handles, [f"{v:,.0f}" if v >= 1 else style.number(v) for v in wanted or [largest]],
                  handleheight=room, handlelength=room,
                  loc="outside upper right", ncols=len(handles), title="examples (area)", alignment="right",

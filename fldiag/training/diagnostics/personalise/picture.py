@@ -20,8 +20,8 @@ DASH: Any = (0, (2, 1))
 
 
 def draw(table: pd.DataFrame, *, width: float | None = None) -> Figure:
-    """A dot a client over the number of fine-tuning epochs, boxes of their quartiles, a thick line at their median, a dashed one at
-    their mean.
+    """A dot a client over the number of fine-tuning epochs, boxes of their quartiles, a thick line at their median, a dashed
+    one at their mean.
 
     ``table``: rows ``metric="personal_accuracy"`` with ``run, scope, client, index`` (epochs) and ``value`` (share in
     [0, 1]); only those of scope client are drawn. Several runs stand side by side. Raises FldiagError for an unfit
@@ -51,7 +51,8 @@ def draw(table: pd.DataFrame, *, width: float | None = None) -> Figure:
         spread = [flat.loc[flat["epochs"] == e, "value"] * 100 for e in epochs]
         ticks = [f"{tick}\n{v.mean():.1f} ± {v.std(ddof=0):.1f} %" for tick, v in zip(ticks, spread, strict=True)]
     handles = [Line2D([], [], linestyle="none", color=looks[r].color, marker=looks[r].marker, markersize=3.8) for r in runs]
-    handles += [Line2D([], [], color="#555555", linewidth=size, linestyle=dash) for size, dash in ((MEAN, DASH), (MEDIAN, "-"))]
+    handles += [Line2D([], [], color="#555555", linewidth=size, linestyle=dash)
+                for size, dash in ((MEAN, DASH), (MEDIAN, (0, ())))]
     texts = [*(style.wrap(r, width - 0.5)[0] for r in runs), "mean", "median"]
     if len(runs) == 1:
         handles, texts = handles[1:], texts[1:]
