@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -45,8 +46,8 @@ def draw(table: pd.DataFrame, *, width: float | None = None, per_row: int = 3) -
     wide = (table["metric"] == "barrier").any() and low > 0 and high > 50 * low
     with style.paper():
         # Room for the legends, so that the panels keep their height and the legends their distance.
-        longest = max(min(table.loc[table["run"] == run, "index"].nunique(), _MANY) for run in runs) + 3
-        fig = style.figure(width, (2.5 + 0.155 * longest) * down, layout="constrained")
+        longest = max(min(table.loc[table["run"] == run, "index"].nunique(), _MANY) for run in runs) + 2
+        fig = style.figure(width, (2.5 + 0.155 * longest) * down, layout=ConstrainedLayoutEngine(h_pad=0.08))
         axes = fig.subplots(down, across, squeeze=False, sharey=True)
         for ax, run in zip(axes.flat, runs, strict=False):
             rows = table[table["run"] == run]
