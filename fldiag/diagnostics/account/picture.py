@@ -145,7 +145,7 @@ def classes(table: pd.DataFrame, *, round: int | None = None, width: float = sty
                                      strict=True):
             _harm(fig, ax, only(rows, metric=metric), "index", title, scale=both)
         where = str(only(rows, metric="class_harm")["slice"].iloc[0]).partition("/")[0]
-        fig.suptitle(f"round {int(rows['round'].iloc[0])}: effect of each update on the classes ({where} loss)", fontsize=8.5)
+        fig.suptitle(f"round {int(rows['round'].iloc[0])}: effect on the classes ({where} loss)", fontsize=8.5)
     return fig
 
 
@@ -154,7 +154,8 @@ def classes_if_any(table: pd.DataFrame) -> Figure | None:
     return classes(table) if (table["metric"] == "class_harm").any() else None
 
 
-def _harm(fig: Figure, ax, rows: pd.DataFrame, to: str, title: str = "effect on each client's loss", scale: np.ndarray | None = None) -> None:
+def _harm(fig: Figure, ax, rows: pd.DataFrame, to: str, title: str = "effect on each client's loss",
+          scale: np.ndarray | None = None) -> None:
     cells = pd.DataFrame({"a": rows["client"].astype(int), "b": rows[to].astype(int), "v": floats(rows["value"])})
     wide = cells.pivot(index="a", columns="b", values="v")
     values = wide.to_numpy()
