@@ -1,16 +1,19 @@
 """FedSOL Figure 10: learning curves of eight methods on six data sets."""
 
+from fldiag.figures import pictures
 from fldiag.figures.paper_tables import trials
-from fldiag.figures.pictures import stand_ins
 from fldiag.figures.study import Study, curve
-from fldiag.plotting import curves
+from fldiag.plotting import curves, style, words
 
 
 def draw(table):
     window = max(1, int(table["round"].max()) // 15)
-    here = {name: f"\n(here {other})" for name, other in stand_ins(table).items()}
-    named = table.drop(columns="slice").assign(metric=[f"accuracy on {d}{here.get(d, '')}" for d in table["data"]])
-    return curves.draw(named, list(dict.fromkeys(named["metric"])), smooth=window, width=6.9)
+    named, panels = table.drop(columns="slice").assign(metric=table["data"]), list(dict.fromkeys(table["data"]))
+    figure = curves.draw(named, panels, smooth=window, chance=10, note=pictures.trained_on(table), width=style.TWO_COLUMNS)
+    for ax, panel in zip(figure.axes, panels, strict=True):
+        ax.set_title(f"protocol for {words.data(panel)}", fontsize=8)
+        ax.set(ylabel=ax.get_ylabel().replace(words.metric(panel), "test accuracy"))
+    return figure
 
 
 STUDY = Study(

@@ -1,13 +1,11 @@
 """FedSOL Figure 4: FedAvg and FedSOL over learning factors."""
 
-from matplotlib.lines import Line2D
-
 from fldiag.figures import pictures
 from fldiag.figures.study import Study, Trial, final
 from fldiag.plotting import style
 
 PRESET, TEXT = "fedsol-cifar10-lda0.1", {
-    "ratio": "sampling ratio", "epochs": "local epochs", "lr": "learning rate", "rho": "radius rho of FedSOL"}
+    "ratio": "share of clients sampled [%]", "epochs": "local epochs", "lr": "learning rate", "rho": "radius ρ of FedSOL"}
 SWEEPS = (*(("ratio", r, {"clients.per_round": round(100 * r)}) for r in (0.02, 0.05, 0.1, 0.2)),
           *(("epochs", e, {"train.epochs": e}) for e in (1, 5, 10, 20)),
           *(("lr", lr, {"train.lr": lr}) for lr in (0.003, 0.01, 0.03, 0.1)))
@@ -19,9 +17,9 @@ def trained(row):
     (factor,) = set(pictures.parse(row["setting"])) & set(TEXT)
     used = pictures.parse(row.get("trained_with"))
     if factor == "ratio" and used:
-        return float(used["clients.per_round"]) / float(used["clients.total"])
+        return 100 * float(used["clients.per_round"]) / float(used["clients.total"])
     key = {"epochs": "train.epochs", "lr": "train.lr"}.get(factor)
-    return float(used.get(key, pictures.parse(row["setting"])[factor]))
+    return (100 if factor == "ratio" else 1) * float(used.get(key, pictures.parse(row["setting"])[factor]))
 
 
 def draw(table):
@@ -38,18 +36,19 @@ def draw(table):
                     continue
                 pictures.means(ax, part, "at", look, label)
                 lost = part[part["value"].isna()]
-                if len(lost):
-                    ax.plot(lost["at"], [0.04] * len(lost), "x", color=look.color, markersize=5,
-                            transform=ax.get_xaxis_transform())
+                ax.plot(lost["at"], [0.04 if label == "FedAvg" else 0.12] * len(lost), "x", color=look.color, markersize=5,
+                        markeredgewidth=1.2, transform=ax.get_xaxis_transform())
             ax.set(xlabel=text, xscale="linear" if factor == "rho" else "log")
             ax.minorticks_off()
             ticks = sorted({at for at in table.loc[table["factor"] == factor, "at"] if at})
             ax.set_xticks(ticks, [f"{t:g}" for t in ticks], fontsize=6)
             ax.grid(True)
+        for ax in fig.axes:
+            style.chance(ax, 10, name=ax is fig.axes[0])
         fig.axes[0].set_ylabel("test accuracy [%]")
         handles, labels = fig.axes[0].get_legend_handles_labels()
         if table["value"].isna().any():
-            handles.append(Line2D([], [], color="0.3", marker="x", linestyle="", markersize=5))
+            handles.append(style.diverged())
             labels.append("diverged")
         style.legend(fig, handles, labels, loc="outside lower center", ncols=3)
     return fig

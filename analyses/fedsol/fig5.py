@@ -18,7 +18,7 @@ def draw(table):
         accuracy = accuracy.assign(rho=[float(pictures.parse(s)["rho"]) for s in accuracy["setting"]])
         for label, look in style.looks(accuracy["label"]).items():
             pictures.means(left, accuracy[accuracy["label"] == label], "rho", look, label)
-        left.set(xlabel="radius rho", ylabel="test accuracy [%]", xticks=RHOS)
+        left.set(xlabel="radius ρ", ylabel="test accuracy [%]", xticks=RHOS)
         style.legend(left, *left.get_legend_handles_labels())
         left.grid(True)
         _strength(right, table[table["metric"] == "lambda_mean"])
@@ -35,7 +35,7 @@ def _strength(ax, rows):
     for at, (value, scaled) in enumerate(layers.to_numpy()):
         ax.text(at, value, f"{scaled:.2f}", ha="center", va="bottom", fontsize=6)
     ax.set_xticks(range(len(layers)), [style.plain(style.shorten(n, 14)) for n in layers.index], rotation=30, ha="right")
-    ax.set(ylabel="mean Lambda", title=f"round {int(round_)}, rho {AT:g}; numbers: mean Lambda × √size",
+    ax.set(ylabel="mean Λ", title=f"round {int(round_)}, ρ = {AT:g}; numbers: mean Λ × √size",
            yscale="log", ylim=(layers["value"].min() / 2, layers["value"].max() * 2))
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.yaxis.set_major_formatter("{x:g}")

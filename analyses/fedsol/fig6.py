@@ -10,7 +10,10 @@ METRICS = ("global_local_divergence", "local_local_divergence")
 def draw(table):
     whole = table[(table["scope"] == "global") & (table["moment"] == "trained") & table["layer"].isna()] \
         if "layer" in table else table[(table["scope"] == "global") & (table["moment"] == "trained")]
-    return curves.draw(whole, METRICS)
+    figure = curves.draw(whole, METRICS)
+    for ax in figure.axes:
+        ax.set_ylim(bottom=0)
+    return figure
 
 
 STUDY = Study(

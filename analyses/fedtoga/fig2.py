@@ -2,12 +2,13 @@
 
 from fldiag.figures import pictures
 from fldiag.figures.study import ACCURACY, Study, Trial, best
+from fldiag.plotting import words
 
 PRESET = "fedtoga-cifar10-dir0.6"
 #: The values tried in the paper's table of options; the others of each line stay at the preset's.
 GRID = {"lr_decay": (0.997, 0.998, 0.9995), "lam": (0.01, 0.1, 0.2), "kappa": (1.0, 2.0, 4.0), "beta_dual": (0.8, 0.85, 0.9),
         "rho": (0.001, 0.01, 0.1)}
-LOG = ("lam", "rho")
+LOG, NAMES = ("lam", "rho"), {"lr_decay": "learning-rate decay"}
 
 
 def place(option):
@@ -17,14 +18,11 @@ def place(option):
 def draw(table):
     parsed = [next(iter(pictures.parse(s).items())) for s in table["setting"]]
     panels = table.assign(metric=[k for k, _ in parsed], at=[float(v) for _, v in parsed])
-    figure = pictures.lines(panels, "at", dict.fromkeys(GRID, ""))
-    limits = [ax.get_ylim() for ax in figure.axes]
-    low, high = min(a for a, _ in limits), max(b for _, b in limits)
-    room = 0.03 * (high - low)
+    figure = pictures.lines(panels, "at", dict.fromkeys(GRID, ""), sharey=True)
     for ax, option in zip(figure.axes, GRID, strict=True):
-        ax.set(xlabel=option.replace("_", " "), ylabel="accuracy (%)" if option == "lr_decay" else "",
-               xscale="log" if option in LOG else "linear", ylim=(low - room, high + room))
-        ax.set_xticks(GRID[option], [f"{v:g}" for v in GRID[option]], rotation=45)
+        ax.set(xlabel=NAMES.get(option) or words.symbol(option), ylabel="test accuracy [%]" if option == "lr_decay" else "",
+               xscale="log" if option in LOG else "linear")
+        ax.set_xticks(GRID[option], [f"{v:g}" for v in GRID[option]], rotation=90)
         ax.minorticks_off()
     figure.align_xlabels()
     return figure

@@ -1,7 +1,7 @@
 """FedTOGA Figure 5 and following: test accuracy over the rounds, a panel for each data set, partition and participation."""
 
+from fldiag.figures import pictures
 from fldiag.figures.paper_tables import own
-from fldiag.figures.pictures import stand_ins
 from fldiag.figures.study import Study, Trial, curve
 from fldiag.plotting import curves
 
@@ -17,13 +17,12 @@ def methods(data, clients):
 
 
 def draw(table):
-    here = stand_ins(table)
     panels = list(dict.fromkeys(table["setting"]))
-    data = dict(zip(table["setting"], table["data"], strict=True))
-    figure = curves.draw(table.assign(metric=table["setting"]), panels)
+    figure = curves.draw(table.assign(metric=table["setting"]), panels, chance=10 if set(table["data"]) == {"cifar10"} else None,
+                         note=pictures.trained_on(table))
     for ax, panel in zip(figure.axes, panels, strict=True):
-        ax.set_title(panel + (f"\nhere {here[data[panel]]}" if data[panel] in here else ""), fontsize=7)
-        ax.set_ylabel("test accuracy (%)")
+        ax.set_title(panel, fontsize=7)
+        ax.set_ylabel("test accuracy [%]")
     return figure
 
 

@@ -90,7 +90,7 @@ def with_first_names(state: State, module: nn.Module) -> State:
 def fit(state: State, module: nn.Module) -> tuple[State, str]:
     """(the module's parameters in its own order and the buffers that are there, the prefix that was stripped).
 
-    Raises FldiagError naming the first tensor that has another shape, lacks or is too much.
+    Raises FldiagError naming the first tensor that has another shape, is missing or is unexpected.
     """
     prefix = prefix_of(state, module)
     state = strip(state, prefix)

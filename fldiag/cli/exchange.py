@@ -32,7 +32,7 @@ def convert(source: Annotated[Path, typer.Argument(metavar="IN", help="A .pt or 
             seed: Annotated[int, typer.Option(help="Seed of that training, for the tables.")] = 0,
             evaluate: Annotated[bool, typer.Option(help="Test the global model of every round, when data are given.")] = True,
             root: Root = None, download: Download = False, json: Json = False, debug: Debug = False) -> None:
-    """Make .safetensors of .pt or back (manifest and all), or a run that every verb takes of a folder of clients' files.
+    """Convert .pt to .safetensors or back (with the manifest), or turn a folder of client checkpoints into a run.
 
     Example: fldiag convert received/ checkpoints/theirs --pattern 'round_{round}/client_{client}.pt' --model small_cnn
     --data digits --partition partition.json

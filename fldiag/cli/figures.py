@@ -32,6 +32,7 @@ def figures(ids: Annotated[list[str] | None, typer.Argument(help="Such as fedsol
                                                                 "method.name=fedavg,fedsol (keys as in train --set; "
                                                                 "several keys must all hold).")] = None,
             ledger: Annotated[bool, typer.Option("--ledger", help="Only rebuild the ledger from what is there.")] = False,
+            redraw: Annotated[bool, typer.Option("--redraw", help="Only draw again from the csv files that are there.")] = False,
             download: Download = False, json: Json = False, device: Device = "cpu", debug: Debug = False) -> None:
     """Make the papers' figures and tables again, and the ledger of reported and measured numbers.
 
@@ -41,7 +42,7 @@ def figures(ids: Annotated[list[str] | None, typer.Argument(help="Such as fedsol
         from fldiag.verbs import figures as verb
 
         verb.figures(Console(json), ids or [], scale, out, runs, _executor(executor, jobs), shard, dry_run, as_is, only or [],
-                     ledger, download, device_of(device), debug)
+                     ledger, redraw, download, device_of(device), debug)
 
 
 def _executor(executor: str | None, jobs: int | None) -> str:

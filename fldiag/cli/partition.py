@@ -1,4 +1,4 @@
-"""The verb that shows who holds what."""
+"""The verb that draws the label distribution per client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fldiag.console import Console, errors
 def partition(config: Annotated[str, typer.Argument(help="A preset, a TOML file or a run folder.")],
               set_: Annotated[list[str] | None, typer.Option("--set", help="Override: section.key=value.")] = None,
               download: Download = False, out: Out = None, json: Json = False, debug: Debug = False) -> None:
-    """Draw who holds what: the papers' bubble chart of classes over clients.
+    """Draw the label distribution per client: the papers' bubble chart of classes over clients.
 
     Example: fldiag partition digits --set partition.alpha=0.5
     """

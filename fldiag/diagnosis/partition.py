@@ -1,4 +1,4 @@
-"""Who holds what: the label distribution of every client, of a run or of a config that was never trained."""
+"""The label distribution per client, of a run or of a config that was never trained."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from fldiag.data import partition
 from fldiag.data.public import deal
 from fldiag.diagnosis import places, subjects
 from fldiag.errors import FldiagError
+from fldiag.plotting import words
 from fldiag.sections import FILES
 
 
 @dataclass(frozen=True)
 class Partition:
     """``counts``: one row a client and class with its number of examples. ``parts``: the training indices of every client.
-    ``folder`` and ``name``: where a picture of it belongs."""
+    ``folder`` and ``name``: where a picture of it belongs. ``title``: its data, how they were dealt, and to how many."""
 
     counts: pd.DataFrame
     parts: Sequence[np.ndarray]
     folder: Path
     name: str
+    title: str = ""
 
 
 def partition_of(source: str | Path, overrides: Iterable[str] = (), *, download: bool = False) -> Partition:
@@ -50,7 +52,7 @@ def partition_of(source: str | Path, overrides: Iterable[str] = (), *, download:
                               "says so", "give the TOML file of the run instead of its folder")
         dataset = data.of(config.data, download)
         parts = partition.load_parts(run.verified("partition.npz"))
-        return Partition(partition.summary(parts, dataset.train_y), parts, run.path / "diagnostics", "partition")
+        return Partition(partition.summary(parts, dataset.train_y), parts, run.path / "diagnostics", "partition", title(config))
     return dealt(configs.load(source, overrides), download=download)
 
 
@@ -62,4 +64,11 @@ def dealt(config: configs.Config, *, download: bool = False) -> Partition:
     parts = deal(dataset, spec, config.clients.total, config.data.public)
     name = "-".join(["partition", config.data.name.replace(":", "-").replace("/", "-"), spec.kind,
                      *(f"{k}{v}" for k, v in spec.options.items() if k != "min_size")])
-    return Partition(partition.summary(parts, dataset.train_y), parts, places.FALLBACK, name)
+    return Partition(partition.summary(parts, dataset.train_y), parts, places.FALLBACK, name, title(config))
+
+
+def title(config: configs.Config) -> str:
+    """Data, partition and number of clients, as a picture says them."""
+    options = [f"{words.symbol(k)} = {v}" for k, v in config.partition.options.items() if k != "min_size"]
+    kind = words.PARTITIONS.get(config.partition.kind, config.partition.kind)
+    return ", ".join([words.data(config.data.name), kind, *options, f"{config.clients.total:,} clients"])

@@ -23,6 +23,7 @@ from fldiag.figures.study import Study
 from fldiag.plotting import style
 from fldiag.registry import Progress
 from fldiag.results import files
+from fldiag.results.provenance import provenance
 
 STORE = Path("checkpoints/figures")
 OUT = Path("figures")
@@ -176,8 +177,8 @@ def _sorted(the_plan: Plan, failures: Mapping[str, str],
 
 
 def target(out: Path, study: Study, scale: Scale, whole: bool = True) -> Path:
-    """``out/<paper>/<id>``; what was made there at a larger scale stays, and this goes to ``out/<scale>/<paper>/<id>``. So
-    does a part, beside what is whole or of another scale."""
+    """``out/<paper>/<id>``. Files made there at a larger scale are kept; so are complete files where the new result is partial.
+    The new result is then written to ``out/<scale>/<paper>/<id>``."""
     there = out / study.paper / f"{study.id}.json"
     order = list(SCALES)
     try:
@@ -214,6 +215,30 @@ def _write(study: Study, the_plan: Plan, out: Path, paths: Mapping[str, Path], e
         if strict:
             raise
         return Made(study, error=f"{type(error).__name__}: {error}")
+
+
+def redraw(studies: Sequence[Study], out: Path = OUT) -> list[Made]:
+    """Draw again from the csv files in ``out``: pictures and pages anew, numbers and their provenance as they are. The json notes
+    under ``drawn`` what drew. What is not there, or is not what its json was written with, is left as it is."""
+    found = []
+    for study in studies:
+        path = out / study.paper / study.id
+        try:
+            said = json.loads(files.beside(path, ".json").read_text("utf-8"))
+            table = read(files.read_csv_bytes(files.beside(path, ".csv"), said).decode())
+            written = style.save(study.draw(table), path, ("pdf", "png"))
+        except FileNotFoundError:
+            found.append(Made(study, error="not there", absent=True))
+            continue
+        except FldiagError as error:
+            found.append(Made(study, error=f"{error.what}; {error.remedy}"))
+            continue
+        if study.layout is not None:
+            page = f"{said['caption']}\n\n{markdown(study.layout(table))}"
+            written.insert(0, files.write_text(files.beside(path, ".md"), page))
+        note = files.write_text(files.beside(path, ".json"), files.json_text({**said, "drawn": provenance()}))
+        found.append(Made(study, [note, *written]))
+    return found
 
 
 def read(text: str) -> pd.DataFrame:

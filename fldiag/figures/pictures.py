@@ -15,6 +15,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from fldiag.errors import FldiagError
 from fldiag.figures.reported import FEDERATION, MARKS
 from fldiag.plotting import style
+from fldiag.plotting import words as words_of
 from fldiag.plotting.tables import need
 from fldiag.results.select import only
 
@@ -24,7 +25,7 @@ _SHORT = {"sharding": "{shards} shards", "lda": "LDA {alpha}", "dirichlet": "Dir
           "iid": "iid"}
 #: What is written for a metric.
 WORDS = {"accuracy": "accuracy [%]", "personal_accuracy": "personal accuracy [%]", "params_M": "parameters [M]",
-         "MFLOPs": "MFLOPs an image", "GFLOPs": "GFLOPs an image", "seconds_per_round": "seconds a round", "lambda_max": "λmax",
+         "MFLOPs": "MFLOPs an image", "GFLOPs": "GFLOPs an image", "seconds_per_round": "seconds a round", "lambda_max": "λ₁",
          "flops_relative": "operations / FedAvg's", "rounds_to_best_of_fedsam": "rounds to the best of FedSAM"}
 
 
@@ -84,6 +85,12 @@ def stand_ins(table: pd.DataFrame) -> dict[str, str]:
             if theirs and ours and theirs != ours.split("@")[0]:
                 found[str(theirs)] = str(ours)
     return found
+
+
+def trained_on(table: pd.DataFrame) -> str:
+    """What is said once of a picture whose panels name the paper's data, where others were trained on."""
+    used = sorted({words_of.data(d) for d in stand_ins(table).values()})
+    return f"trained on {', '.join(used)}" if used else ""
 
 
 def labels(table: pd.DataFrame) -> pd.Series:
@@ -149,35 +156,67 @@ def dots(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
     if not heads:
         raise FldiagError(f"the {PICTURE} has no measured number", "train something first")
     found = found[found["column"].isin(heads)]
-    rows = list(dict.fromkeys(found["row"]))
-    room = min(0.35 + max(style.text_width(r, 7) for r in rows), 2.2)
+    rows = {r: _row(r) for r in dict.fromkeys(found["row"])}
+    room = min(0.35 + max(style.text_width(r, 7) for r in rows.values()), 2.2)
     across = max(1, min(len(heads), int((width - room) / 1.15)))
     down = -(-len(heads) // across)
     tall = max(0.17 * len(rows) + 0.1, 0.5)
+    titles, here = _heads(heads)
     with style.paper():
         fig = style.figure(width if len(heads) > 2 else min(width, room + 2.2 * len(heads)), down * (tall + 0.62) + 0.6,
                            layout="constrained")
         axes = fig.subplots(down, across, sharey=True, squeeze=False)
-        for ax, head in zip(axes.flat, heads, strict=False):
+        for ax, head, title in zip(axes.flat, heads, titles, strict=False):
             _panel(ax, found[found["column"] == head], rows)
-            text = [line for part in head.split(", ") for line in style.wrap(part, 1.15, 2, 7)]
+            text = [line for part in title for line in style.wrap(part, 1.15, 2, 7)]
             ax.set_title("\n".join(map(style.plain, text)), fontsize=7)
         for ax in axes.flat[len(heads):]:
             ax.remove()
-        if found["metric"].nunique() == 1:  # else it stands above every panel
-            (metric,) = found["metric"].dropna().unique()
-            for ax in axes.flat[across * (down - 1):len(heads)]:
+        (metric, *others) = found["metric"].dropna().unique()
+        for ax in axes.flat[across * (down - 1):len(heads)]:
+            if not others:  # else it stands above every panel
                 ax.set_xlabel(style.plain(words(metric)))
+            elif all(str(m).startswith("rounds_to") for m in (metric, *others)):
+                ax.set_xlabel("round")
         keys = [Line2D([], [], linestyle="none", marker="o", color=MEASURED.color, markersize=4),
                 Line2D([], [], linestyle="none", marker="o", markerfacecolor="none", color=REPORTED.color, markersize=4)]
         spread = [found[c].notna().any() for c in ("measured_std", "reported_std")]
-        texts = ["measured here" + (" (± std of the seeds)" if spread[0] else ""),
+        texts = ["measured here" + (f" on {here}" if here else "") + (" (± std of the seeds)" if spread[0] else ""),
                  "reported in the paper" + (" (± as printed)" if spread[1] else "")]
-        style.legend(fig, keys, texts, loc="outside lower center", ncols=2)
+        if _late(found).any():
+            keys.append(Line2D([], [], linestyle="none", marker=">", color=MEASURED.color, markersize=4, markerfacecolor="white"))
+            texts.append("not reached")
+        style.legend(fig, keys, texts, loc="outside lower center", ncols=style.columns(texts, fig.get_figwidth() - 0.2))
     return fig
 
 
-def _panel(ax: Any, part: pd.DataFrame, rows: Sequence[str]) -> None:
+def _row(label: str) -> str:
+    """A row as it is drawn: the method's display name, its options with their symbols."""
+    method, _, options = label.partition(" (")
+    said = [f"{words_of.symbol(k)} = {v}" if v else k for k, _, v in (o.partition("=") for o in options.rstrip(")").split(", "))]
+    return words_of.method(method) + (f" ({', '.join(said)})" if options else "")
+
+
+def _heads(heads: Sequence[str]) -> tuple[list[list[str]], str]:
+    """The panels' titles in parts, with display names; and the data that all were trained on instead of the paper's, which then
+    stand in no title."""
+    parts = [[words_of.data(p.removeprefix("here ")) if p.startswith("here ") else words_of.data(p) for p in h.split(", ")]
+             for h in heads]
+    instead = {p[-1] if h.rpartition(", ")[2].startswith("here ") else "" for h, p in zip(heads, parts, strict=True)}
+    if len(instead) == 1 and (here := instead.pop()):
+        return [p[:-1] or [""] for p in parts], here
+    return [[*p[:-1], f"here {p[-1]}"] if h.rpartition(", ")[2].startswith("here ") else p
+            for h, p in zip(heads, parts, strict=True)], ""
+
+
+def _late(found: pd.DataFrame) -> pd.Series:
+    """Which cells are first rounds of an accuracy that not all seeds reached."""
+    if "seeds" not in found:
+        return pd.Series(False, index=found.index)
+    return found["metric"].astype(str).str.startswith("rounds_to") & (found["missing"] > 0).fillna(False)
+
+
+def _panel(ax: Any, part: pd.DataFrame, rows: Mapping[str, str]) -> None:
     at = {r: len(rows) - 1 - i for i, r in enumerate(rows)}
     y = part["row"].map(at).to_numpy(float)
     for name, shift, options in (("reported", -0.14, {"markerfacecolor": "none", "color": REPORTED.color}),
@@ -188,20 +227,26 @@ def _panel(ax: Any, part: pd.DataFrame, rows: Sequence[str]) -> None:
                     elinewidth=0.8, capsize=0, **options)
     known = np.concatenate([part[c].to_numpy(dtype=float, na_value=np.nan) for c in ("measured", "reported")])
     known = known[np.isfinite(known)]
+    counted = bool(part["metric"].astype(str).str.startswith("rounds_to").any())
     if len(known) and known.min() > 0 and known.max() > 30 * known.min():
         ax.set_xscale("log")
         ax.xaxis.set_major_locator(LogLocator(subs=(1, 3) if known.max() < 100 * known.min() else (1,)))
         ax.xaxis.set_major_formatter("{x:g}")
         ax.xaxis.set_minor_locator(NullLocator())
     else:
-        ax.xaxis.set_major_locator(MaxNLocator(4, integer=bool(part["metric"].str.startswith("rounds_to").any())))
-    ax.set_yticks(list(at.values()), [style.plain(style.shorten(r, 34)) for r in at])
+        if counted and len(known):
+            ax.set_xlim(0, 1.12 * known.max())
+        ax.xaxis.set_major_locator(MaxNLocator(4, integer=counted))
+    late = _late(part).to_numpy(bool)
+    ax.plot(np.full(late.sum(), 0.985), (y + 0.14)[late], linestyle="none", marker=">", markersize=3.8, color=MEASURED.color,
+            markerfacecolor="white", transform=ax.get_yaxis_transform(), label="not reached")
+    ax.set_yticks(list(at.values()), [style.plain(style.shorten(r, 34)) for r in rows.values()])
     ax.set_ylim(-0.6, len(rows) - 0.4)
     ax.grid(True, axis="both")
 
 
 def lines(table: pd.DataFrame, x: str, metrics: Mapping[str, str], *, by: str = "label", xlabel: str = "", log: bool = False,
-          width: float = style.TWO_COLUMNS) -> Figure:
+          sharey: bool = False, width: float = style.TWO_COLUMNS) -> Figure:
     """Mean and standard deviation (bars, over seeds) of metrics over a column of the table; a panel each, a line a label.
 
     ``metrics``: name -> text of the axis. ``x``: a column, or a key of the setting. Rows without it are drawn as a
@@ -211,7 +256,8 @@ def lines(table: pd.DataFrame, x: str, metrics: Mapping[str, str], *, by: str = 
     looks = style.looks(names)
     with style.paper():
         fig = style.figure(min(width, 0.4 + 3.25 * len(metrics)), 2.5, layout="constrained")
-        for ax, (metric, text) in zip(fig.subplots(1, len(metrics), squeeze=False)[0], metrics.items(), strict=True):
+        axes = fig.subplots(1, len(metrics), squeeze=False, sharey=sharey)[0]
+        for ax, (metric, text) in zip(axes, metrics.items(), strict=True):
             rows = only(table, metric=metric)
             if rows.empty:
                 raise FldiagError(f"the picture over {x} has no rows of metric {metric!r}", "ask the runs for it")
@@ -222,7 +268,8 @@ def lines(table: pd.DataFrame, x: str, metrics: Mapping[str, str], *, by: str = 
                 ax.set_xscale("log")
             ax.grid(True)
         keys = [Line2D([], [], color=looks[n].color, linestyle=looks[n].dash, marker=looks[n].marker) for n in names]
-        style.legend(fig, keys, names, loc="outside lower center", ncols=min(len(names), 4))
+        if len(names) > 1:  # one is what the caption is about
+            style.legend(fig, keys, names, loc="outside lower center", ncols=min(len(names), 4))
     return fig
 
 

@@ -202,7 +202,7 @@ def diagnostic(name: str, *, seeds: int | None = None, steps: str | None = None,
 
 
 def partition() -> Ask:
-    """Who holds what: rows ``count`` with ``client`` and ``index`` (the class); for trials with ``train=False`` too."""
+    """Label distribution per client: rows ``count`` with ``client``, ``index`` (the class); with ``train=False`` too."""
     return Ask("partition", needs="nothing", seeds=1)
 
 

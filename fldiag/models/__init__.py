@@ -40,8 +40,8 @@ def build(name: str, shape: tuple[int, ...] | None, classes: int, options: Mappi
             torch.manual_seed(seed_for(seed, "init"))
             return entry.build(shape, classes, **options)
         if not code:
-            raise FldiagError(f"the model {name!r} is user code, which is never run because a file says so",
-                              f"if you trust it, say so yourself: --model {name}")
+            raise FldiagError(f"the model {name!r} is user code; fldiag does not import it because a checkpoint says so",
+                              f"if you trust it, add --model {name}")
         factory = import_object(name, "model")
         try:
             module = factory(shape, classes, **options) if shape is not None else factory(**options)

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fldiag.errors import FldiagError
-from fldiag.plotting import style
+from fldiag.plotting import style, words
 from fldiag.plotting.tables import floats, names, need, select
 
 PICTURE = "learning curves"
@@ -23,15 +23,17 @@ _MUST_AGREE = ("slice", "moment", "scope", "client", "client_b", "layer", "index
 
 
 def draw(table: pd.DataFrame, metric: str | Sequence[str] = "accuracy", *, smooth: int = 1,
-         by: Literal["run", "method"] = "run", where: Mapping[str, Any] | None = None,
-         width: float | None = None) -> Figure:
+         by: Literal["run", "method"] = "run", where: Mapping[str, Any] | None = None, chance: float | None = None,
+         note: str = "", width: float | None = None) -> Figure:
     """Curves of one or several metrics (one panel each) over ``round``, the legend below the panels.
 
     ``table``: columns ``metric, round, value`` and ``by``. ``where`` keeps the rows whose columns have these
     values, such as ``{"slice": "test", "moment": "aggregated"}``. Several values of a line at one round (seeds)
-    become their mean with a band of one standard deviation, and the legend says of how many values. ``smooth`` > 1
-    draws the centred moving mean over so many rounds (fewer at the ends) over the faint raw curve, and the axis
-    label says so. Raises FldiagError for an empty selection and for rows that mix slices, clients or moments.
+    become their mean with a band of one standard deviation (of more than three lines: with bars), nowhere beyond what
+    is possible, and the legend says of how many seeds. ``smooth`` > 1 draws the centred moving mean over so many
+    rounds (fewer at the ends) over the faint raw curve, and the axis label says so. A cross: from there on values are
+    not finite. ``chance``: the accuracy of guessing, a line where the curves come near it. ``note``: text above the
+    legend. Raises FldiagError for an empty selection and for rows that mix slices, clients or moments.
     """
     metrics = [metric] if isinstance(metric, str) else list(metric)
     if smooth < 1 or smooth != int(smooth):
@@ -44,23 +46,31 @@ def draw(table: pd.DataFrame, metric: str | Sequence[str] = "accuracy", *, smoot
     labels = list(dict.fromkeys(name for _, _, found in series for name in found))
     looks = style.looks(labels)
     width = width or (style.ONE_COLUMN if len(panels) == 1 else style.TWO_COLUMNS)
-    texts = [style.wrap(t, width - 0.6)[0] for t in _texts(labels, [found for _, _, found in series])]
-    columns = max(1, min(len(texts), int(width / (max(style.text_width(t, 7) for t in texts) + 0.48))))
+    said, counts = _texts(labels, [found for _, _, found in series])
+    texts = [style.wrap(style.plain(t), width - 0.6)[0] for t in said]
+    heading = "; ".join(filter(None, (note, counts)))
+    columns = style.columns(texts, width - 0.1, 0.48)
     with style.paper():
         across = min(len(panels), 3)
         down = -(-len(panels) // across)
-        fig = style.figure(width, 2.15 * down + 0.15 * -(-len(texts) // columns) + 0.1, layout="constrained")
+        fig = style.figure(width, 2.15 * down + 0.15 * (-(-len(texts) // columns) + bool(heading)) + 0.1, layout="constrained")
         axes = fig.subplots(down, across, squeeze=False)
         for ax, (name, rows, found) in zip(axes.flat, series, strict=False):
             for place, label in enumerate(labels):
                 if label in found:
-                    _line(ax, found[label], looks[label], smooth, place, len(labels))
+                    _line(ax, found[label], looks[label], smooth, place, len(labels), _limits(name, rows))
+                    _lost(ax, found[label], looks[label])
             _frame(ax, name, rows, smooth)
+            if chance is not None:
+                style.chance(ax, chance)
         for ax in axes.flat[len(panels):]:
             ax.remove()
         handles = [_handle(looks[n]) for n in labels]
+        if any(line.get_label() == "diverged" for ax in axes.flat for line in ax.lines):
+            handles.append(style.diverged())
+            texts.append("diverged")
         style.legend(fig, handles, texts, loc="outside lower center", ncols=columns, handlelength=2.6,
-                     columnspacing=1.2, borderpad=0.2)
+                     columnspacing=1.2, borderpad=0.2, title=heading or None)
     return fig
 
 
@@ -73,10 +83,23 @@ def _kept(table: pd.DataFrame, column: str, value: Any) -> pd.DataFrame:
     return kept
 
 
-def _texts(labels: Sequence[str], panels: Sequence[Mapping[str, pd.DataFrame]]) -> list[str]:
-    """The legend's texts: the names, and of how many seeds the band is where there is one."""
+def _texts(labels: Sequence[str], panels: Sequence[Mapping[str, pd.DataFrame]]) -> tuple[list[str], str]:
+    """The legend's texts, and of how many seeds the bands are: once where all lines have as many."""
     seeds = {n: max(int(found[n]["count"].max()) for found in panels if n in found) for n in labels}
-    return [f"{n} (± std of {seeds[n]})" if seeds[n] > 1 else n for n in labels]
+    if len(set(seeds.values())) == 1:
+        (count,) = set(seeds.values())
+        return list(labels), f"mean ± standard deviation of {count} seeds" if count > 1 else ""
+    return [f"{n} (± std of {seeds[n]} seeds)" if seeds[n] > 1 else n for n in labels], ""
+
+
+def _limits(metric: str, rows: pd.DataFrame) -> tuple[float, float]:
+    """What values are possible, as far as they say so themselves: shares, percentages, cosines, what is never below 0."""
+    values = floats(rows["value"])
+    values = values[np.isfinite(values)]
+    low = 0.0 if values.min() >= 0 else -1.0 if "cos" in metric and values.min() >= -1 else -np.inf
+    percent = "unit" in rows.columns and (rows["unit"] == "%").any()
+    high = 100.0 if percent else 1.0 if ("accuracy" in metric or "cos" in metric) and values.max() <= 1 else np.inf
+    return low, high
 
 
 def _one(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -115,19 +138,34 @@ def smoothed(rounds: np.ndarray, values: np.ndarray, window: int) -> np.ndarray:
     return np.divide(total, near.sum(1), out=np.full(len(values), np.nan), where=near.any(1))
 
 
-def _line(ax, line: pd.DataFrame, look: style.Look, smooth: int, place: int, lines: int) -> None:
+def _line(ax, line: pd.DataFrame, look: style.Look, smooth: int, place: int, lines: int, limits: tuple[float, float]) -> None:
     rounds, raw, spread = line.index.to_numpy(float), line["mean"].to_numpy(), line["std"].to_numpy()
     values = smoothed(rounds, raw, smooth) if smooth > 1 else raw
     if smooth > 1:
         ax.plot(rounds, raw, color=look.color, linewidth=0.5, alpha=0.3, label="_raw")
-    if np.isfinite(spread).any():
-        band = smoothed(rounds, spread, smooth) if smooth > 1 else spread
-        ax.fill_between(rounds, values - band, values + band, color=look.color, alpha=0.15, linewidth=0)
     every = max(len(rounds) // 6, 1)
     # Markers of different lines at different rounds: where lines run together both stay visible.
+    start = place * every // max(lines, 1)
+    if np.isfinite(spread).any():
+        band = smoothed(rounds, spread, smooth) if smooth > 1 else spread
+        low, high = np.clip(values - band, *limits), np.clip(values + band, *limits)
+        if lines <= 3:
+            ax.fill_between(rounds, low, high, color=look.color, alpha=0.15, linewidth=0)
+        else:  # bands on bands are mud
+            at = slice(start, None, every)
+            ax.vlines(rounds[at] + 0.012 * (place - (lines - 1) / 2) * np.ptp(rounds), low[at], high[at], color=look.color,
+                      linewidth=0.7, alpha=0.8)
     ax.plot(rounds, values, color=look.color, linestyle=look.dash, marker=look.marker, markersize=3.6,
-            markevery=(place * every // max(lines, 1), every), markeredgecolor="white", markeredgewidth=0.4,
+            markevery=(start, every), markeredgecolor="white", markeredgewidth=0.4,
             label="curve")
+
+
+def _lost(ax, line: pd.DataFrame, look: style.Look) -> None:
+    """A cross at the last finite value, where there are rounds after it without one."""
+    known = line.index[np.isfinite(line["mean"])]
+    if len(known) and known[-1] < line.index[-1]:
+        ax.plot(known[-1], line["mean"][known[-1]], "x", color=look.color, markersize=6, markeredgewidth=1.4, label="diverged",
+                zorder=5)
 
 
 def _handle(look: style.Look):
@@ -143,7 +181,7 @@ def _frame(ax, metric: str, rows: pd.DataFrame, smooth: int) -> None:
         return str(found[0]) if len(found) else ""
 
     unit, where = only("unit"), only("slice")
-    text = metric.replace("_", " ") + (f" on {where}" if where else "") + (f" [{unit}]" if unit else "")
+    text = words.metric(metric) + (f" on {where}" if where else "") + (f" [{unit}]" if unit else "")
     if smooth > 1:
         text += f"\n(moving mean over {smooth} rounds)"
     ax.set_xlabel("round")

@@ -1,4 +1,4 @@
-"""Who holds what: the bubble chart of class counts a client.
+"""Label distribution per client: the bubble chart of class counts.
 
 The picture of Lee et al., "FedSOL" (CVPR 2024), figure 2.
 """
@@ -19,14 +19,17 @@ PICTURE = "partition chart"
 _FILL, _ALPHA = "#0072B2", 0.8
 #: The papers draw up to 100 clients.
 CROWD = 100
+#: Points²: no bubble is smaller, so that one example can be seen.
+LEAST = 1.2
 
 
-def draw(table: pd.DataFrame, *, width: float | None = None) -> Figure:
+def draw(table: pd.DataFrame, *, title: str = "", width: float | None = None) -> Figure:
     """Bubbles over clients (x) and classes (y); the area of a bubble is proportional to the count.
 
     ``table``: columns ``client``, ``class``, ``count``; with a column ``run`` of several labels, one panel a
     label, all on one scale of areas. Clients and classes that are numbers keep their place also when they hold
-    nothing. Of more than ``CROWD`` clients: percentiles of the counts of each class. ``width``: inches; by default one column
+    nothing. Of more than ``CROWD`` clients: percentiles of the counts of each class. ``title``: of all panels.
+    ``width``: inches; by default one column
     for up to 12 clients in one panel, else two. Raises FldiagError for missing columns, and for counts that are negative,
     missing or given twice.
     """
@@ -57,9 +60,9 @@ def draw(table: pd.DataFrame, *, width: float | None = None) -> Figure:
         area = min(reach * step, 22) ** 2 / max(largest, 1e-300)  # points^2 a count, of the bounding square
         for ax, (run, part) in zip(axes.flat, panels, strict=False):
             held = part[part["count"] > 0]
-            ax.scatter(held["client"].map(clients), held["class"].map(classes), s=area * held["count"],
+            ax.scatter(held["client"].map(clients), held["class"].map(classes), s=np.maximum(area * held["count"], LEAST),
                        color=_FILL, linewidths=0, alpha=_ALPHA)
-            _axes(ax, clients, classes, int(tall * 72 / 9))
+            _axes(ax, clients, classes, int(tall * 72 / 8))
             if len(panels) > 1:
                 ax.set_title(style.plain(style.wrap(run, width / columns - 0.5, size=8.5)[0]))
         for ax in axes.flat[len(panels):]:
@@ -70,6 +73,8 @@ def draw(table: pd.DataFrame, *, width: float | None = None) -> Figure:
             ax.set_ylabel("class")
         if largest > 0:
             _sizes(fig, largest, area)
+        if title:
+            fig.text(0.06, 1 - 0.05 / fig.get_figheight(), "\n".join(style.wrap(title, width - 2.0, 2, 8)), fontsize=8, va="top")
     return fig
 
 
@@ -124,16 +129,17 @@ def _axes(ax, clients: dict[object, int], classes: dict[object, int], lines: int
 
 
 def _sizes(fig: Figure, largest: float, area: float) -> None:
-    """A legend of bubbles: round counts near the largest, its third and its tenth."""
+    """A legend of bubbles: round counts, one not below the largest bubble, one near its third and one near its tenth."""
     wanted = []
     for share in (0.1, 0.35, 1.0):
         unit = 10 ** np.floor(np.log10(largest * share))
-        value = max(d * unit for d in (1, 2, 5) if d * unit <= largest * share * (1 + 1e-9))
+        value = (np.ceil(2 * largest / unit - 1e-9) * unit / 2 if share == 1 else
+                 max(d * unit for d in (1, 2, 5) if d * unit <= largest * share * (1 + 1e-9)))
         if value >= 1 and value not in wanted:
             wanted.append(float(value))
     handles = [Line2D([], [], linestyle="none", marker="o", color=_FILL, alpha=_ALPHA, markeredgewidth=0,
-                      markersize=np.sqrt(area * v)) for v in wanted or [largest]]
-    room = float(np.sqrt(area * max(wanted or [largest]))) / 7  # the largest bubble covers neither title nor numbers
+                      markersize=np.sqrt(max(area * v, LEAST))) for v in wanted or [largest]]
+    room = float(np.sqrt(area * max(wanted or [largest]))) / 5.5  # the largest bubble covers neither title nor numbers
     style.legend(fig, handles, [f"{v:,.0f}" if v >= 1 else style.number(v) for v in wanted or [largest]],
                  handleheight=room, handlelength=room,
                  loc="outside upper right", ncols=len(handles), title="examples (area)", alignment="right",

@@ -1,7 +1,7 @@
 """The one style of every picture, and the one way to write it.
 
-Colours are those of Okabe and Ito ("Color Universal Design", 2008) without yellow, which is lost on white;
-each comes with a marker and a dash pattern, so that lines stay apart in greyscale too.
+Colours are those of Okabe and Ito ("Color Universal Design", 2008) without yellow, which is lost on white, and with a grey and
+a brown; each comes with a marker and a dash pattern, so that lines stay apart in greyscale too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.legend import Legend
+from matplotlib.lines import Line2D
 
+from fldiag.plotting import words
 from fldiag.results.files import drawn, write_pictures
 from fldiag.results.summary import number as number  # also known here, where pictures look for it
 
@@ -49,10 +51,10 @@ _RC: dict[Any, Any] = {
     "pdf.fonttype": 42, "ps.fonttype": 42, "pdf.compression": 6, "text.usetex": False,
 }
 
-_COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_MARKERS = ("o", "D", "s", "^", "v", "P", "X")
+_COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#661100")
+_MARKERS = ("o", "D", "s", "^", "v", "P", "X", "p", "*")
 _DASHES: tuple[Any, ...] = ("-", "-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (2, 1)),
-                            (0, (3, 1, 1, 1, 1, 1)))
+                            (0, (3, 1, 1, 1, 1, 1)), (0, (7, 1.5)), (0, (6, 1, 2, 1)))
 #: A method looks the same in every picture in which these names meet.
 _OWN = {"fedavg": 0, "fedsol": 1, "fedprox": 2, "scaffold": 3, "fedntd": 4, "fedsam": 5, "fedasam": 6}
 
@@ -67,8 +69,9 @@ class Look:
 
 
 def look(position: int) -> Look:
-    """The look of the given position; colour and marker together repeat only after 49."""
-    colour, turn = position % len(_COLOURS), position // len(_COLOURS)
+    """The look of the given position; colour and marker together repeat only after 73, and black never does."""
+    turn, colour = divmod(max(position - 1, 0), len(_COLOURS) - 1)
+    colour += position > 0
     return Look(_COLOURS[colour], _MARKERS[(colour + turn) % len(_MARKERS)],
                 _DASHES[(colour + 3 * turn) % len(_DASHES)])
 
@@ -119,8 +122,8 @@ def panel(ax: Axes | None, width: float, height: float) -> Iterator[tuple[Axes, 
 
 
 def plain(text: object) -> str:
-    """Foreign text (a run's label) on one line, so that a dollar sign in it is a dollar sign, not mathematics."""
-    return " ".join(str(text).split()).replace("$", r"\$")
+    """Foreign text (a run's label) on one line with display names, so that a dollar sign in it is one, not mathematics."""
+    return words.label(" ".join(str(text).split())).replace("$", r"\$")
 
 
 def shorten(text: object, width: int) -> str:
@@ -172,6 +175,29 @@ def _fill(text: str, inches: float, size: float, weight: str) -> list[str]:
             word = word[cut:]
         line = word
     return [*made, line] if line else made
+
+
+def columns(texts: Sequence[str], inches: float, handle: float = 0.4, size: float = 7.0) -> int:
+    """How many columns a legend of such texts has in so much room, its rows as even as they can be."""
+    most = max(1, min(len(texts), int(inches / (max(text_width(t, size) for t in texts) + handle))))
+    return -(-len(texts) // -(-len(texts) // most))
+
+
+def chance(ax: Axes, value: float, name: bool = True) -> None:
+    """A line at the accuracy of guessing, where the curves come near it; the axis then reaches down to it."""
+    low, high = ax.get_ylim()
+    if low > 3 * value:
+        return
+    ax.set_ylim(bottom=min(low, value - 0.06 * (high - value)))
+    ax.axhline(value, color="#666666", linewidth=0.7, linestyle=(0, (1, 2)), zorder=1, label="_chance")
+    if name:
+        ax.annotate("chance", (1, value), xycoords=ax.get_yaxis_transform(), xytext=(0, 1), textcoords="offset points",
+                    ha="right", va="bottom", fontsize=6, color="#555555")
+
+
+def diverged() -> Line2D:
+    """What a legend shows of a run that diverged."""
+    return Line2D([], [], color="#444444", marker="x", linestyle="", markersize=5, markeredgewidth=1.2)
 
 
 def legend(owner: Any, handles: Sequence[Any], labels: Sequence[str], **options: Any) -> Legend:

@@ -25,9 +25,11 @@ from fldiag.results.files import write_text
 from fldiag.version import version
 
 #: matplotlib's marks and dashes in plotly's words, and as paths of a small legend.
-_MARKS = {"o": "circle", "D": "diamond", "s": "square", "^": "triangle-up", "v": "triangle-down", "P": "cross", "X": "x"}
+_MARKS = {"o": "circle", "D": "diamond", "s": "square", "^": "triangle-up", "v": "triangle-down", "P": "cross", "X": "x",
+          "p": "pentagon", "*": "star"}
 _SHAPES = {"o": "M8 4a4 4 0 1 0 8 0a4 4 0 1 0-8 0", "D": "M12-1l5 5-5 5-5-5z", "s": "M8 0h8v8H8z", "^": "M12-1l5 9H7z",
-           "v": "M12 9l5-9H7z", "P": "M10-1h4v3h3v4h-3v3h-4V6H7V2h3z", "X": "M8-1l4 3 4-3 2 2-3 3 3 3-2 2-4-3-4 3-2-2 3-3-3-3z"}
+           "v": "M12 9l5-9H7z", "P": "M10-1h4v3h3v4h-3v3h-4V6H7V2h3z", "X": "M8-1l4 3 4-3 2 2-3 3 3 3-2 2-4-3-4 3-2-2 3-3-3-3z",
+           "p": "M12-1l5 4-2 6H9L7 3z", "*": "M12-2l1.5 4H18l-3.5 2.6L16 9l-4-2.6L8 9l1.5-4.4L6 2h4.5z"}
 _DASHES = {1: "solid", 2: "dash", 4: "dashdot", 6: "longdashdot"}
 
 

@@ -33,7 +33,7 @@ def curves(found: Collected) -> Section:
         if "metrics" not in m.tables:
             section.missing.append(Missing(m.label, "its table of metrics is missing; training writes it after the first round"))
     rows = [r for m in found.members if "metrics" in m.tables for r in _best(m)]
-    section.tables = [Table("Last and best round on the test split. Choosing the best round on test data flatters it.",
+    section.tables = [Table("Last and best round on the test split. Best-round accuracy is optimistically biased.",
                             ("Run", "Last round", "Test accuracy (95 % interval)", "Test loss", "Best accuracy", "in round"),
                             rows)] if rows else []
     section.sources = [s.place for _, s in found.having("metrics")]

@@ -15,6 +15,8 @@ import pandas as pd
 
 from fldiag.errors import FldiagError
 
+#: Bytes from which a png is written in 256 colours.
+HEAVY = 150_000
 #: Picture formats and the metadata that would make two files of one figure differ.
 PICTURES: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "png": {"Software": None}}
 
@@ -240,7 +242,13 @@ def _kind(target: Path) -> str:
 
 
 def drawn(fig: Any, kind: str, dpi: float) -> bytes:
-    """A matplotlib figure as ``pdf`` or ``png``."""
+    """A matplotlib figure as ``pdf`` or ``png``; a large png in 256 colours, which nobody tells from all of them."""
     buffer = io.BytesIO()
     fig.savefig(buffer, format=kind, dpi=dpi, metadata=PICTURES[kind])
+    if kind == "png" and buffer.tell() > HEAVY:
+        from PIL import Image
+
+        few = Image.open(buffer).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        buffer = io.BytesIO()
+        few.save(buffer, "png", optimize=True, dpi=(dpi, dpi))
     return buffer.getvalue()

@@ -15,14 +15,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
+from scipy.ndimage import binary_opening
 
 from fldiag.errors import FldiagError
-from fldiag.plotting import style
+from fldiag.plotting import style, words
 from fldiag.plotting.tables import floats, names, need, select
 from fldiag.results.select import only
 
 PICTURE = "Iris toy"
-TITLES = {"fedavg": "FedAvg", "feddf": "FedDF", "fedproj": "FedProj", "fedet": "FedET", "fedsol": "FedSOL"}
 LETTERS = "abc"
 SPECIES = ("setosa", "versicolor", "virginica")
 #: Of classes 0, 1, 2: pale, middle and dark in greyscale too, and apart for colour-blind readers.
@@ -77,7 +77,9 @@ def regions(table: pd.DataFrame, *, width: float | None = None) -> Figure:
                 told = [] if share is None else [f"{100 * share:.1f} % right"]
                 told += [] if k is None else [f"differs in {100 * other.mean():.0f} %"]
                 ax.set_title(", ".join(told), fontsize=6.5, pad=2.5)
-            row[0].set_ylabel(style.plain(TITLES.get(method, method)))
+            row[0].set_ylabel(f"{style.plain(words.method(method))}\nsecond component")
+        for ax in axes[-1]:
+            ax.set_xlabel("first principal component")
         for ax, k in zip(axes[0], (*owners, None), strict=True):
             ax.annotate("global model" if k is None else f"client {k}", (0.5, 1), xytext=(0, 15), xycoords="axes fraction",
                         textcoords="offset points", ha="center", fontsize=8.5)
@@ -108,7 +110,8 @@ def _panel(ax, x: np.ndarray, y: np.ndarray, found: np.ndarray, other: np.ndarra
     if other.any():
         hatch = ax.contourf(x, y, other.astype(float), levels=[0.5, 1.5], colors="none", hatches=[HATCH])
         hatch.set(hatchcolor="#555555", hatch_linewidth=0.45, linewidth=0)
-        ax.contour(x, y, other.astype(float), levels=[0.5], colors="#333333", linewidths=0.6)
+        if (thick := binary_opening(other)).any():  # round what is one cell thin the outline would be a row of dots
+            ax.contour(x, y, thick.astype(float), levels=[0.5], colors="#333333", linewidths=0.6)
     ax.set(xticks=[], yticks=[], xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
     ax.spines[:].set_visible(True)
 
@@ -184,7 +187,7 @@ def measures(seeds: pd.DataFrame, rounds: pd.DataFrame, reported: Mapping[str, f
             ax.set(title=title, xlabel="round")
             ax.xaxis.set_major_locator(MaxNLocator(integer=True))
             ax.grid(True, axis="y")
-        left.set_ylabel("accuracy (%)")
+        left.set_ylabel("accuracy [%]")
         _claims(left, {m: v for m, v in (reported or {}).items() if m in methods}, looks)
         for place, column in enumerate(("drop", "forgetting", "disagreement")):
             _dots(right, place, seeds, column, methods, looks)
@@ -214,7 +217,7 @@ def protocols(seeds: pd.DataFrame, reported: Mapping[str, float] | None = None, 
                 _dots(ax, place, part, column, methods, looks, flip=True)
                 if place:
                     ax.axhline(place - 0.5, color="#dddddd", linewidth=0.4, zorder=0)
-            ax.set(xlabel="accuracy (%)")
+            ax.set(xlabel="accuracy [%]")
             ax.set_title(title, pad=12)
             ax.grid(True, axis="x")
         _claims(axes[0], {m: v for m, v in (reported or {}).items() if m in methods}, looks, flip=True)
@@ -245,19 +248,19 @@ def _claims(ax, reported: Mapping[str, float], looks: dict[str, style.Look], *, 
         who = [m for m, v in reported.items() if v == value]
         line = ax.axvline if flip else ax.axhline
         line(100 * value, color="#444444", linewidth=0.8, dashes=(4, 2), zorder=2)
-        text = f"paper: {', '.join(TITLES.get(m, m) for m in who)}"
+        text = f"paper: {', '.join(words.method(m) for m in who)}"
         if flip:  # above the frame, where no dot can lie
             ax.annotate(text, (100 * value, 1), xytext=(0, 1.5), xycoords=ax.get_xaxis_transform(), va="bottom", ha="center",
-                        textcoords="offset points", fontsize=5.5, color="#444444")
+                        textcoords="offset points", fontsize=6, color="#444444")
         else:
             ax.annotate(text, (1, 100 * value), xytext=(-2, 2), xycoords=ax.get_yaxis_transform(), va="bottom", ha="right",
-                        textcoords="offset points", fontsize=5.5, color="#444444")
+                        textcoords="offset points", fontsize=6, color="#444444")
 
 
 def _method_key(fig: Figure, methods: list[str], looks: dict[str, style.Look], claims: bool) -> None:
     handles = [Line2D([], [], color=looks[m].color, linestyle=looks[m].dash, marker=looks[m].marker, markersize=3.6)
                for m in methods]
-    texts = [TITLES.get(m, m) for m in methods]
+    texts = [words.method(m) for m in methods]
     if claims:
         handles.append(Line2D([], [], color="#444444", linewidth=0.8, dashes=(4, 2)))
         texts.append("reported by the paper")

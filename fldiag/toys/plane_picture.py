@@ -16,14 +16,12 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
 from fldiag.errors import FldiagError
-from fldiag.plotting import style
+from fldiag.plotting import style, words
 from fldiag.plotting.tables import floats, names, need
 from fldiag.results.select import only
 
 PICTURE = "plane toy"
-_TITLES = {"fedsol": "FedSOL", "fedprox": "FedProx"}
 _MARKERS = ("o", "s", "^", "v", "P", "X", "d")
-_DASHES = ((0, (1, 1)), (0, (4, 2)), (0, ()), (0, (6, 2, 1, 2)), (0, (2, 2)))
 
 
 def draw(table: pd.DataFrame, geometry: Mapping[str, Any], *, width: float | None = None) -> Figure:
@@ -48,6 +46,8 @@ def draw(table: pd.DataFrame, geometry: Mapping[str, Any], *, width: float | Non
     methods = list(dict.fromkeys(flat["method"]))
     looks = style.looks(methods)
     low, high = _window(np.vstack([flat[["x", "y"]].to_numpy(), start, goal]))
+    reach = 0.25 * float(np.min(high - low))  # of the outer contours, which are whole
+    low, high = np.minimum(low, goal - 1.1 * reach), np.maximum(high, goal + 1.1 * reach)
     width = width or (style.ONE_COLUMN if len(methods) == 1 else style.TWO_COLUMNS)
     side = min((width - 0.55) / len(methods) - 0.15, 3.0)
     tall = side * float(np.clip((high - low)[1] / (high - low)[0], 0.5, 1.4))
@@ -55,7 +55,7 @@ def draw(table: pd.DataFrame, geometry: Mapping[str, Any], *, width: float | Non
         fig = style.figure(width, tall + 1.2, layout=ConstrainedLayoutEngine(h_pad=0.1))
         axes = fig.subplots(1, len(methods), sharex=True, sharey=True, squeeze=False)[0]
         for ax, method in zip(axes, methods, strict=True):
-            _contours(ax, goal, curvatures, low, high)
+            _contours(ax, goal, curvatures, low, high, reach)
             ax.plot(*np.stack([start, goal]).T, color="#777777", linewidth=0.8, dashes=(5, 3), label="line")
             for place, a in enumerate(curvatures):
                 part = flat[(flat["method"] == method) & (flat["a"] == a)]
@@ -63,7 +63,7 @@ def draw(table: pd.DataFrame, geometry: Mapping[str, Any], *, width: float | Non
                 size = 6.5 + 2.5 * min(len(curvatures) - 1 - place, 4)
                 _client(ax, part, looks[method].color, _MARKERS[place % len(_MARKERS)], size)
             _mark(ax, start, goal)
-            ax.set(title=style.plain(_TITLES.get(method, method)), xlabel="x", xlim=(low[0], high[0]),
+            ax.set(title=style.plain(words.method(method)), xlabel="x", xlim=(low[0], high[0]),
                    ylim=(low[1], high[1]), aspect="equal")
             ax.spines[:].set_visible(True)
         axes[0].set_ylabel("y")
@@ -92,15 +92,15 @@ def _window(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return low - room, high + room
 
 
-def _contours(ax, goal: np.ndarray, curvatures: list[float], low: np.ndarray, high: np.ndarray) -> None:
-    """Two level lines a client, the outer with a longer half axis of a third of the window."""
-    x, y = np.meshgrid(*(np.linspace(low[i], high[i], 201) for i in (0, 1)))
-    reach = 0.33 * float(np.min(high - low))
-    for place, a in enumerate(curvatures):
+def _contours(ax, goal: np.ndarray, curvatures: list[float], low: np.ndarray, high: np.ndarray, reach: float) -> None:
+    """A level line a client, its longer half axis ``reach``, with the client's curvature where the line is alone."""
+    x, y = np.meshgrid(*(np.linspace(low[i], high[i], 401) for i in (0, 1)))
+    for a in curvatures:
         loss = 0.5 * (a * (x - goal[0]) ** 2 + (y - goal[1]) ** 2)
-        outer = 0.5 * min(a, 1.0) * reach**2
-        lines = ax.contour(x, y, loss, levels=[outer / 4, outer], colors="#b0b0b0", linewidths=0.7)
-        lines.set_linestyle(_DASHES[place % len(_DASHES)])
+        ax.contour(x, y, loss, levels=[0.5 * min(a, 1.0) * reach**2], colors="#9a9a9a", linewidths=0.7)
+        at = goal - ((0, reach * a**0.5) if a <= 1 else (reach / a**0.5, 0))
+        ax.annotate(f"$a$ = {style.number(a)}", at, ha="center", va="center", fontsize=6, color="#444444",
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4})
 
 
 def _client(ax, part: pd.DataFrame, color: str, marker: str, size: float) -> None:
@@ -124,12 +124,12 @@ def _mark(ax, start: np.ndarray, goal: np.ndarray) -> None:
 
 
 def _key(fig: Figure, curvatures: list[float], width: float) -> None:
-    clients = [Line2D([], [], color="#9a9a9a", linewidth=0.8, linestyle=_DASHES[i % len(_DASHES)], markersize=6,
+    clients = [Line2D([], [], linestyle="none", markersize=6,
                       marker=_MARKERS[i % len(_MARKERS)], markerfacecolor="white", markeredgecolor="#333333")
                for i in range(len(curvatures))]
     others = [Line2D([], [], color="#777777", linewidth=0.8, dashes=(5, 3)),
               Line2D([], [], linestyle="none", marker="x", markersize=3.5, color="black", markeredgewidth=0.8)]
     texts = [f"client with a = {style.number(a)}" for a in curvatures] + ["line", "closed form"]
     made = style.legend(fig, clients + others, texts, loc="outside lower center", handlelength=3.2, columnspacing=1.4,
-                 ncols=max(1, min(len(texts), int(width / 1.35))), borderpad=0.2)
+                 ncols=style.columns(texts, width - 0.2, 0.65), borderpad=0.2)
     made.get_texts()[-2].set_text(r"line $w_g$ to $w_l^*$")

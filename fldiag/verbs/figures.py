@@ -24,11 +24,14 @@ FEW, LONG = 10, 300
 
 
 def figures(console: Console, ids: list[str], scale: str, out: Path | None, store: Path | None, executor: str, shard: str | None,
-            dry_run: bool, as_is: bool, only: list[str], only_ledger: bool, download: bool, device: str,
+            dry_run: bool, as_is: bool, only: list[str], only_ledger: bool, redraw: bool, download: bool, device: str,
             strict: bool = False) -> None:
     out, store = out or make.OUT, store or make.STORE
     if only_ledger:
         return _ledger(console, out)
+    if redraw:
+        found = make.redraw(reported.chosen(ids), out)
+        return _report(console, [m for m in found if not m.absent] or found, [], "fldiag figures NAME makes what is not there")
     size, studies = sizes.scale(scale), reported.chosen(ids)
     choice, part = chosen(executor), Shard.parse(shard)
     jobs = workers(choice, threads=1)
@@ -71,7 +74,11 @@ def figures(console: Console, ids: list[str], scale: str, out: Path | None, stor
                               "the others are kept; the same command tries these again")
         console.say(f"part {part}: {len(mine)} runs; when all parts are done, the same command without --shard draws")
         return console.done(store)
-    files = ledger.write(out)
+    _report(console, made, ledger.write(out), f"without {'--as-is' if as_is else '--only'} all that they need is trained"
+            if as_is or only else "the others were written; the same command tries these again")
+
+
+def _report(console: Console, made: list[make.Made], files: list[Path], remedy: str) -> None:
     console.table([{"figure": m.study.name, "title": m.study.title, "file": str(m.files[-1]) if m.files else "–",
                     "problem": m.error or None} for m in made],
                   {"figure": "figure", "title": "title", "file": "file", **({"problem": "problem"} if any(m.error for m in made)
@@ -80,9 +87,7 @@ def figures(console: Console, ids: list[str], scale: str, out: Path | None, stor
     if failed or len(absent) == len(made):
         console.done(*files) if console.machine else None
         names = failed or absent
-        raise FldiagError(f"{len(names)} of {len(made)} could not be made: {', '.join(names)} (why: in the table above)",
-                          f"without {'--as-is' if as_is else '--only'} all that they need is trained" if as_is or only else
-                          "the others were written; the same command tries these again")
+        raise FldiagError(f"{len(names)} of {len(made)} could not be made: {', '.join(names)} (why: in the table above)", remedy)
     if absent:
         console.note(f"not drawn, for none of their runs is finished: {', '.join(absent)}")
     console.done(*files, *(f for m in made for f in m.files))

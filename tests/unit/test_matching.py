@@ -374,7 +374,7 @@ def test_what_has_not_converged_is_hollow():
     frame = ask(federation()[0], k=2)
     frame.loc[(frame.metric == "eigenvalue") & (frame.client == 1), "converged"] = False
     fig = picture.draw(frame)
-    (ax,) = [ax for ax in fig.axes if "lambda_{max}" in ax.get_title()]
+    (ax,) = [ax for ax in fig.axes if "lambda_1$\nclients" in ax.get_title()]
     assert [p.get_facecolor() == to_rgba("white") for p in ax.patches] == [False, True, False, False]
     assert "hollow" in fig.get_suptitle()
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fldiag.diagnostics.landscape import interactive
+from fldiag.diagnostics.landscape import caption, interactive
 from fldiag.diagnostics.landscape import picture as landscape
 from fldiag.diagnostics.landscape.surfaces import scale, surfaces
 from fldiag.errors import FldiagError
@@ -34,12 +34,29 @@ def axes(fig, kind: str):
     return [ax for ax in fig.axes if ax.get_label().startswith(kind)]
 
 
-def test_surface_faces_are_the_means_of_the_tables_corners_whatever_the_order_of_rows():
+def test_the_drawn_spline_is_the_surface_whatever_the_order_of_rows():
+    """A cubic spline of a quadratic is that quadratic; the faces are the means of its corners."""
     frame = table(rows("A", 8, 3)).sample(frac=1, random_state=0)
-    z = frame[frame.metric == "loss"].pivot(index="y", columns="x", values="value").to_numpy(float)
+    (grid,) = surfaces(frame)
+    x, y, z = grid.finely(scale([grid]))
+    assert len(x) >= 100 and not np.ma.getmaskarray(z).any()
+    u, v = np.meshgrid(x, y)
+    np.testing.assert_allclose(z, np.maximum(1 + 4 * u * u + 1.5 * v * v + 0.1 * u, grid.lowest), rtol=1e-9)
     (ax,) = axes(landscape.draw(frame), "surface")
     faces = np.asarray(ax.collections[0].get_array())
-    np.testing.assert_allclose(faces, ((z[1:, 1:] + z[1:, :-1] + z[:-1, 1:] + z[:-1, :-1]) / 4).ravel(), rtol=1e-12)
+    np.testing.assert_allclose(faces, ((z[1:, 1:] + z[1:, :-1] + z[:-1, 1:] + z[:-1, :-1]) / 4).ravel(), rtol=1e-9)
+
+
+def test_what_is_clipped_or_unknown_is_left_blank_and_the_rest_makes_no_waves():
+    frame = table(rows("A", 8, 3, n=21))
+    frame.loc[0, "value"] = np.inf
+    (grid,) = surfaces(frame)
+    shared = scale([grid], 2.0)
+    x, y, z = grid.finely(shared)
+    blank = np.ma.getmaskarray(z)
+    assert blank[0, 0] and not blank[len(y) // 2, len(x) // 2] and z.min() >= grid.lowest
+    (ax,) = axes(landscape.draw(frame, clip=2.0), "surface")
+    assert np.nanmax(np.ma.filled(ax.collections[0].get_array(), np.nan)) <= 2.0
 
 
 def test_contour_lines_lie_at_their_levels_with_x_along_x():
@@ -93,8 +110,11 @@ def test_labels_never_overlap_nor_leave_the_page(count, size):
 
 
 def test_caption_says_slice_size_sharpness_residual_and_ratio():
-    texts = "\n".join(t.get_text() for t in landscape.draw(table(rows("A", 8, 3))).texts)
-    assert all(part in texts for part in ("test", "n = 1,234", "λ₁ = 8 ± 0.25", "λ₁/λ₅ = 5"))
+    texts = "\n".join(t.get_text() for t in landscape.draw(table(rows("A", 8, 3)), notes=True).texts)
+    assert all(part in texts for part in ("test", "n = 1,234", "λ₁ = 8, residual 0.25", "λ₁/λ₅ = 5"))
+    short = [t.get_text() for t in landscape.draw(table(rows("A", 8, 3))).texts]
+    assert short == ["A", "λ₁ = 8, λ₁/λ₅ = 5\nspline through 9 × 9 points"]
+    assert "λ₁ = 8, residual 0.25" in caption(table(rows("A", 8, 3)))
     assert "clipped" not in texts and "not converged" not in texts
 
 
@@ -113,16 +133,16 @@ def test_given_ratio_is_preferred_to_the_quotient():
 
 def test_automatic_clip_spares_bowls_and_cuts_explosions_and_says_so():
     bowls = surfaces(table([*rows("sharp", 500, 0), *rows("flat", 1, 1), *rows("flatter", 0.1, 0.1)]))
-    assert scale(bowls).clip is None
+    assert scale(bowls, height="linear").clip is None
     wild = surfaces(table([*rows("wild", 20, 20, n=21, power=6), *rows("flat", 1, 1)]))
-    found = scale(wild)
+    found = scale(wild, height="linear")
     assert found.clip is not None and found.clip < found.top == max(g.highest for g in wild)
     assert found.high == found.clip and found.height(np.array([np.inf, found.top])).max() == found.clip
     assert any("clipped" in note for note in found.notes())
 
 
 def test_clip_given_by_hand_bounds_surface_and_scale_and_is_said():
-    fig = landscape.draw(table(rows("A", 80, 30)), clip=10)
+    fig = landscape.draw(table(rows("A", 80, 30)), clip=10, height="linear", notes=True)
     (top,), (flat,) = axes(fig, "surface"), axes(fig, "contours")
     assert top.get_zlim()[1] == 10 and np.max(top.collections[0].get_array()) <= 10
     assert flat.collections[0].levels[-1] == 10
@@ -244,7 +264,7 @@ def test_page_allows_exactly_the_scripts_it_holds(tmp_path):
 def test_page_holds_the_tables_numbers_one_scene_a_run_on_one_scale(tmp_path):
     frame = table([*rows("A", 80, 30), *rows("B", 2, 1)])
     frame.loc[0, "value"] = np.nan
-    text, read = page(tmp_path, frame, clip=20)
+    text, read = page(tmp_path, frame, clip=20, height="linear")
     data = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', text, re.S).group(1))
     assert len(data["scenes"]) == 2 == text.count('class="scene"')
     assert len({(s["cmin"], s["cmax"]) for s in data["scenes"]}) == 1

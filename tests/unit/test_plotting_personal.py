@@ -40,7 +40,7 @@ def test_runs_stand_side_by_side_without_overlap():
     shown = dots(fig.axes[0])
     spans = sorted((min(line.get_xdata()), max(line.get_xdata())) for line in shown)
     assert len(spans) == 4 and all(a[1] < b[0] for a, b in pairwise(spans))
-    assert [t.get_text() for t in fig.legends[0].get_texts()] == ["fedavg", "fedbabu", "mean", "median"]
+    assert [t.get_text() for t in fig.legends[0].get_texts()] == ["FedAvg", "FedBABU", "mean", "median"]
 
 
 def test_the_same_table_gives_the_same_bytes(tmp_path):

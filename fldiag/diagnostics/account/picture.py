@@ -1,4 +1,4 @@
-"""Why local training harmed the global loss: the terms of the second-order account, and who hurts whom."""
+"""Why local training harmed the global loss: the terms of the second-order account, and the change of every client's loss."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
@@ -16,7 +16,7 @@ from fldiag.plotting.tables import floats, need, select
 from fldiag.results.select import only
 
 PICTURE = "picture of the account"
-_TERMS = {"linear": "linear g'd", "quadratic": "quadratic d'Hd/2", "rest": "rest"}
+_TERMS = {"linear": r"linear $g^\top d$", "quadratic": r"quadratic $d^\top H d\,/\,2$", "rest": "rest"}
 _HATCH = ("", "", "////")
 
 
@@ -47,9 +47,8 @@ def draw(table: pd.DataFrame, *, round: int | None = None, width: float = style.
         keys = [Patch(facecolor=look.color, hatch=hatch, edgecolor="white")
                 for look, hatch, _ in zip([*looks, split[-1]], (*_HATCH, ""), texts, strict=False)]
         true = Line2D([], [], linestyle="none", marker="D", markersize=4, color="black", markerfacecolor="white")
-        style.legend(fig, [*keys, true], [*texts, "true change"], loc="outside lower center", ncols=5, columnspacing=1.4,
-                     borderpad=0.2)
-        fig.suptitle(f"round {round}: what each update does to the loss", fontsize=8.5)
+        fig.legend([*keys, true], [*texts, "true change"], loc="outside lower center", ncols=5, columnspacing=1.4, borderpad=0.2)
+        fig.suptitle(f"round {round}: effect of each update on the loss", fontsize=8.5)
     return fig
 
 
@@ -60,7 +59,12 @@ def _terms(ax, rows: pd.DataFrame, looks: list[style.Look], label: str) -> None:
     cells = pd.DataFrame({"who": who, "metric": exact["metric"].astype(str), "value": floats(exact["value"])})
     wide = cells.pivot(index="who", columns="metric", values="value").reindex(names)
     x = np.arange(len(names))
-    _bars(ax, x, [wide[m].to_numpy() for m in _TERMS], looks, stacked=True)
+    values = np.concatenate([wide[m].to_numpy() for m in ("change", *_TERMS)])
+    size = np.abs(values[np.isfinite(values)])
+    near = float(np.median(size)) if len(size) else 0.0
+    far = bool(len(size)) and size.max() > 20 * max(near, 1e-12)
+    # Lengths add up only where the axis is linear.
+    _bars(ax, x, [wide[m].to_numpy() for m in _TERMS], looks, stacked=not far)
     ax.plot(x, wide["change"].to_numpy(), linestyle="none", marker="D", markersize=4, color="black", markerfacecolor="white",
             zorder=4)
     every = max(1, -(-len(names) // 14))
@@ -68,11 +72,21 @@ def _terms(ax, rows: pd.DataFrame, looks: list[style.Look], label: str) -> None:
     ax.set_xticks([*shown, x[-1]], [*(names[i] for i in shown), names[-1]])
     ax.set(xlabel="client (all: the aggregated update)", ylabel=label, title="terms of every update")
     _frame(ax)
-    values = np.concatenate([wide[m].to_numpy() for m in ("change", *_TERMS)])
-    size = np.abs(values[np.isfinite(values)])
-    if len(size) and size.max() > 20 * max(float(np.median(size)), 1e-12):
-        ax.set_yscale("symlog", linthresh=float(np.median(size)))
-        ax.set_ylabel(f"{label}\n(logarithmic beyond ±{np.median(size):.2g})")
+    if far:
+        ax.set_yscale("symlog", linthresh=near)
+        ax.set_ylim(*(s * (1.6 * max(s * v, near)) for s, v in ((-1, values[np.isfinite(values)].min()), (1, size.max()))))
+        ax.yaxis.set_major_locator(FixedLocator(_decades(near, float(size.max()))))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: style.number(v, 1)))
+        ax.yaxis.set_minor_locator(NullLocator())
+        ax.set_ylabel(f"{label}\n(logarithmic beyond ±{style.number(near, 2)})")
+    ax.margins(y=0.08)
+
+
+def _decades(near: float, reach: float) -> list[float]:
+    """0 and a few powers of ten on both sides, none so near that its number would meet that of 0."""
+    low, high = int(np.ceil(np.log10(near) + 0.3)), int(np.floor(np.log10(reach)))
+    powers = [10.0**p for p in range(low, high + 1, max(1, -(-(high + 1 - low) // 3)))] or [reach]
+    return [*(-p for p in reversed(powers)), 0.0, *powers]
 
 
 def _bars(ax, x: np.ndarray, series: list[np.ndarray], looks: list[style.Look], *, stacked: bool) -> None:
@@ -131,7 +145,7 @@ def classes(table: pd.DataFrame, *, round: int | None = None, width: float = sty
                                      strict=True):
             _harm(fig, ax, only(rows, metric=metric), "index", title, scale=both)
         where = str(only(rows, metric="class_harm")["slice"].iloc[0]).partition("/")[0]
-        fig.suptitle(f"round {int(rows['round'].iloc[0])}: which class each update hurts ({where} loss)", fontsize=8.5)
+        fig.suptitle(f"round {int(rows['round'].iloc[0])}: effect on the classes ({where} loss)", fontsize=8.5)
     return fig
 
 
@@ -140,7 +154,8 @@ def classes_if_any(table: pd.DataFrame) -> Figure | None:
     return classes(table) if (table["metric"] == "class_harm").any() else None
 
 
-def _harm(fig: Figure, ax, rows: pd.DataFrame, to: str, title: str = "who hurts whom", scale: np.ndarray | None = None) -> None:
+def _harm(fig: Figure, ax, rows: pd.DataFrame, to: str, title: str = "effect on each client's loss",
+          scale: np.ndarray | None = None) -> None:
     cells = pd.DataFrame({"a": rows["client"].astype(int), "b": rows[to].astype(int), "v": floats(rows["value"])})
     wide = cells.pivot(index="a", columns="b", values="v")
     values = wide.to_numpy()
@@ -153,11 +168,12 @@ def _harm(fig: Figure, ax, rows: pd.DataFrame, to: str, title: str = "who hurts 
     for axis, index in ((ax.xaxis, wide.columns), (ax.yaxis, wide.index)):
         every = max(1, -(-len(index) // 12))
         axis.set_ticks(range(0, len(index), every), [str(k) for k in index[::every]])
-    ax.set(xlabel="its own loss changes" if to == "client_b" else "class whose loss changes", ylabel="update of client",
+    ax.set(xlabel="client whose own loss changes" if to == "client_b" else "class whose loss changes", ylabel="update of client",
            title=title)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-    bar = fig.colorbar(image, ax=ax, pad=0.02, format=lambda v, _: f"{v:g}".replace("-", "−"))
+    ticks = _decades(near, reach) if reach > 10 * near else [-reach, -reach / 2, 0.0, reach / 2, reach]
+    bar = fig.colorbar(image, ax=ax, pad=0.02, ticks=ticks, format=lambda v, _: style.number(v, 2))
     bar.set_label("change of the loss")
     bar.outline.set_visible(False)
     bar.minorticks_off()

@@ -42,11 +42,11 @@ def draw(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
     angles = only(whole, metric="cos_gu_gp")
     if len(angles):
         radii = sorted(angles["rho"].dropna().astype(float).unique())
-        panels.append(("cosine of g_u and g_p", [(only(angles, rho=r), "cos_gu_gp", f"ρ = {r:g}") for r in radii], 0.0))
+        panels.append(("cosine of $g_u$ and $g_p$", [(only(angles, rho=r), "cos_gu_gp", f"ρ = {r:g}") for r in radii], 0.0))
     angles = only(steps, metric="cos_gu_gp")
     if len(angles):
         parts = [(only(angles, layer=None), "all parameters"), (only(angles, layer="part:head"), "head")]
-        panels.append(("cosine of g_u and g_p\n(mean over local steps)",
+        panels.append(("cosine of $g_u$ and $g_p$\n(mean over local steps)",
                        [(rows, "cos_gu_gp", f"{text}, {_kind(rows)}") for rows, text in parts if len(rows)], 0.0))
     strong, recorded = only(rows, metric="lambda_mean"), only(steps, metric="lambda_mean")
     count = len(panels) + bool(len(strong))

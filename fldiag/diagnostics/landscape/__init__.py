@@ -20,7 +20,7 @@ from fldiag.diagnostics.landscape import interactive, picture
 from fldiag.diagnostics.landscape import overlay as overlay_picture
 from fldiag.diagnostics.landscape.section import section
 from fldiag.diagnostics.landscape.summary import summary
-from fldiag.diagnostics.landscape.surfaces import AXES
+from fldiag.diagnostics.landscape.surfaces import AXES, scale, surfaces
 from fldiag.errors import FldiagError
 from fldiag.execution.pool import Serial
 from fldiag.execution.start import started
@@ -75,7 +75,17 @@ def axes(table: pd.DataFrame) -> tuple[str, str]:
 
 def draw(table: pd.DataFrame, **options: Any) -> Figure:
     """The surfaces of a table on one grid and one colour scale, or one over the other where that was asked for."""
-    return (overlay_picture if _overlaid(table) else picture).draw(table, names=axes(table), **{**_scaled(table), **options})
+    given = {**_scaled(table), **options}
+    if _overlaid(table):
+        return overlay_picture.draw(table, names=axes(table), **given)
+    return picture.draw(table, names=axes(table), **{"notes": bool(table.attrs.get("options", {}).get("notes")), **given})
+
+
+def caption(table: pd.DataFrame) -> str:
+    """What a reader must know of the picture: slice, numbers with their residuals, how the values were found, the scale."""
+    grids = surfaces(table)
+    said = [f"{g.run}: {', '.join(part.strip(',') for part in g.caption())}." for g in grids]
+    return "\n".join([*said, *scale(grids, **{"clip": "auto", **_scaled(table)}).notes()]) + "\n"
 
 
 def page(table: pd.DataFrame) -> str:
@@ -93,8 +103,8 @@ def _scaled(table: pd.DataFrame) -> dict[str, Any]:
     return {k: asked[k] for k in ("height", "clip") if asked.get(k) is not None}
 
 
-@diagnostic("landscape", parts=True, draw=draw, more={".html": page}, pictured=("height", "clip", "overlay"), summary=summary,
-            cost=cost, choose=choose,
+@diagnostic("landscape", parts=True, draw=draw, more={".html": page, ".caption.txt": caption},
+            pictured=("height", "clip", "overlay", "notes"), summary=summary, cost=cost, choose=choose,
             section=section, order=10,
             variant=lambda options: "overlay" if options.get("overlay") else str(options.get("directions", "eigen")),
             example="checkpoints/example/fedsol-digits.pt")
@@ -110,9 +120,10 @@ def landscape(problem: Problem, progress: Progress | None = None, *,
               full: Annotated[bool, Field(description="Evaluate every point.")] = False,
               height: Annotated[Literal["linear", "log", "auto"], Field(
                   description="Heights and colours in the picture: linear, log, or auto (log where losses span a factor of "
-                              "1000).")] = "linear",
+                              "30).")] = "auto",
               clip: Annotated[float | None, Field(gt=0, description="Largest loss drawn (default: a few exploding corners are "
-                                                                    "cut).")] = None,
+                                                                    "left out).")] = None,
+              notes: Annotated[bool, Field(description="Write the caption below the picture, too.")] = False,
               overlay: Annotated[bool, Field(description="All surfaces in one picture: around each checkpoint, along the "
                                                          "first one's directions.")] = False,
               merge_tree: Annotated[bool, Field(description="Also the minima of the surface, the saddles between them and "

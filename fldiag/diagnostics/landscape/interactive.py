@@ -18,7 +18,7 @@ from fldiag.plotting.sections import literal
 
 
 def page(table: pd.DataFrame, *, title: str = "Loss landscape", clip: float | Literal["auto"] | None = "auto",
-         height: Literal["linear", "log", "auto"] = "linear", names: tuple[str, str] = ("direction 1", "direction 2"),
+         height: Literal["linear", "log", "auto"] = "auto", names: tuple[str, str] = ("direction 1", "direction 2"),
          overlay: bool = False) -> str:
     """The landscapes of ``table`` (see ``picture.draw``) as the text of a self-contained page.
 

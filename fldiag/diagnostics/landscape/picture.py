@@ -24,38 +24,38 @@ from fldiag.plotting import style
 __all__ = ["draw"]
 
 _LEFT = 0.50  # inches
-_XLABEL = 0.38  # inches for tick labels and name of the x axis
+_XLABEL = 0.40  # inches for tick labels and name of the x axis
 _LINE = 0.135  # inches a line of caption
 
 
 def draw(table: pd.DataFrame, *, clip: float | Literal["auto"] | None = "auto",
-         height: Literal["linear", "log", "auto"] = "linear", width: float = style.TWO_COLUMNS,
-         names: tuple[str, str] = ("direction 1", "direction 2"), per_row: int = 4) -> Figure:
-    """The figure: one column a run with its surface, its contours (the weights marked +) and its numbers.
+         height: Literal["linear", "log", "auto"] = "auto", width: float = style.TWO_COLUMNS,
+         names: tuple[str, str] = ("direction 1", "direction 2"), per_row: int = 4, notes: bool = False) -> Figure:
+    """The figure: one column a run with its surface, its contours (the weights marked +), lambda_1 and its ratio to the fifth.
 
     ``table``: rows ``metric="loss"`` with ``run, x, y, value`` over a full grid; optionally ``slice``,
     ``n_examples`` and rows ``metric="eigenvalue"`` (``index``, ``residual``, ``converged``),
     ``"eigenvalue_ratio"``, ``"trajectory"`` and ``"point"`` (``x, y``: drawn on the contours). ``clip`` and
-    ``height``: see ``fldiag.diagnostics.landscape.surfaces.scale``; what was clipped is said below the picture. ``width``:
-    inches, at most; ``names``: of the two directions; more runs than ``per_row`` continue in a further row.
-    Raises FldiagError for an unfit table.
+    ``height``: see ``fldiag.diagnostics.landscape.surfaces.scale``; what is above the clip is left blank. ``width``:
+    inches, at most; ``names``: of the two directions; more runs than ``per_row`` continue in a further row. ``notes``: write
+    slice, residual, errors and scale below the picture, too. Raises FldiagError for an unfit table.
     """
     grids = surfaces(table)
     shared = scale(grids, clip, height)
     columns = min(len(grids), max(per_row, 1))
     blocks = math.ceil(len(grids) / columns)
     longest = max(len(shared.label(t)) for t in (*shared.ticks(4), *shared.ticks(6)))
-    right, gap = 0.30 + 0.065 * longest, 0.16 + 0.085 * max(longest - 3, 0)  # room for tick labels of the loss
+    right, gap = 0.30 + 0.065 * longest, 0.20 + 0.085 * max(longest - 3, 0)  # room for tick labels of the loss
     side = min(2.15, (width - _LEFT - right - (columns - 1) * gap) / columns)
-    titles = [style.wrap(g.run, side, 2, 8.5, "bold") for g in grids]
-    captions = [[line for part in g.caption() for line in style.wrap(part, side, 2)] for g in grids]
+    titles = [style.wrap(style.plain(g.run), side, 2, 8.5, "bold") for g in grids]
+    captions = [[line for part in (g.caption() if notes else g.numbers()) for line in style.wrap(part, side, 2)] for g in grids]
     title = 0.17 * max(map(len, titles)) + 0.02
     caption = _LINE * max(map(len, captions))
     peak = 0.88 * (side + 0.16)
     block = title + peak + 0.06 + side + _XLABEL + caption
     total = _LEFT + right + columns * side + (columns - 1) * gap
-    notes = style.wrap(" ".join(shared.notes()), total - 0.2, 6) if shared.notes() else []
-    foot = _LINE * len(notes) + 0.1 + (0.04 if notes else 0)
+    said = style.wrap(" ".join(shared.notes()), total - 0.2, 6) if notes and shared.notes() else []
+    foot = _LINE * len(said) + 0.1 + (0.04 if said else 0)
     whole = blocks * block + (blocks - 1) * 0.22 + foot + 0.04
     with style.paper():
         fig = style.figure(total, whole)
@@ -69,34 +69,39 @@ def draw(table: pd.DataFrame, *, clip: float | Literal["auto"] | None = "auto",
             def place(x: float, y: float, w: float, h: float) -> tuple[float, float, float, float]:
                 return x / total, y / whole, w / total, h / whole
 
-            fig.text(middle / total, (top - title + 0.02) / whole, "\n".join(map(style.plain, titles[number])),
+            fig.text(middle / total, (top - title + 0.02) / whole, "\n".join(titles[number]),
                      ha="center", va="bottom", fontsize=8.5, weight="bold", linespacing=1.1)
+            fine = grid.finely(shared)
             peak_at = top - title - peak
             # A 3-D axes leaves its upper edge empty: it may reach behind the title.
             above = fig.add_axes(place(left - 0.08, peak_at, side + 0.16, peak + 0.07 * side), projection="3d",
                                  label=f"surface {number}")
             above.set_zorder(-column)  # tick labels at its right lie over the next one's empty edge, not under it
-            _surface(above, grid, shared, limits)
+            _surface(above, fine, shared, limits, names)
             flat_at = peak_at - 0.06 - side
             below = fig.add_axes(place(left, flat_at, side, side), label=f"contours {number}")
-            _contours(below, grid, shared, limits, names, first=column == 0)
+            _contours(below, grid, fine, shared, limits, names, first=column == 0)
             fig.text(middle / total, (flat_at - _XLABEL) / whole, "\n".join(map(style.plain, captions[number])),
                      ha="center", va="top", fontsize=7, linespacing=1.25)
             if column == 0:
                 _bar(fig, place(total - right + 0.10, flat_at, 0.09, side), shared)
-        if notes:
-            fig.text(0.1 / total, 0.06 / whole, "\n".join(notes), ha="left", va="bottom", fontsize=7,
+        if said:
+            fig.text(0.1 / total, 0.06 / whole, "\n".join(said), ha="left", va="bottom", fontsize=7,
                      color="#444444", linespacing=1.2)
     return fig
 
 
-def _surface(ax, grid: Surface, shared: Scale, limits: list[tuple[float, float]]) -> None:
-    x, y = np.meshgrid(grid.x, grid.y)
-    drawn = ax.plot_surface(x, y, shared.height(grid.loss), rstride=1, cstride=1, cmap=style.COLORMAP,
+Fine = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def _surface(ax, fine: Fine, shared: Scale, limits: list[tuple[float, float]], names: tuple[str, str]) -> None:
+    x, y = np.meshgrid(*fine[:2])
+    heights = np.ma.filled(np.ma.masked_greater(fine[2], shared.high), np.nan)
+    drawn = ax.plot_surface(x, y, heights, rstride=1, cstride=1, cmap=style.COLORMAP,
                             norm=Normalize(shared.low, shared.high), linewidth=0, antialiased=False)
     drawn.set_rasterized(True)  # thousands of polygons show seams and weigh much as vectors
     ax.set(xlim=limits[0], ylim=limits[1], zlim=(shared.low, shared.high))
-    ax.set_box_aspect((1, 1, 0.8), zoom=1.02)
+    ax.set_box_aspect((1, 1, 0.8), zoom=0.97)
     ax.view_init(elev=26, azim=-57)
     ax.patch.set_alpha(0)
     # Ticks at the ends would meet at the front corner.
@@ -105,6 +110,8 @@ def _surface(ax, grid: Surface, shared: Scale, limits: list[tuple[float, float]]
         axis.set_pane_color((0.97, 0.97, 0.97, 1.0))
         axis._axinfo["grid"].update(linewidth=0.3, color="#cccccc")
         axis.line.set_linewidth(0.5)
+    for name, put in zip(names, (ax.set_xlabel, ax.set_ylabel), strict=True):
+        put(style.plain(name.partition(" (")[0]), fontsize=6, labelpad=-10)
     ax.zaxis.set_major_formatter(FuncFormatter(lambda v, _: shared.label(v)))
     ax.tick_params(axis="both", labelsize=6, pad=-4, width=0.4)
     longest = max((len(shared.label(t)) for t in shared.ticks(4)), default=2)
@@ -113,24 +120,34 @@ def _surface(ax, grid: Surface, shared: Scale, limits: list[tuple[float, float]]
 
 def _inner(low: float, high: float) -> list[float]:
     """Round places well inside a range."""
-    places = MaxNLocator(4, steps=[1, 2, 5, 10]).tick_values(low, high)
     margin = 0.12 * (high - low)
-    return [float(p) for p in places if low + margin < p < high - margin]
+    return [float(p) for p in _round(low, high) if low + margin < p < high - margin]
 
 
-def _contours(ax, grid: Surface, shared: Scale, limits, names: tuple[str, str], first: bool) -> None:
-    height = np.ma.masked_invalid(shared.height(grid.loss))
+def _round(low: float, high: float) -> list[float]:
+    """Round places of a range, its ends among them where they are round."""
+    slack = 1e-9 * (high - low)
+    return [float(p) for p in MaxNLocator(4, steps=[1, 2, 5, 10]).tick_values(low, high) if low - slack <= p <= high + slack]
+
+
+def _contours(ax, grid: Surface, fine: Fine, shared: Scale, limits, names: tuple[str, str], first: bool) -> None:
+    x, y, height = fine
     levels = np.linspace(shared.low, shared.high, 21)
-    ax.contourf(grid.x, grid.y, height, levels=levels, cmap=style.COLORMAP,
-                norm=Normalize(shared.low, shared.high))
-    ax.contour(grid.x, grid.y, height, levels=levels[1:-1], colors="white", linewidths=0.3, alpha=0.7)
+    ax.contourf(x, y, height, levels=levels, cmap=style.COLORMAP, norm=Normalize(shared.low, shared.high))
+    ax.contour(x, y, height, levels=levels[1:-1], colors="white", linewidths=0.3, alpha=0.7)
+    ax.set(xlim=limits[0], ylim=limits[1], xlabel=style.plain(names[0]))
     trajectory(ax, grid.marks)
     if all(low <= 0 <= high for low, high in limits):
         ax.plot(0, 0, "+", color="black", markersize=9, markeredgewidth=2.6)
         ax.plot(0, 0, "+", color="white", markersize=8, markeredgewidth=1.1, label="weights")
-    ax.set(xlim=limits[0], ylim=limits[1], xlabel=style.plain(names[0]))
-    ax.xaxis.set_major_locator(FixedLocator(_inner(*limits[0])))  # labels at the ends would meet the neighbour's
-    ax.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+    for axis, (low, high), sides in ((ax.xaxis, limits[0], ("left", "right")), (ax.yaxis, limits[1], ("bottom", "top"))):
+        ticks = _round(low, high)
+        axis.set_ticks(ticks, [style.number(0.0 if abs(t) < 1e-9 * (high - low) else t) for t in ticks])
+        # Labels at the ends stay within the frame: outside, they would meet the neighbour's.
+        for at, text in zip(ticks, axis.get_ticklabels(), strict=True):
+            for end, way in zip((low, high), sides, strict=True):
+                if abs(at - end) < 0.05 * (high - low):
+                    text.set(**{"ha" if axis is ax.xaxis else "va": way})
     ax.xaxis.labelpad = ax.yaxis.labelpad = 1.5
     ax.spines[:].set_visible(True)
     if first:

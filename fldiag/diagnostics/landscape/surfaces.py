@@ -73,17 +73,44 @@ class Surface:
         """The largest loss, infinite if one is."""
         return float(np.nanmax(self.loss, initial=-np.inf))
 
+    def numbers(self) -> list[str]:
+        """What stands under the contours: lambda_1 and lambda_1 / lambda_5, and that the surface is drawn as a spline."""
+        known = [f"λ₁ = {number(self.sharpness, 3)}"] * (self.sharpness is not None) + [f"λ₁/λ₅ = {number(self.ratio, 3)}"] * (
+            self.ratio is not None)
+        through = f"{len(self.x)} × {len(self.y)}" if self.evaluated is None else f"{self.evaluated:,}"
+        return [*([", ".join(known)] if known else []), f"spline through {through} points"]
+
     def caption(self) -> list[str]:
-        """Short lines: slice, number of examples, lambda_1 with its residual, lambda_1 / lambda_5."""
+        """Short lines: slice, number of examples, lambda_1 with its residual, how the values were found."""
         lines = [f"{self.slice or 'unnamed slice'}", f"n = {self.n:,}" if self.n is not None else "n unknown"]
         if self.sharpness is not None or self.ratio is not None:
-            error = "" if self.sharpness is None or self.residual is None else f" ± {number(self.residual, 2)}"
+            error = "" if self.sharpness is None or self.residual is None else f", residual {number(self.residual, 2)}"
             lines += [f"λ₁ = {number(self.sharpness)}{error}", *([] if self.converged else ["(not converged)"]),
                       f"λ₁/λ₅ = {number(self.ratio)}"]
         if self.smad is not None:
             error = "" if self.smad_error is None else f" ± {number(self.smad_error, 2)}"
             lines.append(f"SMAD = {number(self.smad, 3)}{error}, minima ▽ ({len(self.marks.minima)}), saddles ×")
         return lines + self.made()
+
+    def finely(self, shared: Scale) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """x, y and the heights of a spline through the grid, on one of about a hundred points; masked: what is unknown or
+        infinite. Where a surface is whole the spline is cubic, elsewhere one that makes no waves (Fritsch and Carlson, 1980).
+        """
+        from scipy.interpolate import CubicSpline, PchipInterpolator
+
+        heights = shared.height(self.loss, cut=False)
+        lost = ~np.isfinite(self.loss)
+        kind = PchipInterpolator if lost.any() or shared.clip is not None or min(heights.shape) < 4 else CubicSpline
+        heights = np.where(lost, shared.high, heights)
+        axes = []
+        for axis, places in ((0, self.y), (1, self.x)):
+            fine = np.linspace(places[0], places[-1], (len(places) - 1) * max(1, -(-100 // (len(places) - 1))) + 1)
+            heights = kind(places, heights, axis=axis)(fine)
+            near = np.abs(fine[:, None] - places[None, :]).argmin(1)
+            lost = np.take(lost, near, axis=axis)
+            axes.append(fine)
+        kept = np.maximum(heights, shared.low)
+        return axes[1], axes[0], np.ma.masked_where(lost, kept if shared.clip is not None else np.minimum(kept, shared.high))
 
     def made(self) -> list[str]:
         """How the values were found, where it was not by evaluating every point exactly."""
@@ -121,9 +148,9 @@ class Scale:
     floor: float  # smallest loss drawn (a logarithm needs one above 0)
     overflows: int  # points whose loss is infinite or not a number
 
-    def height(self, loss: np.ndarray) -> np.ndarray:
-        """Losses as drawn heights: clipped (an infinite loss lies at the clip), log10 if so asked; nan stays."""
-        limit = self.clip if self.clip is not None else self.top
+    def height(self, loss: np.ndarray, cut: bool = True) -> np.ndarray:
+        """Losses as heights: log10 if so asked, ``cut`` at the clip (an infinite loss lies there); nan stays."""
+        limit = self.clip if cut and self.clip is not None else self.top
         shown = np.clip(loss, self.floor, limit)
         return np.log10(shown) if self.log else shown
 
@@ -242,13 +269,13 @@ def _eigen(rows: pd.DataFrame) -> tuple[float | None, float | None, bool, float 
 
 
 def scale(grids: Sequence[Surface], clip: float | Literal["auto"] | None = "auto",
-          height: Literal["linear", "log", "auto"] = "linear") -> Scale:
+          height: Literal["linear", "log", "auto"] = "auto") -> Scale:
     """One scale for all surfaces.
 
     ``clip``: the largest loss drawn; None draws all; "auto" cuts at the largest outer fence of a run (third
     quartile + 3 interquartile ranges; J. Tukey, "Exploratory Data Analysis", 1977), which leaves every
     bowl-shaped surface whole and keeps a few exploding corners from flattening the rest. ``height``: "log" for
-    log10 heights and colours, "auto" takes log when positive losses span more than a factor of 1000.
+    log10 heights and colours, "auto" takes log when positive losses span more than a factor of 30.
     """
     if height not in ("linear", "log", "auto"):
         raise FldiagError(f"unknown height scale {height!r}", "use linear, log or auto", usage=True)
@@ -258,7 +285,7 @@ def scale(grids: Sequence[Surface], clip: float | Literal["auto"] | None = "auto
         raise FldiagError("no point of the landscape has a finite loss", "choose a smaller span around the weights")
     positive = finite[finite > 0]
     log = height == "log" or (height == "auto" and len(positive) == len(finite)
-                              and positive.max() > 1000 * positive.min())
+                              and positive.max() > 30 * positive.min())
     if log and not len(positive):
         raise FldiagError("a logarithmic height needs a loss above 0, and no point has one", "use linear heights",
                           usage=True)

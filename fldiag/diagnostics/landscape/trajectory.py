@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from matplotlib.patheffects import Stroke
+from matplotlib.patheffects import Stroke, withStroke
 
 from fldiag.diagnostics.landscape.surfaces import Marks
 
@@ -22,10 +22,22 @@ def trajectory(ax: Any, marks: Marks) -> None:
         ax.plot(few[:, 0], few[:, 1], "o", color="white", markersize=2.6, markeredgecolor="black", markeredgewidth=0.5,
                 label="_checkpoints")
         ax.plot(*way[0], "o", color="white", markersize=5, markeredgecolor="black", markeredgewidth=0.9, label="first")
-    for place in marks.points:
+        for place, text in ((0, "start"), (-1, "end")):
+            _name(ax, way[place], marks.texts[place].partition(",")[0] if marks.texts else text, up=place == 0)
+    for number, place in enumerate(marks.points):
         ax.plot(*place, "s", color="white", markersize=4.2, markeredgecolor="black", markeredgewidth=0.9, label="point")
+        _name(ax, place, f"checkpoint {number + 2}", up=True)
     for x, y in marks.minima:
         ax.plot(x, y, "v", color="white", markersize=4.6, markeredgecolor="black", markeredgewidth=0.9, label="minimum")
     for x, y in marks.saddles:
         ax.plot(x, y, "x", color="black", markersize=4.8, markeredgewidth=2.2)
         ax.plot(x, y, "x", color="white", markersize=4.2, markeredgewidth=1.0, label="saddle")
+
+
+def _name(ax: Any, place: np.ndarray, text: str, up: bool) -> None:
+    """A name beside a place, on the side of it where there is room."""
+    (low, high), right = ax.get_xlim(), 0.0
+    right = (place[0] - low) / ((high - low) or 1.0)
+    side = "left" if right < 0.3 else "right" if right > 0.7 else "center"
+    ax.annotate(text, place, xytext=(0, 5 if up else -5), textcoords="offset points", ha=side, va="bottom" if up else "top",
+                fontsize=6, color="white", path_effects=[withStroke(linewidth=1.6, foreground="black")], zorder=6)

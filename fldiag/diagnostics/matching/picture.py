@@ -73,7 +73,7 @@ def _pairs(fig, ax, metric: str, rows: pd.DataFrame, text: str, clients: list[in
     norm = _norm(metric, cells[np.isfinite(cells)])
     image = ax.imshow(cells, cmap=style.COLORMAP, norm=norm, interpolation="nearest", aspect="equal")
     _colour_bar(fig.colorbar(image, ax=ax, fraction=0.046, pad=0.03), norm)
-    stride = -(-len(clients) // 10)
+    stride = -(-len(clients) // (10 if max(clients) < 10 else 6))
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_ticks(range(0, len(clients), stride), [str(c) for c in clients[::stride]])
     if len(clients) <= 5:
@@ -116,7 +116,10 @@ def _colour_bar(bar, norm: Normalize) -> None:
         decades = np.floor(np.log10(low)), np.ceil(np.log10(high))
         step = max(1, int((decades[1] - decades[0]) // 4))
         ticks = [t for t in 10.0 ** np.arange(decades[0], decades[1] + 1, step) if low <= t <= high]
-        bar.set_ticks(ticks if len(ticks) > 1 else [low, high])
+        if len(ticks) > 1:
+            bar.set_ticks(ticks, labels=[f"$10^{{{np.log10(t):.0f}}}$" for t in ticks])
+            return
+        bar.set_ticks([low, high])
     else:
         bar.ax.yaxis.set_major_locator(MaxNLocator(4))
     bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: style.number(v, 3)))
@@ -146,12 +149,12 @@ def _bars(ax, kind: str, rows: pd.DataFrame) -> None:
         ax.bar(i, value, 0.72, color=color if fine else "white", edgecolor=color, linewidth=0.8)
     if error.max() > 5e-3 * np.abs(values).max():  # smaller ones would be specks
         ax.errorbar(range(len(values)), values, yerr=error, fmt="none", ecolor="#444444", elinewidth=0.7, capsize=1.2)
-    stride = -(-len(labels) // 12)
+    stride = -(-len(labels) // 8)
     shown = [i for i, label in enumerate(labels) if label == "global" or (i % stride == 0 and not (
         stride > 1 and "global" in labels[i:i + stride]))]
-    ax.set_xticks(shown, [labels[i] for i in shown], rotation=40 if "global" in labels else 0)
+    ax.set_xticks(shown, [labels[i] for i in shown], rotation=90 if "global" in labels else 0)
     ax.axhline(0, color="black", linewidth=0.5)
-    names = {"lambda_max": r"$\lambda_{max}$", "trace": "trace $H_T$"}
+    names = {"lambda_max": r"$\lambda_1$", "trace": "trace $H_T$"}
     if kind == "share":
         total = values.sum()
         ax.set_title("clients' shares of the global model's\n" + rf"$\lambda_1$ = {style.number(float(total), 3)}", fontsize=7.5)

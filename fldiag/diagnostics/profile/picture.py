@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -16,8 +18,8 @@ from fldiag.plotting.tables import floats, names, need, select
 from fldiag.results.select import number, only
 
 PICTURE = "loss profile"
-#: More lines than this are drawn alike, only the one with the largest barrier stands out.
-_MANY = 6
+#: Of more lines than this: their median and spread, and by name those that stand out, at most so many.
+_MANY, _NAMED = 6, 3
 
 
 def draw(table: pd.DataFrame, *, width: float | None = None, per_row: int = 3) -> Figure:
@@ -45,7 +47,7 @@ def draw(table: pd.DataFrame, *, width: float | None = None, per_row: int = 3) -
     with style.paper():
         # Room for the legends, so that the panels keep their height and the legends their distance.
         longest = max(min(table.loc[table["run"] == run, "index"].nunique(), _MANY) for run in runs) + 2
-        fig = style.figure(width, (2.45 + 0.155 * longest) * down, layout="constrained")
+        fig = style.figure(width, (2.5 + 0.155 * longest) * down, layout=ConstrainedLayoutEngine(h_pad=0.08))
         axes = fig.subplots(down, across, squeeze=False, sharey=True)
         for ax, run in zip(axes.flat, runs, strict=False):
             rows = table[table["run"] == run]
@@ -119,25 +121,25 @@ def _lines(ax, rows: pd.DataFrame) -> None:
 
 
 def _ways(ax, rows: pd.DataFrame) -> None:
-    """The loss along every way with its barrier; of many ways in colour only the one with the largest."""
+    """The loss along every way with its barrier; of many ways median and spread, and by name those with the largest barriers."""
     curves = _curves(rows, "loss")
     barriers = {i: _value(rows, "barrier", i) for i in curves}
-    many, worst = len(curves) > _MANY, _worst(barriers)
-    handles, texts = [], []
-    for place, (index, line) in enumerate(curves.items()):
-        if many and index != worst:
-            _curve(ax, line, style.Look("#8a8a8a", "o", "-"), 0.7, 0.8, band=False)
-            continue
-        look = style.look(1 if many else place)
-        _curve(ax, line, look, 1.3, 1.0, band=True)
+    many = len(curves) > _MANY
+    handles: list[Any] = []
+    texts: list[str] = []
+    named = _outliers(barriers) if many else list(curves)
+    if many:
+        handles, texts = _spread(ax, curves, "clients" if _clients(rows) else "ways")
+    for place, index in enumerate(named):
+        line, look = curves[index], style.look(place + many)
+        _curve(ax, line, look, 1.3, 1.0, band=not many)
         _barrier(ax, line, _value(rows, "barrier", index, "x"), barriers[index], look)
         handles.append(Line2D([], [], color=look.color, marker=look.marker, markersize=3.6))
-        texts.append(_said(rows, line, index, barriers[index]) + (" (the largest)" if many else ""))
+        texts.append(_said(rows, line, index, barriers[index]))
     if many:
         mean = style.number(float(np.mean([b for b in barriers.values() if np.isfinite(b)] or [np.nan])), 3)
-        handles.append(Line2D([], [], color="#8a8a8a", linewidth=0.7))
-        texts.append(f"the other {len(curves) - 1}; mean barrier of all {mean}" if worst else
-                     f"{len(curves)} {'clients' if _clients(rows) else 'ways'}, no barrier on any")
+        handles.append(Line2D([], [], linestyle=""))
+        texts.append(f"mean barrier of all {mean}" if named else "no barrier on any")
     used = only(rows, metric="barrier")["buffers"].dropna().unique() if "buffers" in rows.columns else []
     if len(used):
         handles.append(Line2D([], [], linestyle=""))
@@ -145,10 +147,22 @@ def _ways(ax, rows: pd.DataFrame) -> None:
     _legend(ax, handles, texts)
 
 
-def _worst(barriers: Mapping[int, float]) -> int:
-    """The way with the largest barrier; 0, which no way has, where there is none."""
-    worst = max(barriers, key=lambda i: -np.inf if np.isnan(barriers[i]) else barriers[i])
-    return worst if barriers[worst] > 0 else 0
+def _outliers(barriers: Mapping[int, float]) -> list[int]:
+    """The ways whose barriers are beyond Tukey's fence, the largest first; at least the largest, where there is a barrier."""
+    found = sorted((i for i in barriers if barriers[i] > 0), key=lambda i: -barriers[i])
+    lower, upper = np.nanquantile(list(barriers.values()), [0.25, 0.75]) if found else (0.0, 0.0)
+    return [i for place, i in enumerate(found[:_NAMED]) if not place or barriers[i] > upper + 1.5 * (upper - lower)]
+
+
+def _spread(ax, curves: Mapping[int, pd.DataFrame], who: str) -> tuple[list, list[str]]:
+    """Median, quartiles and extremes over the ways, at the places of the first."""
+    x = floats(next(iter(curves.values()))["x"])
+    values = np.stack([np.interp(x, floats(line["x"]), floats(line["value"])) for line in curves.values()])
+    low, first, middle, third, high = np.nanquantile(values, [0, 0.25, 0.5, 0.75, 1], axis=0)
+    shades = [ax.fill_between(x, low, high, color="#e2e2e2", linewidth=0, label="range"),
+              ax.fill_between(x, first, third, color="#b5b5b5", linewidth=0, label="quartiles")]
+    (line,) = ax.plot(x, middle, color="#555555", linewidth=1.2, label="median")
+    return [line, shades[1], shades[0]], [f"median of {len(curves)} {who}", "half of them", "all"]
 
 
 def _barrier(ax, line: pd.DataFrame, at: float, height: float, look: style.Look) -> None:

@@ -95,5 +95,7 @@ def _scale(ax, values: np.ndarray, log: bool | None) -> None:
     elif log and len(sizes):
         ax.set_yscale("symlog", linthresh=max(float(sizes.min()), 1e-4 * float(sizes.max())))
         ax.axhline(0, color="#888888", linewidth=0.6)
-    elif (values < 0).any():
-        ax.axhline(0, color="#888888", linewidth=0.6)
+    else:
+        ax.set_ylim(**{"bottom": 0} if (values > 0).all() else {"top": 0} if (values < 0).all() else {})
+        if (values < 0).any():
+            ax.axhline(0, color="#888888", linewidth=0.6)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import PercentFormatter
 
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.plotting.tables import floats, names, need, select
 
 PICTURE = "picture of personal accuracy"
-MEAN, MEDIAN = 1.8, 0.8  # widths of the two lines in a box
+MEAN, MEDIAN = 0.9, 1.8  # widths of the two lines in a box
+DASH: Any = (0, (2, 1))
 
 
 def draw(table: pd.DataFrame, *, width: float | None = None) -> Figure:
-    """A dot a client over the number of fine-tuning epochs, boxes of their quartiles, a thick line at their mean.
+    """A dot a client over the number of fine-tuning epochs, boxes of their quartiles, a thick line at their median, a dashed
+    one at their mean.
 
     ``table``: rows ``metric="personal_accuracy"`` with ``run, scope, client, index`` (epochs) and ``value`` (share in
     [0, 1]); only those of scope client are drawn. Several runs stand side by side. Raises FldiagError for an unfit
@@ -46,7 +51,8 @@ def draw(table: pd.DataFrame, *, width: float | None = None) -> Figure:
         spread = [flat.loc[flat["epochs"] == e, "value"] * 100 for e in epochs]
         ticks = [f"{tick}\n{v.mean():.1f} ± {v.std(ddof=0):.1f} %" for tick, v in zip(ticks, spread, strict=True)]
     handles = [Line2D([], [], linestyle="none", color=looks[r].color, marker=looks[r].marker, markersize=3.8) for r in runs]
-    handles += [Line2D([], [], color="#555555", linewidth=size) for size in (MEAN, MEDIAN)]
+    handles += [Line2D([], [], color="#555555", linewidth=size, linestyle=dash)
+                for size, dash in ((MEAN, DASH), (MEDIAN, (0, ())))]
     texts = [*(style.wrap(r, width - 0.5)[0] for r in runs), "mean", "median"]
     if len(runs) == 1:
         handles, texts = handles[1:], texts[1:]
@@ -63,6 +69,7 @@ def draw(table: pd.DataFrame, *, width: float | None = None) -> Figure:
         ax.set_xticks(range(len(epochs)), ticks)
         low = min(float(flat["value"].min()), 0.95)
         ax.set_ylim(max(-0.02, low - 0.05), 1.02)
+        ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
         ax.grid(True, axis="y")
         style.legend(fig, handles, texts, loc="outside lower center", ncols=columns, handletextpad=0.4, columnspacing=1.2,
                      borderpad=0.2)
@@ -77,6 +84,7 @@ def _strip(ax, x: float, values: np.ndarray, room: float, look: style.Look) -> N
     ax.plot(across, values, linestyle="none", marker=look.marker, markersize=2.2, color=look.color, alpha=0.55,
             markeredgewidth=0, zorder=2)
     ax.boxplot([values], positions=[x], widths=room, showfliers=False, manage_ticks=False, zorder=3,
-               **{f"{part}props": {"color": look.color, "linewidth": MEDIAN} for part in ("box", "whisker", "cap", "median")})
+               **{f"{part}props": {"color": look.color, "linewidth": MEDIAN if part == "median" else 0.8}
+                  for part in ("box", "whisker", "cap", "median")})
     mean = float(values.mean())
-    ax.plot([x - room / 2, x + room / 2], [mean, mean], color=look.color, linewidth=MEAN, zorder=4, solid_capstyle="butt")
+    ax.plot([x - room / 2, x + room / 2], [mean, mean], color=look.color, linewidth=MEAN, linestyle=DASH, zorder=4)
