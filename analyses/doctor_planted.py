@@ -30,8 +30,8 @@ and settings. What must be named, and about whom, for a fault to count as found:
 
 A fault is found where a finding of severity fault or warning names this; one that is named as information alone is counted apart
 ("information"). A twin is clean where it has no finding of severity fault or warning. The twin of 6 is a run with server momentum
-that calls itself fedavg. About 80 s of CPU time, several minutes on a busy machine; the rows that
-``--only`` leaves out stay in the table.
+that calls itself fedavg, so its alarm is right. About 80 s of CPU time, several minutes on a busy machine; the rows
+that ``--only`` leaves out stay in the table.
 """
 
 from __future__ import annotations
