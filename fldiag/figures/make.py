@@ -220,7 +220,7 @@ def _write(study: Study, the_plan: Plan, out: Path, paths: Mapping[str, Path], e
 def redraw(studies: Sequence[Study], out: Path = OUT) -> list[Made]:
     """Draw again from the csv files in ``out``: pictures and pages anew, numbers and their provenance as they are. The json notes
     under ``drawn`` what drew. What is not there, or is not what its json was written with, is left as it is."""
-    found = []
+    found, drawn = [], provenance()  # before files under version control change
     for study in studies:
         path = out / study.paper / study.id
         try:
@@ -236,7 +236,7 @@ def redraw(studies: Sequence[Study], out: Path = OUT) -> list[Made]:
         if study.layout is not None:
             page = f"{said['caption']}\n\n{markdown(study.layout(table))}"
             written.insert(0, files.write_text(files.beside(path, ".md"), page))
-        note = files.write_text(files.beside(path, ".json"), files.json_text({**said, "drawn": provenance()}))
+        note = files.write_text(files.beside(path, ".json"), files.json_text({**said, "drawn": drawn}))
         found.append(Made(study, [note, *written]))
     return found
 
