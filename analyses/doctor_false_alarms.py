@@ -136,6 +136,7 @@ def examined(i: int) -> dict[str, Any]:
 def text(frame: pd.DataFrame) -> str:
     """The table that is committed: runs accused by kind of run, and findings by check."""
     clean = frame[frame["status"] != "diverged"]
+    clean = clean.reindex(columns=[*dict.fromkeys([*clean.columns, "alpha", "shards", "classes"])])
     accused = clean[(clean["fault"] != "") | (clean["warning"] != "")]
     lines = [f"{len(clean)} clean runs, {len(accused)} with a fault or a warning ({len(accused) / max(len(clean), 1):.1%})",
              f"({len(frame) - len(clean)} of {len(frame)} diverged and do not count).", "",
