@@ -109,7 +109,7 @@ def _lines(targets: Sequence[Target], options: Mapping[str, Any], where: Mapping
                           "use eigen, random or clients, or leave out --line", usage=True)
     if options["bf16"]:
         raise FldiagError("bf16 is for surfaces; a line is a few evaluations", "leave --precision out", usage=True)
-    if options["height"] != "linear" or options["clip"] is not None:
+    if options["height"] == "log" or options["clip"] is not None:
         raise FldiagError("height and clip are for surfaces", "leave them out of a picture of lines", usage=True)
     clients = directions == "clients"
     if clients and (where.get("client") is not None or options["span"] is not None):
