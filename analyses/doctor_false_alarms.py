@@ -40,7 +40,7 @@ SEVERITIES = ("fault", "warning", "information", "not checked")
 
 def about(i: int) -> dict[str, Any]:
     """What the i-th run is."""
-    dealt, rounds = PARTITIONS[(i // 4 + i) % len(PARTITIONS)], ROUNDS[(i // 20 + i) % len(ROUNDS)]
+    dealt, rounds = PARTITIONS[(i // 4 + i % 4) % len(PARTITIONS)], ROUNDS[(i // 20 + i) % len(ROUNDS)]
     if i % 4 == 3:
         return {"source": "loop", "method": SERVERS[(i // 4) % len(SERVERS)], "rounds": rounds, **dealt}
     names = registry.method.names()
