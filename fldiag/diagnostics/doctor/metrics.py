@@ -235,7 +235,8 @@ class Chance(Check):
                           f"{x} of {n} right ({x / n:.1%}), and the most frequent class has {q:.1%}; loss {loss:.3g} (equal "
                           f"odds: {math.log(history.dataset.classes):.3g}); " +
                           ("the clients' models are not stored" if gain is None else
-                           f"training lowers the clients' own loss by {gain:.2g} nats in the median"),
+                           f"training {'lowers' if gain >= 0 else 'raises'} the clients' own loss by {abs(gain):.2g} nats in the "
+                           "median"),
                           "nothing can be concluded from this run", "train longer; look at labels, learning rate and aggregation",
                           (r,), value=x / n)
         yield Clear(f"{x} of {n} right ({x / n:.1%}), and the most frequent class has {q:.1%}")
