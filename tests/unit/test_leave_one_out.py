@@ -160,5 +160,5 @@ def test_the_picture(quadratic):
     frame = effects(quadratic[1], (1, 3))
     fig = draw(pd.concat([frame, table(rank_correlations(frame, 0), run="made")]))
     assert [ax.get_title().split("\n")[0] for ax in fig.axes] == [
-        "left out of the aggregate", "left out of the last round", "left out of the last 3 rounds"]
+        "last aggregate", "last round", "last 3 rounds"]
     assert all(len(ax.texts) == 3 for ax in fig.axes)

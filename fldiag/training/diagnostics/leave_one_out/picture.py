@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -33,10 +32,11 @@ def draw(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
         for ax, index in zip(axes, panels, strict=False):
             _panel(ax, only(pairs, index=index), looks, len(runs) == 1)
             rho = number(only(table, metric="rank_correlation", index=index, estimator="quadratic"))
-            what = "of the aggregate" if index == 0 else f"of the last {index} rounds" if index > 1 else "of the last round"
-            ax.set_title(f"left out {what}" + (f"\nSpearman {style.number(rho, 2)}" if rho is not None else "\n"))
+            what = "last aggregate" if index == 0 else f"last {index} rounds" if index > 1 else "last round"
+            ax.set_title(what + (f"\nSpearman {style.number(rho, 2)}" if rho is not None else "\n"))
         for ax in axes[len(panels):]:
             ax.remove()
+        fig.suptitle("clients left out of the training or the aggregate; dashed: as predicted", fontsize=8.5)
         fig.supxlabel("predicted change of the loss", fontsize=8)
         fig.supylabel("true change of the loss", fontsize=8)
     return fig
@@ -54,8 +54,8 @@ def _panel(ax, pairs: pd.DataFrame, looks: dict[str, style.Look], numbers: bool)
             ax.annotate(str(int(k)), (a, b), xytext=(2.5, 2.5), textcoords="offset points", fontsize=5.5)
     for line in (ax.axhline, ax.axvline):
         line(0, color="black", linewidth=0.5)
-    ends = np.array([*ax.get_xlim(), *ax.get_ylim()])
-    ax.plot([ends.min(), ends.max()], [ends.min(), ends.max()], color="#999999", linewidth=0.6, linestyle=(0, (4, 2)), zorder=0,
-            scalex=False, scaley=False)
+    limits = {"xlim": ax.get_xlim(), "ylim": ax.get_ylim()}
+    ax.axline((0, 0), slope=1, color="#999999", linewidth=0.6, linestyle=(0, (4, 2)), zorder=0)
     ax.locator_params(nbins=4)
+    ax.set(**limits)
     ax.grid(True)
