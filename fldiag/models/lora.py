@@ -16,8 +16,8 @@ from fldiag.models import frozen
 
 Rank = Annotated[int, Field(ge=0, description="Rank r of adapters; 0: none, all weights are trained.")]
 Alpha = Annotated[float, Field(gt=0, description="Adapters are scaled by alpha / r.")]
-On = Annotated[Literal["attention", "all"], Field(description="Affine layers with adapters: the attention's queries and values, "
-                                                              "or all.")]
+On = Annotated[Literal["attention", "all"], Field(description="Which affine layers get adapters: attention (its queries and "
+                                                              "values) or all.")]
 Head = Annotated[bool, Field(description="With adapters: train the head, too.")]
 
 

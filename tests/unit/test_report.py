@@ -159,7 +159,8 @@ def test_surfaces_on_one_slice_share_a_scale_and_others_do_not(tmp_path):
         reports.of_checkpoints(made, "landscape", lambda _, top=top: reports.surface(top), n=n)
     section = landscapes(collect([a.path, b.path, c.path]))
     ranges = [[f.spec["frames"][""]["surface"]["cmax"] for f in g.figures] for g in section.groups]
-    assert sorted(ranges) == [[9, 9], [90]] and any("scales of their own" in n for n in section.notes)
+    # Where the loss spans a factor of 30, the height is logarithmic.
+    assert sorted(ranges) == [[pytest.approx(math.log10(90))], [9, 9]] and any("scales of their own" in n for n in section.notes)
     surface = section.groups[[len(r) for r in ranges].index(2)].figures[0].spec["frames"][""]["surface"]
     assert surface["z"][0][0] == pytest.approx(4) and surface["z"][2][2] == pytest.approx(1)
 
