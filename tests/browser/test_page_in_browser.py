@@ -11,7 +11,7 @@ from chromium import Browser
 from fldiag.report import build
 from fldiag.report.collect import collect
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 SCENES = "Array.from(document.querySelectorAll('.plot.scene'))"
 COLOUR = "getComputedStyle(document.body).backgroundColor"
 

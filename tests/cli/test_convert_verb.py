@@ -131,6 +131,7 @@ def test_without_globals_and_partition(files):
     assert rows[1]["received"] is None and rows[2]["received"] == rows[1]["aggregated"] and rows[2]["trained"] is not None
 
 
+@pytest.mark.slow
 def test_what_is_missing_or_damaged_is_named_and_the_rest_works(files):
     (files / "round_2" / "client_1.pt").write_bytes((files / "round_2" / "client_1.pt").read_bytes()[:900])
     (files / "round_3" / "client_2.pt").unlink()
@@ -205,6 +206,7 @@ def test_safetensors_files_and_nothing_is_executed(files):
     assert torch.equal(a.clients[1], b.clients[b.client_ids.index(2)]) and 1 not in b.client_ids
 
 
+@pytest.mark.slow
 def test_user_code_is_only_run_when_typed(files):
     Path("convert_net.py").write_text("from fldiag.models import build\ndef f():\n    open('ran', 'a').write('x')\n"
                                   "    return build('mlp', (1, 8, 8), 10)\n")

@@ -116,6 +116,7 @@ def test_another_version_of_it_does_not_get_the_numbers_of_the_former(place):
     assert answers[1] == pytest.approx(2 * answers[0])
 
 
+@pytest.mark.slow
 def test_of_a_run_and_by_name(place, told):
     wobble = pd.read_csv(place / told("wobble", "run", "--device", "cpu").strip().splitlines()[-1].replace(".png", ".csv"))
     assert wobble["round"].tolist() == [1, 2]

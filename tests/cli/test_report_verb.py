@@ -79,6 +79,7 @@ def test_wrong_use_is_one_message_with_a_remedy(tmp_path):
     run("report", code=2)
 
 
+@pytest.mark.slow
 def test_compute_says_what_it_cannot_make(tmp_path):
     run("train", "digits", "--set", "rounds=1", "--set", "model.name=mlp", "--set", "checkpoint.clients=none",
         "--out", tmp_path / "b")

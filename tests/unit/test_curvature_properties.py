@@ -55,6 +55,7 @@ def numbers(frame, column="value"):
 @pytest.mark.parametrize("bend", BENDS)
 @pytest.mark.parametrize("name", QUESTIONS)
 @pytest.mark.parametrize("scale", [1e-8, 1e3, 1e8])  # powers of ten: the default width has two digits
+@pytest.mark.slow
 def test_scaling_the_loss_scales_every_value(name, bend, scale):
     one, other = QUESTIONS[name](problem(bend)), QUESTIONS[name](problem(bend, scale))
     for column in ("metric", "layer", "estimator", "converged"):

@@ -219,6 +219,7 @@ def test_estimates_lie_within_their_standard_errors_as_often_as_they_should(defl
         assert float(z.mean().abs()) < 0.3
 
 
+@pytest.mark.slow
 def test_the_diagonal_is_not_biased_by_a_space_that_is_far_from_invariant():
     a = planted(8)
     s = hutchinson(lambda v: a @ v, 8, [], krylov=krylov(lambda v: a @ v, 8, 2, noise=1e-12), rtol=1e-9, most=3000, diagonal=True)

@@ -215,6 +215,7 @@ def healthy(clean):
 
 @pytest.mark.parametrize(("check", "plant", "what", "severity"), PLANTED, ids=[f"{c}-{w}".replace(" ", "-") for c, _, w,
                                                                                _ in PLANTED])
+@pytest.mark.slow
 def test_a_planted_fault_is_found(tmp_path, healthy, check, plant, what, severity):
     run = record(tmp_path / "run", **plant)
     rows = found(examined(run, check=check, data=plant.get("world", blobs())[0]), check)

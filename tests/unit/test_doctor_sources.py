@@ -89,6 +89,7 @@ def aggregated(r, c):
 
 
 @pytest.mark.parametrize("planted", [False, True])
+@pytest.mark.slow
 def test_a_folder_of_files_from_the_command_line(tmp_path, monkeypatch, planted):
     monkeypatch.chdir(tmp_path)
     run = own(tmp_path / "run")
@@ -102,6 +103,7 @@ def test_a_folder_of_files_from_the_command_line(tmp_path, monkeypatch, planted)
     assert commands.run("doctor", "theirs").exit_code == 0  # without --strict
 
 
+@pytest.mark.slow
 def test_a_report_begins_with_the_findings(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = own(tmp_path / "run")

@@ -62,6 +62,7 @@ def test_results_come_in_order_and_with_the_same_number_of_threads(pool):
     assert list(pool.map([])) == []
 
 
+@pytest.mark.slow
 def test_an_error_of_a_unit_is_raised_and_the_pool_goes_on(pool):
     with pytest.raises(FldiagError, match="client 3 is broken") as caught:
         list(pool.map([1, "error", 2]))
@@ -69,12 +70,14 @@ def test_an_error_of_a_unit_is_raised_and_the_pool_goes_on(pool):
     assert [v for v, _ in pool.map([4, 5])] == [40, 50]
 
 
+@pytest.mark.slow
 def test_a_worker_without_memory_is_an_error_that_names_the_unit(pool):
     with pytest.raises(FldiagError, match="unit hungry: out of memory; use fewer workers"):
         list(pool.map([1, "hungry", 2]))
     assert [v for v, _ in pool.map([4, 5])] == [40, 50]
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_while_it_waits_is_replaced():
     with started("processes:2", work, 10, name=called) as pool:
         assert [v for v, _ in pool.map([1, 2, 3])] == [10, 20, 30]

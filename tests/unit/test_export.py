@@ -198,6 +198,7 @@ def test_wandb_writes_it_offline(collected, tmp_path, offline):
     assert settings["method.name"] == '"fedavg"' and "WANDB_ERROR_REPORTING" not in os.environ
 
 
+@pytest.mark.slow
 def test_wandb_runs_of_the_caller_go_on(collected, tmp_path, offline):
     import wandb as theirs
 

@@ -331,6 +331,7 @@ def test_the_older_interface(tmp_path, whole):
     assert np.isclose(run.metrics.query("metric == 'loss' and scope == 'client' and client == 1")["value"], 1.0).all()
 
 
+@pytest.mark.slow
 def test_the_example_is_a_file_that_runs_and_whose_run_is_diagnosed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "docs")

@@ -139,6 +139,7 @@ def made_table(predicted, true, runs=1):
     return table(rows, method="m", seed=0)
 
 
+@pytest.mark.slow
 def test_rank_correlations_and_their_interval():
     x = np.arange(20.0)
     row, = rank_correlations(made_table(x, x**3), 0)
@@ -156,6 +157,7 @@ def test_rank_correlations_and_their_interval():
     assert rank_correlations(made_table([1.0, 2], [1.0, 2]), 0)[0]["value"] is None
 
 
+@pytest.mark.slow
 def test_the_picture(quadratic):
     frame = effects(quadratic[1], (1, 3))
     fig = draw(pd.concat([frame, table(rank_correlations(frame, 0), run="made")]))

@@ -158,6 +158,7 @@ def test_means_with_and_without_self_pairs():
 
 @pytest.mark.parametrize("net", [relu_net, tanh_net])
 @pytest.mark.parametrize("aggregated", [None, 0])
+@pytest.mark.slow
 def test_dense_hessians(net, aggregated):
     _, w = moved(net())
     made, module, data, parts, item = federation(net(), aggregated=None if aggregated is None else w[aggregated] * 0.9)
