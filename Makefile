@@ -1,4 +1,4 @@
-# make demo: set up and show; make test: set up and check, but for the slow tests; make test-all: those too (CI runs these).
+# make demo: set up and show; make test: set up and check, but for the slow tests; make test-slow: the slow ones; make test-all: all.
 # make test-convergence: every method trained to the end with three seeds, half an hour by itself; not part of CI.
 # make test-integrations: against transformers and lightning, which it installs first.
 # make test-processors: the numeric tests again as each lesser processor that this machine can play (AVX2, SSE4).
@@ -10,16 +10,22 @@ STAMP  := $(VENV)/.installed
 # Where Chromium is, for the tests that open pages. Without one they are left out, which is said; BROWSER=on demands them.
 BROWSER ?= $(shell for b in "$$FLDIAG_BROWSER" chromium chromium-browser google-chrome google-chrome-stable; do command -v "$$b" && break; done)
 
-.PHONY: demo test test-all test-convergence test-integrations test-processors docs lint bench clean
+.PHONY: demo test test-slow test-all test-convergence test-integrations test-processors docs lint bench clean
 
 demo: $(STAMP)
 	$(VENV)/bin/fldiag demo
 
-test: LEFT_OUT = not slow and not convergence and not integration$(if $(BROWSER),, and not browser)
-test-all: LEFT_OUT = not convergence and not integration$(if $(BROWSER),, and not browser)
-test test-all: $(STAMP)
+PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+OTHERS = not convergence and not integration$(if $(BROWSER),, and not browser)
+
+test: $(STAMP)
+	$(PYTEST) -m 'not slow and $(OTHERS)' $(PYTEST_ARGS)
+
+test-slow: $(STAMP)
 	@$(if $(BROWSER),true,echo 'No Chromium or Chrome found: tests of pages in a browser are left out (name one in FLDIAG_BROWSER).')
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m '$(LEFT_OUT)' $(PYTEST_ARGS)
+	$(PYTEST) -m 'slow and $(OTHERS)' $(PYTEST_ARGS)
+
+test-all: test test-slow
 
 test-convergence: $(STAMP)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal -m convergence $(PYTEST_ARGS)
