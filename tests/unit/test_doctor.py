@@ -1,6 +1,7 @@
 """Every check of the doctor: a fault that is planted is found where it is, and the clean twin is not accused of it."""
 
 import math
+from types import SimpleNamespace
 
 import federations
 import numpy as np
@@ -16,6 +17,7 @@ from fldiag.checkpoint.run import Run
 from fldiag.data import Dataset
 from fldiag.diagnostics.doctor import fails
 from fldiag.diagnostics.doctor.checks import CHECKS
+from fldiag.diagnostics.doctor.data import Parts
 from fldiag.diagnostics.doctor.examine import examine
 from fldiag.diagnostics.doctor.findings import Finding, Skip, holm
 
@@ -423,3 +425,12 @@ def test_checks_are_documented_where_people_look():
     doc = registry.diagnostic.get("doctor").doc
     assert all(f"``{check.name}``" in doc and "Rule" in (check.__doc__ or "") for check in CHECKS)
     assert len({check.name for check in CHECKS}) == len(CHECKS) >= 14
+
+
+def test_examples_shared_with_many_clients_are_no_copy_of_one():
+    """More than half of a client's examples belong to others too, but to no single one more than half."""
+    parts = [np.arange(0, 10), np.arange(10, 20), np.arange(20, 30), np.r_[0:3, 10:13, 20:23, 30:32]]
+    check = Parts(SimpleNamespace(run=SimpleNamespace(origin={})))
+    assert [f.what for f in check._told(parts)] == ["some examples belong to several clients"]
+    copied = [*parts, np.arange(0, 10)]
+    assert "clients 0 and 4 hold the same examples" in [f.what for f in check._told(copied)]

@@ -131,10 +131,10 @@ class Parts(Check):
             if len(taken) > len(p) / 2:
                 other = int(np.bincount(first[taken]).argmax())
                 share = len(np.intersect1d(p, parts[other])) / min(len(p), len(parts[other]))
-                yield Finding(WARNING, f"clients {other} and {k} hold the same examples",
-                              f"{share:.0%} of the smaller one's", "the federation is less diverse than it looks, and these "
-                              "examples "
-                              "count twice", "deal every example once", client=other, client_b=k, value=share)
+                if share > 0.5:  # they may come from many clients, of each a few
+                    yield Finding(WARNING, f"clients {other} and {k} hold the same examples", f"{share:.0%} of the smaller one's",
+                                  "the federation is less diverse than it looks, and these examples count twice",
+                                  "deal every example once", client=other, client_b=k, value=share)
             first[p[owners[p] == 0]] = k
             owners[p] += 1
         if shared := int((owners > 1).sum()):
