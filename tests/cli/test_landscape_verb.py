@@ -87,6 +87,7 @@ def test_lines_with_their_parabolas(trained):
         "loss", "parabola", "slope", "curvature"}
 
 
+@pytest.mark.slow
 def test_barriers_to_every_stored_client(trained):
     ids = Run.open(trained).checkpoint().client_ids
     result = run("landscape", trained, "--directions", "clients", "--json", *QUICK)
@@ -98,6 +99,7 @@ def test_barriers_to_every_stored_client(trained):
     assert end[ids[0]] == pytest.approx(next(r["value"] for r in own if r["metric"] == "loss"), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_axes_of_a_trajectory(trained):
     result = run("landscape", trained, "--directions", "pca", "--points", 5, *QUICK)
     frame = frame_of(result)

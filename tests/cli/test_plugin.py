@@ -129,6 +129,7 @@ def test_of_a_run_and_by_name(place, told):
     assert "scale = -1" in told("wobble", "run", "--scale", "-1", code=2)
 
 
+@pytest.mark.slow
 def test_it_stands_in_the_report(place, told):
     told("wobble", "run", "--device", "cpu")
     told("report", "run", "--out", "page")

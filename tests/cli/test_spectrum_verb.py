@@ -105,6 +105,7 @@ def test_arbitrary_directions_are_said_to_be(own):
     assert "zero within its error" not in own("landscape", "net", "--points", 3).stderr
 
 
+@pytest.mark.slow
 def test_a_plane_through_nets_with_batch_norm_tells_whose_statistics_count(own):
     result = own("landscape", "normed", "--directions", "plane", "--points", 3, "--full", count=3)
     assert "the surface has the buffers of the first checkpoint everywhere" in result.stderr

@@ -72,6 +72,7 @@ def test_the_same_table_again_and_however_it_is_computed(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_a_model_with_buffers_and_dropout(name):
     """Batch-norm with running statistics of its own for every model, and dropout that must be off."""
     torch.manual_seed(0)
@@ -120,6 +121,7 @@ def test_the_callers_things_are_untouched(name, stop):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_progress_is_told_and_ends_within_its_total(name):
     seen = []
     run(name, federation(name), lambda *a: seen.append(a))

@@ -45,6 +45,7 @@ def test_products_and_dense_matrix(pair):
 
 
 @pytest.mark.parametrize("which, theirs_which", [("largest", "LA"), ("smallest", "SA"), ("magnitude", "LM")])
+@pytest.mark.slow
 def test_eigenvalues(pair, which, theirs_which):
     p, theirs = pair
     values = eigsh(theirs.to_scipy(), k=5, which=theirs_which, tol=1e-6, v0=np.ones(p.layout.size), return_eigenvectors=False)
@@ -63,6 +64,7 @@ def test_exact_trace_and_diagonal(pair):
     assert d.trace == pytest.approx(float(columns.sum()), rel=tight(p, 1e-5, 1e-12))
 
 
+@pytest.mark.slow
 def test_their_random_estimates_scatter_around_ours(pair):
     p, theirs = pair
     d = diagonal_of(p)

@@ -32,6 +32,7 @@ def measured(setup, w, epochs, fall=1e-4):
     return table(rows, run="made")
 
 
+@pytest.mark.slow
 def test_full_batch_descent_ends_at_each_client_s_optimum(quadratic):
     q, setup, w = quadratic
     frame = measured(setup, w, [1, 100, 2000], 1e-8)

@@ -39,6 +39,7 @@ def vector(run, w):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedadam", "feddyn", "local_only"])
+@pytest.mark.slow
 def test_runs_of_fldiag_are_healthy(tmp_path, method):
     table = fldiag.diagnose(own(tmp_path / "run", method__name=method), "doctor")
     assert bad(table).empty, bad(table)[["what", "evidence"]].to_dict("records")

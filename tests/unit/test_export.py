@@ -216,6 +216,7 @@ def test_a_missing_extra_says_how_to_install_it(collected, tmp_path, monkeypatch
         exporter.export(collected, tmp_path)
 
 
+@pytest.mark.slow
 def test_trackers_are_told_not_to_call_home(collected, tmp_path, monkeypatch):
     """Their own processes look up their makers' hosts otherwise, out of sight of Python."""
     import mlflow.tracking as mlflow_tracking

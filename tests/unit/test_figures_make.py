@@ -40,6 +40,7 @@ def world(tmp_path_factory):
     return root / "out", root / "runs", make.make(studies, SMOKE, out=root / "out", store=root / "runs", strict=True)
 
 
+@pytest.mark.slow
 def test_every_study_has_its_files(world):
     out, _, made = world
     for done in made:

@@ -308,6 +308,7 @@ def small(name="fedavg_ft", **more):
 
 
 @pytest.mark.parametrize("name", ["fedavg_ft", "fedsol_ft", "fedbabu", "knnper", "perfedavg", "local_only"])
+@pytest.mark.slow
 def test_a_run_ends_with_what_the_command_would_say(name, tmp_path):
     run = rounds.train(small(name, batch_size=4, epochs=4, lr=0.03, model_options={"hidden": (16,)}), out=tmp_path)
     frame = run.metrics[run.metrics["metric"].str.startswith("personal")].reset_index(drop=True)

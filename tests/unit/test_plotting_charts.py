@@ -56,6 +56,7 @@ def test_legend_bubbles_are_to_scale():
 
 
 @pytest.mark.parametrize(("clients", "classes"), [(10, 3), (10, 10), (100, 3), (100, 10), (100, 100), (30, 100)])
+@pytest.mark.slow
 def test_ticks_are_legible_for_all_sizes(clients, classes):
     fig = partition.draw(counts(clients, classes))
     with style.paper():

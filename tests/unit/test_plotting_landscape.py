@@ -97,6 +97,7 @@ def boxes(fig):
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize("size", [1.0, 1e6])
+@pytest.mark.slow
 def test_labels_never_overlap_nor_leave_the_page(count, size):
     names = ["FedAvg", "a very long label lr=0.01 momentum=0.9 seed=3 round=300", "W" * 60, "FedSOL"]
     fig = landscape.draw(table([r for i in range(count) for r in rows(names[i], size * 8, size * 3)]))

@@ -204,6 +204,7 @@ def test_colours_are_apart_and_visible_on_white(eye):
     assert sum(style.look(i).color == style.look(0).color for i in range(60)) == 1  # two methods are never both black
 
 
+@pytest.mark.slow
 def test_a_large_png_is_light_and_fonts_are_in_the_pdf(tmp_path):
     fig = landscape.draw(surface(True))
     pdf, png = style.save(fig, tmp_path / "x", ("pdf", "png"))

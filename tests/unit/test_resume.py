@@ -94,6 +94,7 @@ def never_stopped(tmp_path_factory):
     (3, "state/clients-00000003.safetensors"), (3, "rounds/0003.pt"), (3, "state/server-0003.pt"),
     (3, "metrics/0003.parquet"), (3, "run.json")])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, FldiagError("disk full", "free some space")], ids=["ctrl-c", "full"])
+@pytest.mark.slow
 def test_stopped_while_a_file_is_written(every, name, error, tmp_path, monkeypatch, never_stopped):
     """run.json and journal must never count a round whose files are not all there. The first stored round writes run.json
     whole (here that of every = 3), and the later ones a line of the journal."""

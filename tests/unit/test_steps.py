@@ -207,6 +207,7 @@ def test_every_client_has_its_own_steps_and_minibatches():
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=map(helpers.label, CASES))
 @pytest.mark.parametrize("proximal", ["own", "kl"])
+@pytest.mark.slow
 def test_a_stack_records_what_its_clients_would(name, options, proximal):
     found = []
     for stack in ("off", "on"):

@@ -137,6 +137,7 @@ def tables(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.slow
 def test_a_study_draws_and_lays_out_what_its_questions_give(name, tables):
     figure = STUDIES[name].draw(tables[1][name])
     assert isinstance(figure, Figure) and figure.axes

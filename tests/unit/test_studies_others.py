@@ -199,6 +199,7 @@ def test_iris_numbers_are_those_of_the_last_round_under_their_learning_rate(valu
 
 
 @pytest.mark.parametrize(("method", "over", "relative"), [("fedavg", {}, 1), ("moon", {}, 3), ("fedsam", {}, 2), ("mixup", {}, 1)])
+@pytest.mark.slow
 def test_counted_forward_passes(method, over, relative, monkeypatch):
     from fldiag import models
 
