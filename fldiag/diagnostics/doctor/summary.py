@@ -18,7 +18,7 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     for run, part in table.groupby("run", sort=False):
         count = part["severity"].value_counts()
         checks = part["metric"].nunique()
-        faults, warnings = (f"{count.get(s, 0)} {s}{'s' * (count.get(s, 0) != 1)}" for s in (FAULT, WARNING))
+        faults, warnings = (f"{count.get(s, 0)} {s}{'' if count.get(s, 0) == 1 else 's'}" for s in (FAULT, WARNING))
         yield Say(f"{run}: {faults}, {warnings}, {count.get(INFORMATION, 0)} for "
                   f"information; {count.get(HEALTHY, 0)} of {checks} checks found nothing, {count.get(UNCHECKED, 0)} could not "
                   f"be made")
