@@ -32,7 +32,8 @@ def test_directions_that_join_checkpoints_of_a_users_own_model(arguments, tmp_pa
     *targets, directions = (text.format(run="r") for text in arguments)
     frame_of(run("landscape", *targets, "--directions", directions, "--model", "landscape_net:net", "--points", "5", "--samples", "50",
                  "--device", "cpu"))
-    assert "never run" in run("landscape", *targets, "--directions", directions, "--device", "cpu", code=1).stderr
+    refused = run("landscape", *targets, "--directions", directions, "--device", "cpu", code=1).stderr
+    assert "does not import it because a checkpoint says so" in refused
 
 
 def frame_of(result):

@@ -86,7 +86,7 @@ def test_drift_shows_recorded_steps_beside_the_recomputed(tables, tmp_path):
     fig = drawn(drift.draw(frame), tmp_path, "steps")
     labels = {ax.get_ylabel(): ax for ax in fig.axes}
     assert len(fig.axes) == 8 and "proximal loss, KL, τ = 3\n(mean over local steps)" in labels
-    angles = labels["cosine of g_u and g_p\n(mean over local steps)"]
+    angles = labels["cosine of $g_u$ and $g_p$\n(mean over local steps)"]
     whole, head = angles.get_lines()[:2]
     assert whole.get_ydata()[[0, 1, 2, 4]] == pytest.approx([0.8, 1.8, 2.8, 4.8]) and np.isnan(whole.get_ydata()[3])
     assert head.get_ydata()[0] == pytest.approx(0.7)
