@@ -129,11 +129,12 @@ class Member:
 
 @dataclass
 class Collected:
-    """The runs of a report, the tables that are shown, and what is to be said of the others."""
+    """The runs of a report, the tables that are shown, what is to be said of the others, and how the runs were chosen."""
 
     members: list[Member]
     sources: list[Source]
     notes: list[str]
+    chosen: list[str] = field(default_factory=list)
 
     def having(self, kind: str) -> list[tuple[Member, Source]]:
         """The runs that have a table of this kind, with it."""

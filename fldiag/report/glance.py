@@ -18,7 +18,7 @@ GRAVE, NAMED = ("fault", "warning"), 3
 
 def glance(found: Collected) -> Section:
     section = Section("glance", "At a glance", "What is wrong, what is better, and how sure that is. Each has a section below.")
-    section.notes = _findings(found)
+    section.notes = [*found.chosen, *_findings(found)]
     unseen = [m.label for m in found.members if "doctor" not in m.tables]
     if unseen:
         section.notes.append(f"Not yet checked for faults: {', '.join(unseen)} (see \"Is the run sound?\").")

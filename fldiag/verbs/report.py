@@ -21,12 +21,13 @@ COLUMNS = {"run": "run", "method": "method", "rounds": "rounds", "accuracy": "te
 
 
 def report(console: Console, runs: list[Path], out: Path | None, *, title: str | None, places: list[Path], compute: bool,
-           where: dict[str, Any]) -> None:
-    """See ``fldiag.report.collect`` for which tables it shows."""
+           where: dict[str, Any], chosen: Sequence[str] = ()) -> None:
+    """See ``fldiag.report.collect`` for which tables it shows. ``chosen``: how the runs' settings were chosen, said first."""
     found = collect(runs, places)
     folder = prepare(out or _folder(found))
     if compute and _compute(console, found, where):
         found = collect(runs, places)
+    found.chosen += chosen
     labels = "-".join("".join(c if c.isalnum() or c in "._" else "-" for c in m.label) for m in found.members)
     name = labels if len(labels) <= 60 else f"{len(found.members)}-runs-{digest([m.label for m in found.members])[:8]}"
     with console.progress("report") as progress:

@@ -17,6 +17,7 @@ from fldiag.diagnosis.measure import LONG as ANNOUNCE
 from fldiag.diagnosis.subjects import user_code
 from fldiag.errors import FldiagError
 from fldiag.execution.shard import Shard
+from fldiag.plotting import words
 from fldiag.results import files
 from fldiag.results.provenance import digest, provenance
 from fldiag.training import sweep as sweeps
@@ -98,7 +99,14 @@ def sweep(console: Console, source: str, over: list[str], overrides: list[str], 
     files.write_table(frame, folder / f"{stem}.csv", about)
     if "diverged" in frame:
         console.alarm("some runs diverged; the numbers are those of the others")
-    report.report(console, [run.path for run in runs], folder / f"{stem}-report", title=None, places=[], compute=False, where={})
+    report.report(console, [run.path for run in runs], folder / f"{stem}-report", title=None, places=[], compute=False, where={},
+                  chosen=[_choice(setting, best) for setting, best in tuned.items()])
+
+
+def _choice(setting: str, best: sweeps.Tuned) -> str:
+    """What a reader of the report must know of a tuned setting: how many tries it had, and on what it was judged."""
+    return (f"{words.label(setting.removeprefix('name '))}: {_label(best.chosen)}, the best of {len(best.tried)} candidates on "
+            "training examples that were held out; no test example was looked at.")
 
 
 def trained(console: Console, asked: Plan, out: Path | None, executor: str, shard: Shard | None, download: bool,

@@ -1,6 +1,7 @@
 """sweep, runs, prune, list and --overwrite as they are typed."""
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -37,6 +38,8 @@ def test_tuned_with_the_same_budget(here):
     (csv,) = (here / "checkpoints").glob("sweep-*.csv")
     about = json.loads(csv.with_suffix(".json").read_text())
     assert pd.read_csv(csv)["tries"].tolist() == [2, 2] and len(about["tuned"]) == 2 and "2 candidates" in result.stdout
+    page = Path(last(result)).read_text("utf-8")
+    assert all(re.search(f"{m}: lr [0-9.e-]+, the best of 2 candidates", page) for m in ("FedAvg", "FedProx"))
 
 
 @pytest.mark.parametrize("arguments, words", [
