@@ -15,6 +15,7 @@ import time
 from dataclasses import replace
 
 import pandas as pd
+import psutil
 import pytest
 import torch
 
@@ -38,15 +39,14 @@ class Trouble:
         self.rng = random.Random(0)
 
     def _go(self):
-        seen = {}
+        before = {}
         while self.done < self.count and not self.over.wait(0.1):
-            now = time.monotonic()
-            there = {p.pid for p in multiprocessing.active_children()}
-            seen = {pid: seen.get(pid, now) for pid in there}
-            ready = [pid for pid, since in seen.items() if now - since > 4]  # has started, and may be at work
+            used = {p.pid: seconds for p in multiprocessing.active_children() if (seconds := computed(p.pid)) is not None}
+            before = {pid: before.get(pid, 0.0) for pid in used}
+            ready = [pid for pid, seconds in used.items() if seconds - before[pid] > 4]  # has started, and is likely at work
             if ready and self.rng.random() < 0.3:
                 self.send(self.rng.choice(sorted(ready)))
-                seen, self.done = {}, self.done + 1  # the others wait anew: no unit loses three workers in a row
+                before, self.done = used, self.done + 1  # the others wait anew: no unit loses three workers in a row
 
     def __enter__(self):
         self.thread.start()
@@ -56,6 +56,14 @@ class Trouble:
         self.over.set()
         self.thread.join()
         print(f"{self.send.__name__}: {self.done} times")  # with pytest -s
+
+
+def computed(pid):
+    """The processor's seconds of a process, which count its progress also where the machine is busy; None of one that ended."""
+    try:
+        return sum(psutil.Process(pid).cpu_times()[:2])
+    except psutil.Error:
+        return None
 
 
 def kill(pid):
