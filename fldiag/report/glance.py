@@ -59,7 +59,8 @@ def _methods(members: Sequence[Member]) -> Table | None:
     rows = [[method(g[0]), percent(np.mean([v[s] for s in seeds])), ", ".join(map(str, seeds)), _difference(t), _verdict(t, p)]
             for (g, v, seeds), t, p in zip(pairs, tests, adjusted, strict=True)]
     name = method(first[0])
-    return Table(f"Test accuracy against that of {name} ({percent(np.mean(list(base.values())))}), over common seeds",
+    own = f"{percent(np.mean(list(base.values())))} over seeds {', '.join(map(str, sorted(base)))}"
+    return Table(f"Test accuracy against that of {name} ({own}), over common seeds",
                  ("Method", "Test accuracy", "Seeds", f"Difference, {LEVEL:.0%} interval", f"Against {name}"), rows)
 
 

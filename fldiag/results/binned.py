@@ -62,7 +62,7 @@ class Binned:
         where = bin_of(confidence, bins)
         calibration = np.stack([np.bincount(where, weights=v, minlength=bins) for v in (
             np.ones(count), right, confidence, confidence**2, right * confidence)])
-        place = np.clip(((odds + REACH) * (SCORES / (2 * REACH))).astype(np.int64), 0, SCORES - 1)
+        place = np.clip((odds + REACH) * (SCORES / (2 * REACH)), 0, SCORES - 1).astype(np.int64)
         flat = (1 - (y[:, None] == np.arange(classes))) * classes * SCORES + np.arange(classes) * SCORES + place
         scores = np.bincount(flat.ravel(), minlength=2 * classes * SCORES).reshape(2, classes, SCORES)
         return Binned(confusion, calibration, scores)
@@ -99,11 +99,11 @@ class Binned:
 
     def ece(self) -> tuple[float, float]:
         """The expected calibration error, sum over bins of (n_b / n) |accuracy - confidence| (Guo et al. 2017), and its standard
-        error to first order."""
+        error to first order: of a mean of r - c with the sign of its bin, over examples drawn anew."""
         n, r, c, cc, rc = self.calibration
-        squares = r - 2 * rc + cc  # of r - c
-        within = squares - np.divide((r - c) ** 2, n, out=np.zeros_like(n), where=n > 0)
-        return float(np.abs(r - c).sum() / n.sum()), math.sqrt(max(float(within.sum()), 0.0)) / float(n.sum())
+        error = float(np.abs(r - c).sum() / n.sum())
+        square = float((r - 2 * rc + cc).sum() / n.sum())  # mean of (r - c)^2
+        return error, math.sqrt(max(square - error**2, 0.0) / float(n.sum()))
 
     def ece_floor(self) -> float:
         """The calibration error that a perfectly calibrated model with these confidences would show on so few examples."""

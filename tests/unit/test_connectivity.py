@@ -115,6 +115,15 @@ def test_a_convex_loss_has_no_barrier_and_mixtures_below_the_mixture_of_losses()
     assert number(frame, "mixture_centre") == rows["value"].iloc[4] and number(frame, "mixture_max") == 0
 
 
+def test_the_centre_is_exact_also_where_it_is_the_highest_mixture():
+    def hill(z, y):
+        return -0.5 * z.square().sum(1).mean()
+
+    frame = fldiag.diagnose(points(hill, (1.0, 0.0), (-0.5, 0.75**0.5), (-0.5, -(0.75**0.5))), "connectivity", mixtures=9, curve=0)
+    centre, top = (only(frame, metric=f"mixture_{m}").iloc[0] for m in ("centre", "max"))
+    assert centre.value == top.value == pytest.approx(0.5) and (centre.estimator, top.estimator) == ("exact", "monte-carlo")
+
+
 def test_refinement_estimates_what_it_may_have_missed():
     def f(t):
         return float(np.exp(-((t - 0.31) / 0.05) ** 2))

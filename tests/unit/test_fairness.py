@@ -1,5 +1,7 @@
 """Counts that add up against scikit-learn on the pooled examples; closed forms of the spread over clients."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from commands import run, table
@@ -11,6 +13,7 @@ from sklearn.calibration import calibration_curve
 from sklearn.metrics import f1_score, roc_auc_score
 
 import fldiag
+from fldiag.diagnostics.fairness.measure import _size
 from fldiag.errors import FldiagError
 from fldiag.results.binned import REACH, SCORES, Binned, gini, log_odds, worst_decile
 from fldiag.results.uncertainty import basic, weights
@@ -53,6 +56,19 @@ def test_means_of_the_clients_numbers_are_others():
 def test_log_odds_where_a_probability_rounds_to_one():
     odds = log_odds(np.array([[50.0, 0.0], [0.0, 700.0], [1.0, 1.0]]))
     assert odds == pytest.approx(np.array([[50.0, -50.0], [-700.0, 700.0], [0.0, 0.0]]))
+
+
+def test_scores_beyond_all_integers_keep_their_order():
+    found = Binned.of(np.array([[1e20, 0.0], [0.0, 1e20], [1e19, 0.0]]), np.array([0, 1, 0]), 5)
+    assert found.auc()[0] == 1.0
+
+
+def test_the_error_of_a_calibration_error_is_its_spread_over_examples():
+    rng = np.random.default_rng(0)
+    odds = np.stack([rng.normal(0, 3, (300, 400)), np.zeros((300, 400))], 2)
+    right = rng.random((300, 400)) < 1 / (1 + np.exp(-0.4 * odds[..., 0]))  # far too sure
+    found = np.array([Binned.of(z, 1 - r.astype(int), 10).ece() for z, r in zip(odds, right, strict=True)])
+    assert found[:, 1].mean() == pytest.approx(found[:, 0].std(ddof=1), rel=0.1)  # 300 draws: 4 % of noise
 
 
 def test_the_floor_is_what_a_calibrated_model_shows():
@@ -102,6 +118,14 @@ def test_a_model_that_answers_one_class(on):
     low, high = one(frame, "mean_accuracy")[["low", "high"]]
     assert low < np.mean(expected) < high
     assert fldiag.draw(frame) is not None
+
+
+def test_a_perfect_order_of_sizes_is_no_interval_of_length_0():
+    states = {k: Binned(np.array([[k + 1, 5 - k], [0, 0]]), np.zeros((5, 2)), np.zeros((2, 2, 1))) for k in range(4)}
+    row, = _size(SimpleNamespace(parts=[range(10 * k + 1) for k in range(4)]), states)
+    assert row["value"] == pytest.approx(1) and "low" not in row and "perfect" in row["note"]
+    row, = _size(SimpleNamespace(parts=[range(n) for n in (1, 31, 21, 41)]), states)
+    assert row["value"] == pytest.approx(0.8) and row["low"] < 0.8 < row["high"] < 1
 
 
 def test_one_client_few_examples_and_weights_that_are_no_numbers():

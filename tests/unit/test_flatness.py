@@ -107,6 +107,8 @@ def test_at_one_point_traces_add_up_and_the_eigenvalue_is_convex(seed):
     for moment in ("trained", "aggregated"):  # everybody is at w, so both are the one point
         assert abs(one(frame, "trace_gap", moment=moment).value) <= 1e-12 * size
         assert one(frame, "eigenvalue_gap", moment=moment).value <= 0
+    assert pd.isna(one(frame, "trace_gap", moment="aggregated").stderr)  # other clients would move whole and parts alike
+    assert one(frame, "trace_parts", moment="aggregated").stderr > 0
     distances = frame[frame.metric == "flatness_distance"].value
     assert ((distances >= 0) & (distances <= 4)).all()
 
@@ -141,6 +143,17 @@ def test_a_direction_of_rounding_noise_is_masked_and_left_out(quadratic):
     parts = one(frame, "sharpness_parts", moment="trained")
     assert parts.n_clients == 1 and parts.value == pytest.approx(sharp(q.A[2], q.b[2], item.clients[1]))
     assert one(frame, "eigenvalue", client=0, moment="trained").value > 0  # curvature needs no direction
+
+
+def test_gradients_that_are_no_numbers_are_masked():
+    data, parts = helpers.classification((20, 13, 17))
+    data.train_x[parts[1][0]] = float("nan")
+    net = nn.Sequential(nn.Linear(6, 3))
+    w = moved(net)[1][0]
+    frame = flatness(history(net, data, parts, stored(w, [w, w], w, ids=[0, 1]), dtype=torch.float64))
+    for metric in ("flatness_distance", "perturbation_misalignment"):
+        rows = frame[frame.metric == metric]
+        assert len(rows) > 2 and rows.masked.all() and "not finite" in one(frame, metric, client=1).note
 
 
 def rounds_of(vectors, ids=None):

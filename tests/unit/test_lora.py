@@ -82,6 +82,11 @@ def test_rank_energy_is_lost_where_clients_use_different_directions():
     assert effective_rank(torch.tensor([5.0, 5.0, 5.0, 0.0])) == pytest.approx(3, rel=1e-6)
 
 
+def test_a_rank_above_the_layer_s_outputs():
+    found = measured([EYE[:3], EYE[3:]], [column((0, 1.0), (1, 1.0), (1, 1.0))[:2], column((0, 1.0), (1, 1.0), (1, 1.0))[:2]])
+    assert found["rank_energy", 2] == pytest.approx(1) and ("rank_energy", 3) not in found
+
+
 def test_misalignment_knows_spaces_not_their_bases():
     mixing = torch.tensor([[2.0, 1.0], [-3.0, 0.5]], dtype=torch.float64)
     assert procrustes(space(EYE[:2]), space(mixing @ EYE[:2])) <= 1e-7

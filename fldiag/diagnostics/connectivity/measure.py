@@ -242,7 +242,7 @@ def _group(work: Work, shares: Sequence[tuple[float, ...]], found: Sequence[Exce
                  "scope": "global", **more})
     for metric, i in (("mixture_max", top), ("mixture_centre", count)):
         rows.append({"metric": metric, "value": found[i].value, "stderr": found[i].stderr, "shares": rows[i]["shares"],
-                     "estimator": "monte-carlo" if i == top else "exact", "scope": "global", **more})
+                     "estimator": "monte-carlo" if metric == "mixture_max" else "exact", "scope": "global", **more})
     return rows
 
 

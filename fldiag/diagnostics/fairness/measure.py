@@ -173,14 +173,17 @@ def _spread(model: Answers, where: Groups, bins: int) -> list[Row]:
 
 
 def _size(history: History, states: Mapping[int, Binned]) -> list[Row]:
-    """Spearman's correlation of accuracy and training examples; interval by Fisher's z with the factor of Fieller et al. 1957."""
+    """Spearman's correlation of accuracy and training examples; interval by Fisher's z with the factor of Bonett and Wright 2000.
+    A perfect order of few clients has none: the formula would give a point."""
     sizes, values = [len(history.parts[k]) for k in states], [s.right / s.n for s in states.values()]
     row: Row = {"metric": "size_correlation", "estimator": "spearman"}
     if len(states) < 4 or len(set(sizes)) == 1 or len(set(values)) == 1:
         return [{**row, "value": None, "note": "needs four clients that differ in size and in accuracy"}]
     value = float(stats.spearmanr(sizes, values).statistic)
-    half = float(stats.norm.ppf(0.975)) * np.sqrt(1.06 / (len(sizes) - 3))
-    z = np.arctanh(np.clip(value, -1 + 1e-12, 1 - 1e-12))
+    if abs(value) > 1 - 1e-12:
+        return [{**row, "value": value, "note": "no interval: the order is perfect"}]
+    half = float(stats.norm.ppf(0.975)) * np.sqrt((1 + value**2 / 2) / (len(sizes) - 3))
+    z = np.arctanh(value)
     return [{**row, "value": value, "low": float(np.tanh(z - half)), "high": float(np.tanh(z + half))}]
 
 

@@ -53,13 +53,15 @@ def flatness(history: History, progress: Progress | None = None, *,
     - ``sharpness_parts``, ``eigenvalue_parts``, ``trace_parts``: the p-weighted means over the clients (p_k adding up to 1
       over those there are), at the w_k (moment trained) and at the one point w (moment aggregated); and the flatness gaps
       ``sharpness_gap``, ``eigenvalue_gap``, ``trace_gap``: F at w minus these. Below zero the whole is flatter than its
-      parts. At one point the gap of the trace is 0, and that of the eigenvalue at most 0. ``stderr``: over the clients (as
-      a sample); ``residual``: what the errors of all eigenvalues, or of estimated traces, can add up to.
+      parts. At one point the gap of the trace is 0, and that of the eigenvalue at most 0. ``stderr``: over the clients as
+      a sample, the whole as it is (none of a gap at one point, where other clients would move the whole with its parts);
+      ``residual``: what the errors of all eigenvalues, or of estimated traces, can add up to.
     - ``flatness_distance`` 2 - 2 cos(grad F_k(w_g), grad F(w_g)) of every client with examples, and its mean: between 0 and 4.
     - ``perturbation_misalignment`` 1 - cos(grad F_k(w_k), grad F(w_k)) of every trained client, and its mean.
     - ``gradient_score``: norm of the gradient of the test loss at w_k, whole and by layer; and its mean.
     - Of all rounds, with u the server's updates w_new - w_old: ``momentum_echo`` <u, u'> / (||u|| ||u'||) of a round's update
-      and that ``index`` rounds before, lags 1 to 5, and its mean over the rounds (no round).
+      and that ``index`` rounds before, lags 1 to 5, and its mean over the rounds (no round; ``stderr`` as if these were
+      independent).
 
     What a gradient of rounding noise would decide is ``masked``, with its reason in the column ``note``. Rounds whose number
     ``every`` divides, and the last, are measured. Traces are exact where ``trace`` has them exact. Cost of a measured

@@ -46,8 +46,11 @@ def _gap(metric: str, moment: str, whole: Row | None, parts: Sequence[Row], size
     if whole is None or whole["value"] is None:
         missing = "the aggregated model could not be measured" if whole is None else whole["note"]
         return [made, {**gap, "value": None, "stderr": None, "note": missing}]
-    return [made, {**gap, "value": whole["value"] - mean, "residual": residual + error(whole),
-                   "converged": about["converged"] and whole.get("converged", True)}]
+    gap |= {"value": whole["value"] - mean, "residual": residual + error(whole),
+            "converged": about["converged"] and whole.get("converged", True)}
+    if moment == "aggregated":  # the whole is of the same clients at the same weights: other clients would move both
+        gap["stderr"] = None
+    return [made, gap]
 
 
 def error(row: Row) -> float:

@@ -161,7 +161,7 @@ class Round:
         about = {**about, "metric": metric, "estimator": "exact"}
         floor = noise_floor(a.dtype)
         value, lengths = float(cosine(a, b)), [float(torch.linalg.vector_norm(v)) for v in (a, b)]
-        if not all(math.isfinite(v) for v in (value, *lengths)) and min(lengths) > 0:
+        if not all(map(math.isfinite, lengths)):
             return {**about, "value": None, "note": "a gradient is not finite"}
         if min(lengths) < floor:
             return {**about, "value": None, "note": f"a gradient of norm {min(lengths):.1e} is rounding noise (below {floor:g})"}

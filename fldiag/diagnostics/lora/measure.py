@@ -30,7 +30,7 @@ def of_layer(a: Tensor, b: Tensor, p: Tensor, scale: float, ids: Sequence[int]) 
     yield {**common, "metric": "update_norm", "value": None if nothing else size}
     yield {**common, "metric": "aggregation_error", "value": float(error) / size if good else None}
     energy = (singular**2).cumsum(0) / (singular**2).sum()
-    for j in range(rank):
+    for j in range(min(rank, len(singular))):
         yield {**common, "metric": "rank_energy", "index": j + 1, "value": float(energy[j]) if good else None}
     yield {**common, "metric": "effective_rank", "value": effective_rank(singular) if good else None}
     bases = [row_space(each, torch.finfo(stored).eps) for each in a]

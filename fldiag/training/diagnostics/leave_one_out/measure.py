@@ -257,13 +257,14 @@ def _spearman(values: np.ndarray) -> float | None:
 
 
 def _interval(values: np.ndarray, seed: int) -> tuple[float | None, float | None]:
-    """Percentiles over resampled clients (column 0), all of whose rows come along."""
+    """Percentiles over resampled clients (column 0), all of whose rows come along; none where all resamples agree, as of a
+    perfect order, which leaves no spread to judge by."""
     rng, clients = numpy_rng(seed, "bootstrap of clients"), np.unique(values[:, 0])
     groups = [values[values[:, 0] == k] for k in clients]
     found = [] if len(groups) < 3 else [
         _spearman(np.concatenate([groups[i] for i in rng.integers(len(groups), size=len(groups))])) for _ in range(RESAMPLES)]
     known = [v for v in found if v is not None]
-    if not known:
+    if not known or np.ptp(known) <= 1e-12:
         return None, None
     low, high = np.percentile(known, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
     return float(low), float(high)
