@@ -152,7 +152,8 @@ class Diagnostic(Entry):
       where there is one kind only); None: it shows none such.
     - ``parts``: whether it does parts of its work wherever its subject's ``executor`` says.
     - ``cheap``: whether ``fldiag report --compute`` makes its table, with the defaults.
-    - ``cost``: (subject, options) -> gradients of the whole slice that it takes, for the forecast.
+    - ``cost``: (subject, options) -> gradients of the whole slice that it takes, for the forecast. Of a run that is still to be
+      trained the subject has ``rounds``, ``sampled``, ``parts``, ``layout`` and the sizes of ``pool`` alone.
     - ``check``: (subject, options) -> nothing; raises FldiagError before anything is computed.
     - ``choose``: (targets, options, options of the subject) -> ``Choice``: which are asked, and how.
     - ``also``: flags that ask further diagnostics of the same target.
