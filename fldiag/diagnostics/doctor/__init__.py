@@ -22,7 +22,13 @@ def fails(table: pd.DataFrame, strict: bool) -> bool:
     return strict and bool(table["severity"].isin([FAULT, WARNING]).any())
 
 
+def alarms(table: pd.DataFrame) -> list[str]:
+    """Faults, then warnings."""
+    return [str(what) for kind in (FAULT, WARNING) for what in table.loc[table["severity"] == kind, "what"]]
+
+
 @diagnostic("doctor", on="runs", draw=picture.draw, summary=summary, section=section, order=5, fails=fails,
+            alarms=alarms,
             strict="Exit with 3 where there is a fault or a warning.",
             example="checkpoints/digits-fedavg-s0-1a2b3c4d --strict")
 def doctor(runs: Sequence[Run], progress: Progress | None = None, *,
