@@ -1,10 +1,10 @@
-"""What options of curvature, drift and matching can be, known without importing PyTorch."""
+"""Options that several diagnostics have, and what they can be; known without importing PyTorch."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, SkipValidation
 
 #: The Hessian, or the Gauss-Newton matrix.
 Matrix = Literal["hessian", "ggn"]
@@ -30,3 +30,11 @@ Deflated = Annotated[int, Field(ge=0, description="Of these, products that span 
 ClientSlice = Literal["test", "own", "train"]
 #: Bins of a calibration error (Guo et al. 2017), and examples of a client below which nothing is said of it.
 BINS, FEWEST = 15, 5
+
+# of diagnostics that are asked of whole runs, and open these themselves
+Model = Annotated[str | None, Field(description="The run's model, where that is a user's own code.")]
+Data = Annotated[str | None, Field(description="The run's data, where they are a user's own code.")]
+Root = Annotated[str | None, Field(description="Folder that holds the data (default $FLDIAG_DATA).")]
+Download = Annotated[bool, Field(description="Fetch a missing public data set.")]
+Device = Annotated[str, Field(description="auto, cpu, cuda, cuda:N or mps.")]
+Executor = Annotated[str, SkipValidation(), Field(description="Where work runs: serial, processes[:N] or dask[:ADDRESS].")]

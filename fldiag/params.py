@@ -6,6 +6,7 @@ which part is the head (the last registered child that has parameters).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -65,6 +66,10 @@ class Layout:
         lead = w.shape[:-1]
         return {n: v.reshape(lead + s)
                 for n, s, v in zip(self.names, self.shapes, w.split(self.sizes, dim=-1), strict=True)}
+
+    def row(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The vector [P] of named tensors: ``views`` backwards."""
+        return torch.cat([tensors[n].reshape(-1) for n in self.names])
 
     def slices(self) -> dict[str, slice]:
         """Where each named tensor lies in the vector."""

@@ -152,7 +152,10 @@ class Diagnostic(Entry):
       where there is one kind only); None: it shows none such.
     - ``parts``: whether it does parts of its work wherever its subject's ``executor`` says.
     - ``cheap``: whether ``fldiag report --compute`` makes its table, with the defaults.
-    - ``cost``: (subject, options) -> gradients of the whole slice that it takes, for the forecast.
+    - ``cost``: (subject, options) -> gradients of the whole slice that it takes, for the forecast. Of a run that is still to be
+      trained the subject has ``rounds``, ``sampled``, ``parts``, ``layout`` and the sizes of ``pool`` alone.
+    - ``numbers``: those that runs can be compared by and that a report's first table shows (``fldiag.results.numbers``).
+    - ``alarms``: table -> what is wrong with the run, in words, worst first: the report begins with them.
     - ``check``: (subject, options) -> nothing; raises FldiagError before anything is computed.
     - ``choose``: (targets, options, options of the subject) -> ``Choice``: which are asked, and how.
     - ``also``: flags that ask further diagnostics of the same target.
@@ -173,6 +176,8 @@ class Diagnostic(Entry):
     parts: bool = False
     cheap: bool = False
     cost: Callable[..., float] | None = None
+    numbers: tuple[Any, ...] = ()
+    alarms: Callable[[Any], Sequence[str]] | None = None
     check: Callable[..., None] | None = None
     choose: Callable[..., Any] | None = None
     also: dict[str, Also] = field(default_factory=dict)
@@ -294,3 +299,8 @@ method = Registry("method", "fldiag.methods", entry=_plain)
 model = Registry("model", "fldiag.models", given=("shape", "classes"), entry=_plain)
 dataset = Registry("dataset", "fldiag.data", given=("root", "download", "progress", "reading"), entry=_plain)
 diagnostic = Registry("diagnostic", ("fldiag.diagnostics", "fldiag.training.diagnostics"), entry=Diagnostic)
+
+
+def diagnostics() -> list[Diagnostic]:
+    """All that can be used, in the order of a report's sections."""
+    return sorted((diagnostic.get(name) for name in diagnostic.names()), key=lambda e: (e.order, e.name))

@@ -127,9 +127,14 @@ class StoredRun:
             return self._table(stored)
         return self._as_table([*self.stored_rows(), *self.rows])
 
-    def _as_table(self, rows: Sequence[Row]) -> pd.DataFrame:
+    @property
+    def common(self) -> dict[str, Any]:
+        """What stands in every row of this run's tables."""
         config = self.index["config"]
-        return table(rows, run=self.path.name, method=config.get("method", {}).get("name"), seed=config.get("seed"))
+        return {"run": self.path.name, "method": config.get("method", {}).get("name"), "seed": config.get("seed")}
+
+    def _as_table(self, rows: Sequence[Row]) -> pd.DataFrame:
+        return table(rows, **self.common)
 
     def stored_rows(self) -> list[Row]:
         """The metrics of the stored table, as ``add_metrics`` takes them."""

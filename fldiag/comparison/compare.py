@@ -11,10 +11,11 @@ import pandas as pd
 from fldiag.comparison import evidence
 from fldiag.comparison.conditions import Condition, parse
 from fldiag.comparison.evidence import Evidence
-from fldiag.comparison.numbers import NUMBERS, Number
 from fldiag.comparison.reading import Reader
 from fldiag.comparison.sides import Sides
 from fldiag.errors import FldiagError, nearest
+from fldiag.results.numbers import TRAINING, Number
+from fldiag.results.numbers import numbers as known
 from fldiag.results.table import Row, table
 from fldiag.results.uncertainty import Interval, holm
 
@@ -63,10 +64,11 @@ def check(sides: Sides, fail_if: Sequence[str], reader: Reader, level: float) ->
 def diff(sides: Sides, numbers: Sequence[str] | None, reader: Reader, level: float) -> pd.DataFrame:
     """Every number of both sides with its difference; ``better``: the side that clearly is. ``attrs`` say the question and the
     notes."""
-    unknown = next((n for n in numbers or () if n not in NUMBERS), None)
+    there = known()
+    unknown = next((n for n in numbers or () if n not in there), None)
     if unknown is not None:
-        raise FldiagError(f"unknown number {unknown!r}", nearest(unknown, NUMBERS), usage=True)
-    chosen: list[Number] = [NUMBERS[n] for n in numbers or NUMBERS]
+        raise FldiagError(f"unknown number {unknown!r}", nearest(unknown, there), usage=True)
+    chosen: list[Number] = [there[n] for n in numbers or there]
     found = [evidence.of(n, sides, reader, level) for n in chosen]
     rows = _rows([(e, 1.0, 0.0) for e in found], level)
     for row, number, one in zip(rows, chosen, found, strict=True):
@@ -82,7 +84,7 @@ def _usual(sides: Sides, reader: Reader) -> str:
         raise FldiagError("neither a baseline nor a condition is given", "give two sides, or --fail-if 'accuracy < 80%'",
                           usage=True)
     try:
-        reader.value(sides.a[0], NUMBERS["accuracy"])
+        reader.value(sides.a[0], TRAINING[0])
     except FldiagError:
         return "loss > baseline"
     return "accuracy < baseline"

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fldiag.comparison.numbers import NUMBERS, Number
 from fldiag.errors import FldiagError, nearest
+from fldiag.results.numbers import Number, numbers
 
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _TOKEN = re.compile(r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z_λ][\w₁]*)"
@@ -90,10 +90,11 @@ def parse(text: str) -> Condition:
     """
     reader = _Reader(text)
     at = reader.next[2]
-    name = reader.take("name", "the name of a number", f"known: {', '.join(NUMBERS)}")
-    number = NUMBERS.get(_ALIASES.get(name, name))
+    there = numbers()
+    name = reader.take("name", "the name of a number", f"known: {', '.join(there)}")
+    number = there.get(_ALIASES.get(name, name))
     if number is None:
-        raise reader.error(at, f"unknown number {name!r}", nearest(name, NUMBERS))
+        raise reader.error(at, f"unknown number {name!r}", nearest(name, there))
     at = reader.next[2]
     sign = reader.take("sign", "a comparison", f"write one of {' '.join(OPERATORS)}")
     if sign not in OPERATORS:

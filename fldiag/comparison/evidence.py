@@ -9,11 +9,11 @@ import numpy as np
 
 from fldiag.checkpoint.run import Run
 from fldiag.choices import BINS
-from fldiag.comparison.numbers import Number
 from fldiag.comparison.reading import Reader
 from fldiag.comparison.sides import Member, Sides, seed
 from fldiag.errors import FldiagError
 from fldiag.results import uncertainty
+from fldiag.results.numbers import Number
 from fldiag.results.select import number, only
 from fldiag.results.uncertainty import SEEDS, Interval
 
@@ -47,8 +47,9 @@ def of(wanted: Number, sides: Sides, reader: Reader, level: float) -> Evidence:
     try:
         if sides.methods:
             return _over_seeds(wanted, sides, reader, level)
-        kind = {"metrics": _over_examples, "fairness": _over_examples_of_clients, "spectrum": _certified}
-        return kind.get(wanted.source, _over_clients)(wanted, sides.a[0], sides.b[0] if sides.b else None, reader, level)
+        over = {"examples": _over_examples, "examples of clients": _over_examples_of_clients, "clients": _over_clients,
+                "residuals": _certified}[wanted.over]
+        return over(wanted, sides.a[0], sides.b[0] if sides.b else None, reader, level)
     except FldiagError as error:
         return Evidence(None, why=error.what)
 
@@ -186,5 +187,5 @@ def _certified(wanted: Number, a: Member, b: Member | None, reader: Reader, leve
         reach = residuals[0] + (abs(scale) * residuals[1] if scale else 0.0)
         return Interval(value, value - reach, value + reach, certain=True)
 
-    why = "an eigenvalue did not converge; raise --max-products of spectrum" if open_ else ""
+    why = f"an eigenvalue did not converge; raise --max-products of {wanted.source}" if open_ else ""
     return Evidence(values[0], values[1] if b is not None else None, None if open_ else between, "residuals", 1, why=why)

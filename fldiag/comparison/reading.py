@@ -12,11 +12,11 @@ import pandas as pd
 
 from fldiag.checkpoint.run import Run
 from fldiag.choices import FEWEST
-from fldiag.comparison.numbers import Number
 from fldiag.comparison.sides import Member
 from fldiag.diagnosis import places
 from fldiag.errors import FldiagError
 from fldiag.registry import Progress
+from fldiag.results.numbers import Number
 from fldiag.results.select import last_round, number, only
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.comparison.numbers import NUMBERS
+from fldiag.results.numbers import numbers
 from fldiag.results.summary import number
 from fldiag.results.table import Row
 
@@ -36,13 +36,13 @@ def amount(row: Mapping[str, Any], column: str) -> str:
     """A number of the row, shares in percent."""
     if _absent(row[column]):
         return "–"
-    share = NUMBERS[row["metric"]].share
+    share = numbers()[row["metric"]].share
     return f"{number(100 * row[column], 3)} %" if share else number(row[column], 4)
 
 
 def difference(row: Mapping[str, Any]) -> str:
     """The difference with its interval, shares in percentage points."""
-    share = NUMBERS[row["metric"]].share
+    share = numbers()[row["metric"]].share
     factor, unit = (100, " pt") if share else (1, "")
     if _absent(row["difference"]):
         return "–"

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from fldiag import registry
+from fldiag.diagnosis.subjects import divide
 from fldiag.errors import FldiagError
 from fldiag.execution.forecast import wall
 from fldiag.figures.plan import Plan, Task
+from fldiag.figures.questions import OWN
 from fldiag.figures.workers import one_thread
+from fldiag.params import Layout
 from fldiag.training.federation import Federation
 from fldiag.training.setup import Setup
 
-#: Rough cost of a question in gradients of its slice, for one model (times the clients where it looks at each).
-GRADIENTS = {"spectrum": 60, "landscape": 140, "matching": 30, "drift": 3, "forgetting": 1,
-             "personal": 0}
-
-
-#: Questions that look at each client with its own examples, not with all.
-OF_CLIENTS = ("drift",)
 #: Public inputs with which the server's work is timed; it grows with their number.
 PUBLIC = 128
 
@@ -62,25 +59,25 @@ def forecast(plan: Plan, download: bool = False, progress: Callable[[int, int, s
             if kind not in kinds:
                 with one_thread():
                     kinds[kind] = _step(task, download)
+            timed = kinds[kind]
+            found.parts.append(_seconds(task, plan, timed))
         except FldiagError as error:
             found.unknown[f"{c.method.name}, {c.model.name} on {c.data.name}"] = error.what
             continue
-        timed = kinds[kind]
-        found.parts.append(_seconds(task, plan, timed))
         clients = c.clients.per_round if c.checkpoint.clients != "none" else 0
         kept = len(task.rounds) or 1
-        found.bytes += 4 * timed.size * (kept * (1 + (1 + clients if clients else 0)) + 2)
+        found.bytes += 4 * timed.layout.size * (kept * (1 + (1 + clients if clients else 0)) + 2)
     return found
 
 
 @dataclass(frozen=True)
 class Timed:
-    """``step``: seconds of a local step; ``server``: of the server's work in a round; ``size``: parameters; ``train``,
+    """``step``: seconds of a local step; ``server``: of the server's work in a round; ``layout``: of the weights; ``train``,
     ``test``: examples."""
 
     step: float
     server: float
-    size: int
+    layout: Layout
     train: int
     test: int
 
@@ -113,7 +110,7 @@ def _step(task: Task, download: bool) -> Timed:
     began = time.process_time()
     federation.round(execute)
     server = time.process_time() - began - sum(local)
-    return Timed(sum(local) / max(1, steps), server * max(1.0, every / PUBLIC) if every else 0.0, setup.network.size,
+    return Timed(sum(local) / max(1, steps), server * max(1.0, every / PUBLIC) if every else 0.0, setup.network.layout,
                  sum(map(len, setup.parts)), len(setup.dataset.test_y))
 
 
@@ -124,17 +121,50 @@ def _seconds(task: Task, plan: Plan, timed: Timed) -> float:
     total = c.rounds * ((local + timed.test / 3) * example + timed.server)
     for ask in task.asks.values():
         options = plan.scale.options(ask)
-        n = options.get("samples") or timed.train
-        if ask.name in OF_CLIENTS:
-            n = min(n, timed.train / c.clients.total)
-        models = c.clients.per_round + 1 if ask.name == "matching" else 1
-        models *= len(task.rounds) * c.clients.per_round if ask.needs == "rounds" else 1
-        total += GRADIENTS.get(ask.name, 0) * models * n * example
-        if ask.name == "drift" and options.get("gradients", True):  # the global gradient, once a round
-            total += len(task.rounds) * timed.train * example
         if ask.name == "personal":
             total += max(options["epochs"]) * timed.train * example
+        elif ask.name not in OWN:
+            n = min(options.get("samples") or timed.train, timed.train)
+            total += gradients(ask.name, options, Expected.of(task, timed, n, over=ask.needs == "rounds")) * n * example
     return total
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The sizes of a ``Pool``."""
+
+    n: int
+    clients: slice
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What diagnostics read of their subject to say their cost, before it is there: a run's History, or its last model."""
+
+    rounds: tuple[int, ...]
+    sampled: int
+    parts: range
+    layout: Layout
+    pool: Stretch
+
+    @staticmethod
+    def of(task: Task, timed: Timed, n: int, *, over: bool) -> Expected:
+        """``n``: training examples that are looked at; ``over``: in all rounds that are kept, not only in the last."""
+        test = round(timed.test * n / timed.train)
+        clients = task.config.clients
+        return Expected(task.rounds if over else (task.config.rounds,), clients.per_round, range(clients.total), timed.layout,
+                        Stretch(test + n, slice(test, test + n)))
+
+
+def gradients(name: str, options: Mapping[str, Any], expected: Expected) -> float:
+    """What a diagnostic says that it takes, in gradients of all examples that it looks at; 0 where it does not say."""
+    entry = registry.diagnostic.get(name)
+    if entry.cost is None:
+        return 0.0
+    try:
+        return float(entry.cost([expected] if entry.on in ("runs", "checkpoints") else expected, divide(entry, options).own))
+    except AttributeError as error:  # of another package
+        raise FldiagError(f"the cost of {name} cannot be said of a run that is still to be trained ({error})") from None
 
 
 def machine_words() -> str:

@@ -92,7 +92,7 @@ def _seconds(s: Subject) -> pd.DataFrame:
         raise FldiagError(f"{s.trained.path.name}: nobody noted how long its rounds took", "remove the folder to train it again")
     clock = json.loads(file.read_text())["seconds"]
     value = statistics.median(clock[1:] or clock) if clock else None
-    return table([{"metric": "seconds_per_round", "value": value, "unit": "s", "scope": "global"}], **_about(s.trained))
+    return table([{"metric": "seconds_per_round", "value": value, "unit": "s", "scope": "global"}], **s.trained.common)
 
 
 def _reach(s: Subject, levels: tuple[float, ...]) -> pd.DataFrame:
@@ -102,13 +102,12 @@ def _reach(s: Subject, levels: tuple[float, ...]) -> pd.DataFrame:
         there = found.loc[found["value"] >= level, "round"]
         rows.append({"metric": f"rounds_to_{level:g}", "value": int(there.min()) if len(there) else None, "unit": "rounds",
                      "scope": "global", "converged": bool(len(there)), "index": s.trained.config.rounds})
-    return table(rows, **_about(s.trained))
+    return table(rows, **s.trained.common)
 
 
 def _personal(s: Subject, epochs: tuple[int, ...], **options: Any) -> pd.DataFrame:
-    from fldiag.training.personalise import personalise
-
-    found = personalise(s.trained, epochs=epochs, device=s.device, download=s.download, progress=s.progress, **options)
+    found = api.diagnose(s.trained, "personalise", epochs=epochs, device=s.device, download=s.download, progress=s.progress,
+                         **options)
     found = only(found, scope="global", metric=[PERSONAL, f"{PERSONAL}_std"]).copy()
     return found.assign(value=100 * found["value"], stderr=100 * found["stderr"], unit="%")
 
@@ -119,10 +118,6 @@ def _cost(s: Subject) -> pd.DataFrame:
     assert s.config is not None
     return table([{"metric": "flops_relative", "value": relative(s.config), "unit": "x", "scope": "global"}],
                  method=s.config.method.name, seed=s.config.seed)
-
-
-def _about(run: Run) -> dict[str, Any]:
-    return {"run": run.path.name, "method": run.config.method.name, "seed": run.config.seed}
 
 
 def _partition(s: Subject) -> pd.DataFrame:

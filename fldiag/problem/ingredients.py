@@ -131,7 +131,7 @@ class Ingredients:
         #: Parameters that are no weights here, by name.
         self.frozen = {n: view.clone() for n, view in views.items() if n not in self.layout.names}
         if self.frozen:
-            self.w = torch.cat([views[n].reshape(-1) for n in self.layout.names])
+            self.w = self.layout.row(views)
         self.buffers = inputs.buffers(model, buffers, params, self.dtype, self.device)
 
     def at(self, params: Any, buffers: Any = None, *, name: str | None = None,

@@ -193,7 +193,7 @@ def weights(module: nn.Module, layout: Layout, given: Any, dtype: torch.dtype,
         also |= {n for n, _ in module.named_parameters(remove_duplicate=False)}
         shapes = dict(zip(layout.names, layout.shapes, strict=True))
         found = _chosen("params", given, shapes, set(), also)
-        w = torch.cat([found[n].detach().reshape(-1) for n in layout.names])
+        w = layout.row(found).detach()
     elif isinstance(given, Tensor):
         w = _vector("params", given.detach(), layout.size)
     else:

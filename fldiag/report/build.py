@@ -18,7 +18,7 @@ from fldiag.errors import FldiagError
 from fldiag.plotting import pages, style
 from fldiag.plotting.collected import Collected, Source
 from fldiag.plotting.sections import Section
-from fldiag.registry import Diagnostic, Progress
+from fldiag.registry import Progress
 from fldiag.report import derived, glance, performance, steps, summary
 from fldiag.report.guard import guarded
 from fldiag.results.files import write_text
@@ -69,12 +69,7 @@ def sections() -> list[tuple[str, Part]]:
         return lambda found: [guarded(part, found)]
 
     return [("glance", own(glance.glance)), ("summary", own(summary.summary)), ("curves", own(performance.curves)),
-            *((e.name, partial(derived.sections, e)) for e in entries()), ("steps", own(steps.steps))]
-
-
-def entries() -> list[Diagnostic]:
-    """All diagnostics, in the order of their sections."""
-    return sorted((registry.diagnostic.get(name) for name in registry.diagnostic.names()), key=lambda e: (e.order, e.name))
+            *((e.name, partial(derived.sections, e)) for e in registry.diagnostics()), ("steps", own(steps.steps))]
 
 
 def apart(made: Sequence[Section]) -> Sequence[Section]:

@@ -2,42 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import pandas as pd
 
+from fldiag import registry
 from fldiag.plotting.collected import Collected, Member
 from fldiag.plotting.sections import Section, Table, percent
 from fldiag.plotting.style import number
+from fldiag.registry import Diagnostic
 from fldiag.report.summary import accuracy, method, recipe
 from fldiag.results.uncertainty import LEVEL, SEEDS, Interval, holm, paired_t
 
-#: Severities that need a look, in the doctor's words, and how many of them are named here.
-GRAVE, NAMED = ("fault", "warning"), 3
+#: How much of what is wrong is named here.
+NAMED = 3
 
 
 def glance(found: Collected) -> Section:
     section = Section("glance", "At a glance", "What is wrong, what is better, and how sure that is. Each has a section below.")
-    section.notes = [*found.chosen, *_findings(found)]
-    unseen = [m.label for m in found.members if "doctor" not in m.tables]
-    if unseen:
-        section.notes.append(f"Not yet checked for faults: {', '.join(unseen)} (see \"Is the run sound?\").")
+    section.notes = list(found.chosen)
+    for entry in registry.diagnostics():
+        if entry.alarms is not None:
+            _findings(section, found, entry, entry.alarms)
     section.tables = [t for t in (_methods(found.members),) if t]
     if not section.tables and len(found.members) > 1:
         section.notes.append("Which is better is not decided here: that takes runs of two methods on the same data with at least "
                              f"{SEEDS} seeds in common. `fldiag check A B` compares two given models over test examples.")
-    section.sources = [s.place for _, s in found.having("doctor")]
     return section
 
 
-def _findings(found: Collected) -> list[str]:
-    said = []
-    for m, source in found.having("doctor"):
-        grave = source.frame[source.frame["severity"].isin(GRAVE)]
-        whats = [str(what) for what in grave["what"]]
+def _findings(section: Section, found: Collected, entry: Diagnostic, alarms: Callable[[pd.DataFrame], Sequence[str]]) -> None:
+    """What the tables of a diagnostic say is wrong, and which runs it has not looked at."""
+    for m, source in found.having(entry.name):
+        whats = alarms(source.frame)
         more = f", and {len(whats) - NAMED} more" if len(whats) > NAMED else ""
-        said.append(f"{m.label}: {'; '.join(whats[:NAMED])}{more}." if whats else f"{m.label}: no fault was found.")
-    return said
+        section.notes.append(f"{m.label}: {'; '.join(whats[:NAMED])}{more}." if whats else f"{m.label}: no fault was found.")
+        section.sources.append(source.place)
+    unseen = [m.label for m in found.members if entry.name not in m.tables]
+    if unseen:
+        section.notes.append(f"Not yet checked for faults: {', '.join(unseen)} (fldiag {entry.name}; its section says how).")
 
 
 def _methods(members: Sequence[Member]) -> Table | None:

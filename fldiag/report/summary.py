@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from fldiag import identity, known
+from fldiag import identity, known, registry
 from fldiag.plotting.collected import Collected, Member, worlds
 from fldiag.plotting.sections import Section, Table, percent, plus_minus
 from fldiag.plotting.style import number
 from fldiag.results import select
+from fldiag.results.numbers import Number, numbers
 from fldiag.results.select import last_round, only
 from fldiag.results.shares import wilson
 
@@ -38,7 +39,7 @@ def summary(found: Collected) -> Section:
     names = worlds(found.members)
     for data, name in names.items():
         members = [m for m in found.members if m.data == data]
-        section.tables.append(Table(f"Runs on {name}" if len(names) > 1 else "Runs", HEAD, [row(m) for m in members]))
+        section.tables.append(Table(f"Runs on {name}" if len(names) > 1 else "Runs", head(), [row(m) for m in members]))
         section.tables += [t for t in (seeds(members, name if len(names) > 1 else ""),) if t]
     section.notes = [*remarks(found), *found.notes]
     if len(found.members) > 1 and (table := differences(found.members)):
@@ -47,16 +48,21 @@ def summary(found: Collected) -> Section:
     return section
 
 
-HEAD = ("Run", "Method", "Data", "Rounds", "Test accuracy (95 % interval)", "Test loss", "λ₁ ± residual",
-        "Forgetting: accuracy lost in local training (± std over clients)",
-        "Drift: distance of client weights from the received", "Seed")
+def head() -> list[str]:
+    return ["Run", "Method", "Data", "Rounds", "Test accuracy (95 % interval)", "Test loss", *(n.column for n in shown_numbers()),
+            "Seed"]
+
+
+def shown_numbers() -> list[Number]:
+    """What diagnostics show in the first table."""
+    return [n for n in numbers().values() if n.column]
 
 
 def row(m: Member) -> list[str]:
     total = m.run.index["config"].get("rounds")
     rounds = f"{m.run.done}" if m.run.done == total else f"{m.run.done} of {total} ({m.run.status})"
-    return [m.label, method(m), setting(m), rounds, interval(accuracy(m)), shown(loss(m)), shown(sharpness(m)),
-            shown(drop(m), share=True), shown(drift(m)), "–" if m.seed is None else str(m.seed)]
+    return [m.label, method(m), setting(m), rounds, interval(accuracy(m)), shown(loss(m)),
+            *(shown(measured(m, n), share=n.share) for n in shown_numbers()), "–" if m.seed is None else str(m.seed)]
 
 
 def method(m: Member) -> str:
@@ -122,46 +128,45 @@ def _last(m: Member, metric: str) -> pd.DataFrame | None:
     return None if last is None else only(rows, round=last)
 
 
-def sharpness(m: Member) -> Value | None:
-    """The largest eigenvalue at the latest checkpoint of the global model that a table has, on train if it may be."""
+def measured(m: Member, wanted: Number) -> Value | None:
+    """A diagnostic's number, by the tables of the run."""
+    over_rounds = registry.diagnostic.get(wanted.source).on == "run"
+    return _of_a_round(m, wanted) if over_rounds else _of_a_checkpoint(m, wanted)
+
+
+def _of_a_checkpoint(m: Member, wanted: Number) -> Value | None:
+    """At the latest checkpoint of the global model that a table has, on train if it may be."""
     best: tuple[Any, ...] | None = None
     value = None
     for kind, source in m.tables.items():
-        if kind != "spectrum" and not kind.startswith("landscape"):
+        if kind != wanted.source and kind.partition(":")[0] not in wanted.within:
             continue
         for claim in source.claims:
             r = m.round_of.get(claim.sha256)
-            rows = only(source.frame, metric="eigenvalue", run=claim.label, index=1, layer=None)
-            if r is None or claim.client is not None or (top := select.number(rows)) is None:
+            rows = only(source.frame, run=claim.label, **wanted.row)
+            if r is None or claim.client is not None or (found := select.number(rows)) is None:
                 continue
-            order = r, claim.slice == "train", claim.n or 0, kind == "spectrum"
+            order = r, claim.slice == "train", claim.n or 0, kind == wanted.source
             if best is None or order > best:
                 unsure = rows["converged"].iloc[0] in (False, "False")
                 about = [f"round {r}"] * (r != m.run.done) + [claim.slice] * (claim.slice not in ("train", ""))
                 about += ["not converged"] * bool(unsure)
-                best, value = order, Value(top, select.number(rows, column="residual"), about=", ".join(about))
+                best, value = order, Value(found, select.number(rows, column="residual"), about=", ".join(about))
     return value
 
 
-def drop(m: Member) -> Value | None:
-    return _mean(m, "forgetting", "drop", "drop_std", slice="test")
-
-
-def drift(m: Member) -> Value | None:
-    return _mean(m, "drift", "global_local_divergence", None)
-
-
-def _mean(m: Member, kind: str, metric: str, spread: str | None, **where: Any) -> Value | None:
+def _of_a_round(m: Member, wanted: Number) -> Value | None:
     """The mean over clients in the last round that has one, with the spread over clients (or its standard error)."""
-    if kind not in m.tables:
+    if wanted.source not in m.tables:
         return None
-    frame = only(m.tables[kind].frame, moment="trained", scope="global", estimator="exact", layer=None, index=None, **where)
-    rows = only(frame, metric=metric).dropna(subset=["value"])
+    frame, where = m.tables[wanted.source].frame, {"scope": "global", **wanted.row}
+    rows = only(frame, **where).dropna(subset=["value"])
     last = last_round(rows)
     if last is None:
         return None
     rows = only(rows, round=last)
-    error = select.number(rows, column="stderr") if spread is None else select.number(frame, spread, round=last)
+    error = select.number(rows, column="stderr") if not wanted.spread else \
+        select.number(frame, **{**where, "metric": wanted.spread, "round": last})
     return Value(float(rows["value"].iloc[0]), error, about="" if last == m.run.done else f"round {last}")
 
 
@@ -176,13 +181,13 @@ def seeds(members: Sequence[Member], world: str) -> Table | None:
     rows = []
     for group in (g for g in groups.values() if len(g) > 1):
         cells = [", ".join(m.label for m in group), method(group[0]), ", ".join(str(m.seed) for m in group)]
-        for get, share in ((accuracy, True), (loss, False), (sharpness, False), (drop, True), (drift, False)):
-            cells.append(over_seeds(group, get, share))
+        cells += [over_seeds(list(map(accuracy, group)), share=True), over_seeds(list(map(loss, group)))]
+        cells += [over_seeds([measured(m, n) for m in group], n.share) for n in shown_numbers()]
         rows.append(cells)
     if not rows:
         return None
-    head = ("Runs", "Method", "Seeds", "Test accuracy", "Test loss", "λ₁", "Forgetting", "Drift")
-    return Table(f"Mean ± standard deviation over seeds{f' on {world}' if world else ''}", head, rows)
+    heading = ["Runs", "Method", "Seeds", "Test accuracy", "Test loss", *(n.short.capitalize() for n in shown_numbers())]
+    return Table(f"Mean ± standard deviation over seeds{f' on {world}' if world else ''}", heading, rows)
 
 
 def recipe(m: Member) -> str:
@@ -193,15 +198,15 @@ def recipe(m: Member) -> str:
     return json.dumps([identity.recipe(m.run.index["config"]), m.data, m.federation, m.run.done], sort_keys=True)
 
 
-def over_seeds(group: Sequence[Member], get: Callable[[Member], Value | None], share: bool = False) -> str:
-    values = [v for v in map(get, group) if v is not None and not v.about]
+def over_seeds(found: Sequence[Value | None], share: bool = False) -> str:
+    values = [v for v in found if v is not None and not v.about]
     if not values:
         return "–"
-    numbers = [v.value for v in values]
-    if len(numbers) == 1:
-        return f"{plus_minus(numbers[0], None, share)} (1 seed)"
-    text = plus_minus(statistics.mean(numbers), statistics.stdev(numbers), share)
-    return text if len(numbers) == len(group) else f"{text} ({len(numbers)} seeds)"
+    each = [v.value for v in values]
+    if len(each) == 1:
+        return f"{plus_minus(each[0], None, share)} (1 seed)"
+    text = plus_minus(statistics.mean(each), statistics.stdev(each), share)
+    return text if len(each) == len(found) else f"{text} ({len(each)} seeds)"
 
 
 def differences(members: Sequence[Member]) -> Table | None:
@@ -230,7 +235,7 @@ def remarks(found: Collected) -> list[str]:
             said.append(f"The runs{on} have different models: landscapes, λ₁ and distances of weights are drawn apart.")
         if len({m.federation for m in group}) > 1:
             said.append(f"The runs{on} divide the data differently among clients: client numbers do not mean the same client, "
-                        "and forgetting, drift, matching and personal accuracy are of different federations.")
+                        "and numbers of clients, such as their forgetting and drift, are of different federations.")
         if len({m.run.done for m in group}) > 1:
             said.append(f"The runs{on} have been trained for different numbers of rounds.")
     for m in members:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -25,7 +24,7 @@ from fldiag.seeding import numpy_rng
 from fldiag.training.evaluate import BATCH
 from fldiag.training.finetune import tuned
 from fldiag.training.setup import Setup
-from fldiag.training.setup_of_run import setup_of
+from fldiag.training.setup_of_run import weights
 
 #: Epochs of fine-tuning when neither the caller nor the method says so.
 EPOCHS = (0, 1, 5)
@@ -35,56 +34,27 @@ MOST_EPOCHS = 10_000
 TESTS = {"test": slices.personal_test, "own": slices.own_classes}
 
 
-def personalise(run: Run | str | Path, *, epochs: Sequence[int] | None = None, lr: Literal["decayed", "initial"] | None = None,
-                neighbours: Neighbours | None = None, clients: Sequence[int] | None = None, test: str = "test",
-                seed: int | None = None, device: str = "auto", root: str | None = None, download: bool = False,
-                model: str | None = None, data: str | None = None, setup: Setup | None = None, executor: Any = "serial",
-                progress: Progress | None = None) -> pd.DataFrame:
-    """Accuracy of the clients' own models, from the last checkpoint of a finished run.
+def of_run(run: Run, setup: Setup, *, epochs: Sequence[int] | None = None, lr: Literal["decayed", "initial"] | None = None,
+           neighbours: Neighbours | None = None, clients: Sequence[int] | None = None, test: str = "test",
+           seed: int | None = None, executor: Any = "serial", progress: Progress | None = None) -> pd.DataFrame:
+    """The table of the diagnostic ``personalise``, of one run and its setup. ``neighbours``: mix the prediction with that of the
+    nearest training examples.
 
-    Each of ``clients`` (default: all) starts from the global model (with ``local_only``: from its own), trains e epochs
-    by the run's local loop with plain cross entropy (or as the run's method says) and fresh momentum, for each e of
-    ``epochs``, and is tested on ``test`` examples of its own mixture of classes. The first epochs of a longer
-    training are those of a shorter one. ``lr``: "decayed" (lr * lr_decay ** rounds) or "initial". ``neighbours``:
-    mix the prediction with that of the nearest training examples. What is not given is the method's own plan; the
-    default is 0, 1 and 5 epochs at the decayed lr. ``seed``: of minibatches and stores (default: the run's).
-
-    Rows, with ``index`` = e: ``personal_accuracy`` of each client (binomial stderr; ``low`` and ``high``: Wilson's
-    95 % interval) and, with scope global, its mean over the clients (stderr over clients), ``personal_accuracy_std``
-    (the clients' standard deviation, divisor m), each client counting once. Clients without a test example
-    have no value and do not enter.
-
-    ``model``, ``data``: names of user code that the run was trained with, as a consent to run it. ``setup`` replaces
-    what the run's config would build. ``executor``: where cohorts are trained, as of ``train``.
-
-    Raises FldiagError for unfinished runs, data without classes, wrong epochs or clients, and neighbours without features.
+    Raises FldiagError for data without classes, wrong epochs or clients, and neighbours without features.
     """
-    run = run if isinstance(run, Run) else Run.open(run)
-    if run.status != "finished":
-        remedy = ("choose another run" if run.status == "diverged" else
-                  "finish it: fldiag train with the same config, --out and --resume")
-        raise FldiagError(f"run {run.path} is {run.status} after {run.done} of {run.config.rounds} rounds, and clients start "
-                          "from the final model", remedy)
-    setup = setup or setup_of(run, device, root, download, model, data)
     plan = setup.method.personal or Personal(EPOCHS)
     plan = replace(plan, epochs=_epochs(plan.epochs if epochs is None else epochs), lr=lr or plan.lr,
                    neighbours=neighbours or plan.neighbours)
     check_plan(setup, plan)
-    if plan.lr not in ("decayed", "initial"):
-        raise FldiagError(f"lr = {plan.lr!r} is not one of decayed, initial", "choose one of them", usage=True)
-    if test not in TESTS:
-        raise FldiagError(f"test = {test!r} is not one of {', '.join(TESTS)}", "choose one of them", usage=True)
     total, seed = len(setup.parts), run.config.seed if seed is None else seed
     ids = sorted({int(i) for i in (range(total) if clients is None else clients)})
     if not ids or not all(0 <= i < total for i in ids):
         raise FldiagError(f"clients {ids} are not among the run's 0..{total - 1}", "name some of those", usage=True)
-    last = run.checkpoint()
-    w = torch.cat([last.state[name].reshape(-1) for name in setup.network.layout.names]).to(setup.device, setup.dtype)
-    buffers = {name: last.state[name].to(setup.device) for name in setup.network.buffers}
+    w, buffers = weights(run, setup)
     states = run.states if plan.method and plan.method.client_init(w) else {}
     rows = measure(setup, plan, w, buffers, states, run.done, ids=ids, test=test, seed=seed, executor=executor,
                    progress=progress)
-    return check(table(rows, run=run.path.name, method=run.config.method.name, seed=run.config.seed))
+    return check(table(rows, **run.common))
 
 
 def planned(setup: Setup) -> Personal | None:

@@ -126,7 +126,6 @@ def _opened(path: Path, config: Config, setup: Setup, federation: Federation, re
 
 
 def _loop(config: Config, run: Run, federation: Federation, mine: Owner, pool: Pool, emit: Event) -> None:
-    common = {"run": run.path.name, "method": config.method.name, "seed": config.seed}
     run.index["status"], plan = "running", planned(federation.setup)
     segment = Segment(run)
     while federation.t < config.rounds:
@@ -137,7 +136,7 @@ def _loop(config: Config, run: Run, federation: Federation, mine: Owner, pool: P
         seen, trained = federation.round(pool.map)
         mine.confirm()
         if trained.notes is not None:
-            run.put_steps(t, step_rows(t, trained.notes, **common))
+            run.put_steps(t, step_rows(t, trained.notes, **run.common))
         if not federation.finite:
             run.add_metrics([{"round": t, "moment": "aggregated", "scope": "global", "metric": "diverged", "value": 1.0}])
             run.index["status"] = "diverged"

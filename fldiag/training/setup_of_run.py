@@ -1,8 +1,10 @@
-"""What a stored run was trained with, made again: for diagnostics that train."""
+"""What a finished run was trained with, made again: for diagnostics that train on from it."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+from torch import Tensor
 
 from fldiag.checkpoint.run import Run
 from fldiag.data import partition
@@ -11,14 +13,21 @@ from fldiag.sections import FILES
 from fldiag.training.setup import Setup
 
 
-def setup_of(run: Run, device: str, root: str | None, download: bool, model: str | None, data: str | None) -> Setup:
+def setup_of(run: Run, *, device: str = "auto", root: str | None = None, download: bool = False, model: str | None = None,
+             data: str | None = None) -> Setup:
     """The run's data, partition, network and method. ``model``, ``data``: names of user code, as a consent to run it.
 
-    Raises FldiagError for a run of another program, user code without consent, and data other than the run's.
+    Raises FldiagError for a run that is not finished or of another program, user code without consent, and data other than
+    the run's.
     """
     if run.origin:
         raise FldiagError(f"{run.path} was trained by another program, and training again needs its config",
                           "give a run that fldiag trained")
+    if run.status != "finished":
+        remedy = ("choose another run" if run.status == "diverged" else
+                  "finish it: fldiag train with the same config, --out and --resume")
+        raise FldiagError(f"run {run.path} is {run.status} after {run.done} of {run.config.rounds} rounds, and clients start "
+                          "from the final model", remedy)
     config = run.config
     for section, name, given in (("model", config.model.name, model), ("data", config.data.name, data)):
         if ":" in name and not name.startswith(FILES) and given != name:
@@ -35,3 +44,9 @@ def setup_of(run: Run, device: str, root: str | None, download: bool, model: str
         raise FldiagError(f"the data set {setup.dataset.name!r} found here is not the one {run.path} was trained on",
                           "point to the same data with --root")
     return setup
+
+
+def weights(run: Run, setup: Setup, round: int | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+    """The stored global model of a round, by default of the last."""
+    state, network = run.checkpoint(round).state, setup.network
+    return network.layout.row(state).to(setup.device, setup.dtype), {n: state[n].to(setup.device) for n in network.buffers}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fldiag import registry
 from fldiag.console import Console
 from fldiag.diagnosis.answer import answer
 from fldiag.diagnosis.places import FALLBACK, prepare
@@ -15,9 +16,6 @@ from fldiag.plotting.collected import Collected, Member
 from fldiag.report import build, summary
 from fldiag.report.collect import collect
 from fldiag.results.provenance import digest
-
-COLUMNS = {"run": "run", "method": "method", "rounds": "rounds", "accuracy": "test accuracy", "loss": "test loss",
-           "lambda_1": "λ1", "forgetting": "lost in local training", "drift": "drift", "missing": "not in the report"}
 
 
 def report(console: Console, runs: list[Path], out: Path | None, *, title: str | None, places: list[Path], compute: bool,
@@ -32,7 +30,9 @@ def report(console: Console, runs: list[Path], out: Path | None, *, title: str |
     name = labels if len(labels) <= 60 else f"{len(found.members)}-runs-{digest([m.label for m in found.members])[:8]}"
     with console.progress("report") as progress:
         path = build.write(found, folder / f"report-{name}.html", title=title, progress=progress)
-    console.table([_row(m) for m in found.members], COLUMNS)
+    console.table([_row(m) for m in found.members], {
+        "run": "run", "method": "method", "rounds": "rounds", "accuracy": "test accuracy", "loss": "test loss",
+        **{n.name: n.short for n in summary.shown_numbers()}, "missing": "not in the report"})
     for text in [*summary.remarks(found), *found.notes]:
         console.note(text)
     console.result["bytes"] = path.stat().st_size
@@ -56,18 +56,19 @@ def _folder(found: Collected) -> Path:
 
 
 def _row(m: Member) -> dict[str, Any]:
-    values = {"accuracy": summary.accuracy(m), "loss": summary.loss(m), "lambda_1": summary.sharpness(m),
-              "forgetting": summary.drop(m), "drift": summary.drift(m)}
+    values = {"accuracy": summary.accuracy(m), "loss": summary.loss(m),
+              **{n.name: summary.measured(m, n) for n in summary.shown_numbers()}}
     kinds = {k.split(":")[0] for k in m.tables}
     # What trains again is not counted as missing.
-    missing = [e.name for e in build.entries() if e.section is not None and e.on in ("problem", "run") and e.name not in kinds]
+    usual = [e.name for e in registry.diagnostics() if e.section is not None and e.on in ("problem", "run")]
+    missing = [name for name in usual if name not in kinds]
     return {"run": m.label, "method": str(m.setting("method", "name")), "rounds": m.run.done,
             **{k: None if v is None else v.value for k, v in values.items()}, "missing": ", ".join(missing)}
 
 
 def _compute(console: Console, found: Collected, where: dict[str, Any], kinds: Sequence[str] | None = None) -> bool:
     """Make the tables that are missing, of all cheap diagnostics or of these; what cannot be made is noted."""
-    kinds = [e.name for e in build.entries() if e.cheap] if kinds is None else kinds
+    kinds = [e.name for e in registry.diagnostics() if e.cheap] if kinds is None else kinds
     made = False
     for m in found.members:
         for kind in [k for k in kinds if k not in m.tables]:

@@ -47,7 +47,7 @@ def test_the_commands_that_a_report_names_fill_it(trained):
     assert second["rows"][0]["missing"] == "" and not commands(second["paths"][-1])
     assert {f["kind"] for f in figures(second["paths"][-1])} == {"lines", "scene", "heatmap", "bars", "terms", "boxes"}
     row = second["rows"][0]
-    assert row["lambda_1"] > 0 and row["drift"] > 0 and 0 < row["accuracy"] < 1 and row["forgetting"] is not None
+    assert row["lambda_1"] > 0 and row["drift"] > 0 and 0 < row["accuracy"] < 1 and row["drop"] is not None
 
 
 @pytest.mark.slow

@@ -7,10 +7,10 @@ from scipy import stats
 
 import fldiag
 from fldiag.checkpoint.run import Run
-from fldiag.comparison.numbers import NUMBERS
 from fldiag.comparison.reading import Reader
 from fldiag.config import Config
 from fldiag.errors import FldiagError
+from fldiag.results.numbers import numbers
 from fldiag.results.table import check as fits
 from fldiag.results.uncertainty import mcnemar
 
@@ -152,7 +152,7 @@ def test_two_models_are_compared_over_the_test_examples(trained):
 @pytest.mark.slow
 def test_every_number_of_two_models(trained, tmp_path):
     frame = fits(fldiag.diff(*trained)).set_index("metric")
-    assert list(frame.index) == list(NUMBERS) and not frame["masked"].any()
+    assert list(frame.index) == list(numbers()) and not frame["masked"].any()
     assert frame["low"].notna().sum() >= 9 and (frame["low"].dropna() <= frame["difference"][frame["low"].notna()]).all()
     ece = fldiag.diagnose(trained[0], "fairness").query("metric == 'ece' and scope == 'global' and estimator == 'bayesian bootstrap'")
     assert frame.loc["ece", "value"] == pytest.approx(ece["value"].iloc[0])

@@ -12,12 +12,14 @@ from fldiag.errors import FldiagError
 from fldiag.results.table import table
 from fldiag.training.diagnostics.client_floor.measure import of_run, oscillation
 from fldiag.training.diagnostics.client_floor.picture import draw
+from fldiag.training.setup_of_run import setup_of
 
 
 def run_of(setup, vectors, status="finished"):
     """A run that stored these global weights."""
     states = {r: SimpleNamespace(state=setup.network.layout.views(w)) for r, w in enumerate(vectors, start=1)}
-    return SimpleNamespace(status=status, done=len(vectors), path=Path("made"), rounds=list(states), checkpoint=states.get)
+    return SimpleNamespace(status=status, done=len(vectors), path=Path("made"), rounds=list(states), checkpoint=lambda r=None: states[r or len(vectors)],
+                           origin={}, config=setup.config)
 
 
 @pytest.fixture
@@ -68,4 +70,4 @@ def test_the_swing_of_known_weights(quadratic):
     assert row["value"] == pytest.approx(5) and row["n_rounds"] == 2 and row["stderr"] == pytest.approx(0, abs=1e-12)
     assert oscillation(run_of(setup, [w]), setup, 5)[0]["masked"]
     with pytest.raises(FldiagError, match="diverged"):
-        of_run(run_of(setup, [w], "diverged"), setup, [1], 0.1, "decayed", 0, "serial", None)
+        setup_of(run_of(setup, [w], "diverged"))

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fldiag.comparison.conditions import parse
-from fldiag.comparison.numbers import NUMBERS
 from fldiag.errors import FldiagError
+from fldiag.results.numbers import numbers
 
 
 @pytest.mark.parametrize(("text", "says"), [
@@ -36,6 +36,6 @@ def test_refuses_at_the_place(text, at, says):
 @given(st.text(alphabet=st.sampled_from("acury<>=+-%0123456789. ptbaselinλ()_e\n")) | st.text())
 def test_any_text_is_a_condition_or_one_error(text):
     try:
-        assert parse(text).number.name in NUMBERS
+        assert parse(text).number.name in numbers()
     except FldiagError as error:
         assert "position" in error.what

@@ -10,7 +10,6 @@ import fldiag
 from fldiag import device
 from fldiag.device import device_of
 from fldiag.errors import FldiagError
-from fldiag.training.personalise import personalise
 from fldiag.training.setup import Setup
 
 NET, DATA = torch.nn.Linear(2, 3), (torch.eye(2), torch.tensor([0, 2]))
@@ -57,8 +56,7 @@ def test_every_door_takes_the_same_names(without, tmp_path):
     run = fldiag.train(config, out=tmp_path / "run", device="auto")
     doors = [lambda d: fldiag.train(config, out=tmp_path / f"new-{d}", device=d), lambda d: fldiag.History.of(run, device=d),
              lambda d: fldiag.diagnose(run, "trace", samples=20, device=d), lambda d: fldiag.diagnose(run, "forgetting", device=d),
-             lambda d: fldiag.diagnose(run, "personalise", epochs="0", device=d), lambda d: Setup(config, device=d),
-             lambda d: personalise(run, epochs=[0], device=d)]
+             lambda d: fldiag.diagnose(run, "personalise", epochs="0", device=d), lambda d: Setup(config, device=d)]
     for door in doors:
         door("auto")
         for wrong in ("gpu", "cuda", "mps"):
@@ -70,5 +68,5 @@ def test_every_door_takes_the_same_names(without, tmp_path):
 
 
 def test_auto_is_the_default_of_python_too():
-    for function in (fldiag.train, fldiag.History.of, Setup, personalise):
+    for function in (fldiag.train, fldiag.History.of, Setup):
         assert inspect.signature(function).parameters["device"].default == "auto"

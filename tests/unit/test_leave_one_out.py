@@ -14,6 +14,7 @@ from fldiag.errors import FldiagError
 from fldiag.results.table import table
 from fldiag.training.diagnostics.leave_one_out.measure import of_run, rank_correlations
 from fldiag.training.diagnostics.leave_one_out.picture import draw
+from fldiag.training.setup_of_run import setup_of
 
 SIZES, ROUNDS, LR = (12, 9, 15), 4, 0.1
 
@@ -23,7 +24,7 @@ def finished(setup, rounds=ROUNDS):
     made = helpers.Federation(setup)
     helpers.play(made, rounds)
     state = setup.network.layout.views(made.w)
-    return SimpleNamespace(status="finished", done=rounds, path=Path("made"), rounds=[], checkpoint=lambda: SimpleNamespace(state=state))
+    return SimpleNamespace(status="finished", done=rounds, path=Path("made"), rounds=[], checkpoint=lambda r=None: SimpleNamespace(state=state))
 
 
 def effects(setup, last=(1, 3), where="train", run=None):
@@ -126,10 +127,10 @@ def test_what_cannot_be_trained_again(quadratic):
     q, setup = quadratic
     run = finished(setup)
     with pytest.raises(FldiagError, match="interrupted"):
-        effects(setup, run=SimpleNamespace(**{**vars(run), "status": "interrupted"}))
+        setup_of(SimpleNamespace(**{**vars(run), "status": "interrupted", "origin": {}, "config": setup.config}))
     with pytest.raises(FldiagError, match="nothing is aggregated"):
         effects(helpers.setup(q.config("local_only", rounds=ROUNDS), q.data), run=run)
-    run.checkpoint = lambda: SimpleNamespace(state={n: v + 1 for n, v in setup.network.layout.views(setup.initial()).items()})
+    run.checkpoint = lambda r=None: SimpleNamespace(state={n: v + 1 for n, v in setup.network.layout.views(setup.initial()).items()})
     assert "differ from the stored ones" in one(effects(setup, run=run), "missing").note
 
 

@@ -21,8 +21,9 @@ from fldiag.seeding import seed_for
 from fldiag.training import personalise as library
 from fldiag.training import rounds
 from fldiag.training.finetune import Epochs, tuned
-from fldiag.training.personalise import Predictor, measure, mix, personalise
+from fldiag.training.personalise import Predictor, measure, mix
 from fldiag.training.setup import Setup
+from fldiag.training.setup_of_run import setup_of
 
 UNEQUAL = (20, 13, 7)
 #: Class counts of three clients and of the test set; class 2 is rare there, class 3 absent.
@@ -303,6 +304,11 @@ def test_the_store_is_a_random_subset_of_the_clients_examples():
 
 # -- runs
 
+def personalise(run, *, setup=None, **options):
+    where = {k: options.pop(k) for k in ("model", "data") if k in options}
+    return library.of_run(run, setup or setup_of(run, **where), **options)
+
+
 def small(name="fedavg_ft", **more):
     return config(name, rounds=2, total=4, per_round=2, **more)
 
@@ -324,7 +330,7 @@ def test_a_run_ends_with_what_the_command_would_say(name, tmp_path):
 def test_any_run_can_be_asked_afterwards(tmp_path):
     run = rounds.train(small("scaffold"), out=tmp_path)
     assert not run.metrics["metric"].str.startswith("personal").any()
-    whole = personalise(tmp_path)
+    whole = personalise(Run.open(tmp_path))
     assert sorted(set(whole["index"])) == [0, 1, 5]
     some = personalise(run, clients=[3, 1], epochs=[1])
     each = some[some["scope"] == "client"]
@@ -389,8 +395,7 @@ def test_progress_counts_clients(tmp_path):
 
 @pytest.mark.parametrize(("options", "expected"), [
     ({"epochs": []}, "at least 0"), ({"epochs": [-1]}, "at least 0"), ({"epochs": [1.5]}, "at least 0"),
-    ({"clients": [4]}, "0..3"), ({"clients": []}, "0..3"), ({"lr": "final"}, "decayed"), ({"test": "all"}, "own"),
-    ({"data": "digits"}, "leave out --data"),
+    ({"clients": [4]}, "0..3"), ({"clients": []}, "0..3"), ({"data": "digits"}, "leave out --data"),
 ])
 def test_wrong_questions(options, expected, tmp_path_factory):
     folder = tmp_path_factory.getbasetemp() / "asked"
@@ -398,6 +403,9 @@ def test_wrong_questions(options, expected, tmp_path_factory):
     with pytest.raises(FldiagError, match=expected) as caught:
         personalise(run, **options)
     assert caught.value.usage and caught.value.remedy
+    for name, wrong, right in (("lr", "final", "decayed"), ("test", "all", "own")):
+        with pytest.raises(FldiagError, match=right):
+            fldiag.diagnose(run, "personalise", **{name: wrong})
 
 
 def test_regression_has_no_class_mixture(tmp_path):

@@ -22,6 +22,7 @@ from fldiag.plotting.sections import percent, plus_minus, series, short
 from fldiag.report import performance, steps, summary
 from fldiag.report.collect import collect
 from fldiag.report.performance import _one_source
+from fldiag.results.numbers import numbers
 from fldiag.training.diagnostics.personalise.section import section as personal
 
 
@@ -43,6 +44,10 @@ def two(tmp_path_factory):
 
 def frame_of(figure, key=""):
     return figure.spec["frames"][key]
+
+
+def number(name, member):
+    return summary.measured(member, numbers()[name])
 
 
 # -- words
@@ -79,7 +84,7 @@ def test_accuracy_has_wilsons_interval(two):
 
 
 def test_summary_takes_each_number_from_its_table(two):
-    row = dict(zip(summary.HEAD, summary.row(two.members[1]), strict=True))
+    row = dict(zip(summary.head(), summary.row(two.members[1]), strict=True))
     assert row["Run"] == "fedsol-b" and row["Rounds"] == "3" and row["Seed"] == "0"
     assert row["Test accuracy (95 % interval)"].startswith("63 % (") and row["Test loss"] == "0.6667"
     assert row["λ₁ ± residual"] == "8 ± 0.001"
@@ -98,13 +103,13 @@ def test_sharpness_is_that_of_the_latest_global_model_on_train(tmp_path):
     made = reports.run(tmp_path / "a")
     reports.of_checkpoints(made, "spectrum", lambda _: reports.eigenvalues(1), name="spectrum-early", round=1)
     member = collect([made.path]).members[0]
-    assert (summary.sharpness(member).value, summary.sharpness(member).about) == (1, "round 1")
+    assert (number("lambda_1", member).value, number("lambda_1", member).about) == (1, "round 1")
     reports.of_checkpoints(made, "spectrum", lambda _: reports.eigenvalues(2), name="spectrum-own", labels=["fedavg round 3 client 4"])
-    assert summary.sharpness(collect([made.path]).members[0]) is None  # the later table is of a client
+    assert number("lambda_1", collect([made.path]).members[0]) is None  # the later table is of a client
     reports.of_checkpoints(made, "landscape", lambda _: reports.surface(5), name="landscape-test", slice="test")
-    assert summary.shown(summary.sharpness(collect([made.path]).members[0])) == "5 ± 0.001 (test)"
+    assert summary.shown(number("lambda_1", collect([made.path]).members[0])) == "5 ± 0.001 (test)"
     reports.of_checkpoints(made, "landscape", lambda _: reports.surface(3), name="landscape-r", directions="random")
-    assert summary.sharpness(collect([made.path]).members[0]).value == 3
+    assert number("lambda_1", collect([made.path]).members[0]).value == 3
 
 
 def test_runs_that_differ_by_the_seed_are_averaged_and_no_others(tmp_path):
@@ -172,7 +177,7 @@ def test_an_unfinished_run_and_a_table_that_ends_early_are_pointed_out(tmp_path)
     assert any("interrupted" in r for r in summary.remarks(found))
     assert any("ends with round 2, the run has 3" in n and shlex.join(["fldiag", "drift", str(made.path)]) in n
                for n in drift(found).notes)
-    assert summary.drift(found.members[0]).about == "round 2"
+    assert number("drift", found.members[0]).about == "round 2"
 
 
 # -- sections

@@ -181,7 +181,7 @@ def test_sections_of_one_mark_are_told_apart(tmp_path, add):
 def test_the_built_in_sections_are_declared(tmp_path):
     """And none of them fails, or it would say so."""
     found = collect([reports.everything(reports.run(tmp_path / "a", steps=2)).path])
-    names = [e.name for e in build.entries() if e.section is not None]
+    names = [e.name for e in registry.diagnostics() if e.section is not None]
     assert names == ["doctor", "landscape", "spectrum", "forgetting", "drift", "matching", "account", "personalise"]
     assert "could not be made" not in page(found, tmp_path)
 

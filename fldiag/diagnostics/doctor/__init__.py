@@ -9,6 +9,7 @@ import pandas as pd
 from pydantic import Field, SkipValidation
 
 from fldiag.checkpoint.run import Run
+from fldiag.choices import Device, Download, Root
 from fldiag.diagnostics.doctor import picture
 from fldiag.diagnostics.doctor.checks import described
 from fldiag.diagnostics.doctor.findings import FAULT, WARNING
@@ -22,7 +23,13 @@ def fails(table: pd.DataFrame, strict: bool) -> bool:
     return strict and bool(table["severity"].isin([FAULT, WARNING]).any())
 
 
+def alarms(table: pd.DataFrame) -> list[str]:
+    """Faults, then warnings."""
+    return [str(what) for kind in (FAULT, WARNING) for what in table.loc[table["severity"] == kind, "what"]]
+
+
 @diagnostic("doctor", on="runs", draw=picture.draw, summary=summary, section=section, order=5, fails=fails,
+            alarms=alarms,
             strict="Exit with 3 where there is a fault or a warning.",
             example="checkpoints/digits-fedavg-s0-1a2b3c4d --strict")
 def doctor(runs: Sequence[Run], progress: Progress | None = None, *,
@@ -32,9 +39,7 @@ def doctor(runs: Sequence[Run], progress: Progress | None = None, *,
                                                                 "pkg.mod:factory.")] = None,
            data: Annotated[str | None, SkipValidation(),
                            Field(description="Its data: NAME, npz:PATH, csv:PATH or pkg.mod:loader.")] = None,
-           root: Annotated[str | None, Field(description="Folder that holds the data (default $FLDIAG_DATA).")] = None,
-           download: Annotated[bool, Field(description="Fetch a missing public data set.")] = False,
-           device: Annotated[str, Field(description="auto, cpu, cuda or mps.")] = "auto") -> pd.DataFrame:
+           root: Root = None, download: Download = False, device: Device = "auto") -> pd.DataFrame:
     """Is this run broken? A lint for federated runs: fldiag's own, recorded loops, Flower's, converted folders.
 
     A row a finding: ``metric`` is the check, ``severity`` fault, warning or information, then ``what``, where (``rounds``,

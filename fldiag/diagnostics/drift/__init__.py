@@ -17,6 +17,7 @@ from fldiag.errors import FldiagError
 from fldiag.execution.pool import Serial
 from fldiag.execution.start import started
 from fldiag.registry import Progress, diagnostic
+from fldiag.results.numbers import Number
 from fldiag.results.table import Row, table
 
 if TYPE_CHECKING:
@@ -25,14 +26,20 @@ if TYPE_CHECKING:
 Radius = Annotated[float, Field(ge=0)]
 
 
+DISTANCE = Number("drift", "distance of client weights from the received, mean over clients", "lower",
+                  {"metric": "global_local_divergence", "moment": "trained", "layer": None, "estimator": "exact"},
+                  needs=("model", "partition"), column="Drift: distance of client weights from the received", short="drift",
+                  options={"rounds": "last", "rho": (), "gradients": False, "representation": False, "propositions": False})
+
+
 def cost(history: History, options: Mapping[str, Any]) -> float:
     """A round: a gradient of all training data, and 1 + len(rho) of every stored client's own."""
     share = history.sampled / max(1, len(history.parts))
     return len(history.rounds) * (float(options["gradients"]) + share * (3 + len(options["rho"])))
 
 
-@diagnostic("drift", on="run", parts=True, cheap=True, needs="clients", draw=picture.draw, summary=summary, cost=cost,
-            section=section, order=40,
+@diagnostic("drift", on="run", parts=True, cheap=True, needs="clients", draw=picture.draw, summary=summary,
+            numbers=(DISTANCE,), cost=cost, section=section, order=40,
             example="checkpoints/digits-fedavg-s0-1a2b3c4d --rho 0 --rho 2")
 def drift(history: History, progress: Progress | None = None, *,
           rho: Annotated[tuple[Radius, ...], Field(description="Radius of the perturbation in g_u.")] = (0.0, 0.5, 1.0, 2.0),

@@ -7,7 +7,7 @@ calibration error of Guo et al. (ICML 2017); from counts that add up over client
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pandas as pd
 from pydantic import Field
@@ -16,10 +16,23 @@ from fldiag.choices import BINS, FEWEST, ClientSlice
 from fldiag.diagnostics.fairness.picture import draw
 from fldiag.diagnostics.fairness.summary import summary
 from fldiag.registry import Progress, diagnostic
+from fldiag.results.numbers import Number
 from fldiag.results.table import Row, table
 
 if TYPE_CHECKING:
     from fldiag.rounds.history import History
+
+
+def spread(name: str, text: str, better: Literal["higher", "lower"], share: bool = True) -> Number:
+    return Number(name, text, better, {"metric": name, "scope": "global", "estimator": "bayesian bootstrap"}, share=share,
+                  needs=("partition",), over="examples of clients")
+
+
+NUMBERS = (spread("mean_accuracy", "accuracy on clients' class mixtures, mean over clients", "higher"),
+           spread("worst_decile", "mean accuracy of the worst tenth of clients", "higher"),
+           spread("accuracy_variance", "variance of accuracy over clients", "lower", share=False),
+           spread("accuracy_gini", "Gini coefficient of accuracy over clients", "lower", share=False),
+           spread("ece", "expected calibration error on all clients' examples", "lower"))
 
 
 def cost(history: History, options: Mapping[str, Any]) -> float:
@@ -33,7 +46,7 @@ def variant(options: Mapping[str, Any]) -> str:
     return "" if on == "test" else on
 
 
-@diagnostic("fairness", on="run", cheap=True, draw=draw, summary=summary, cost=cost, order=65, variant=variant,
+@diagnostic("fairness", on="run", cheap=True, draw=draw, summary=summary, numbers=NUMBERS, cost=cost, order=65, variant=variant,
             example="checkpoints/digits-fedavg-s0-1a2b3c4d")
 def fairness(history: History, progress: Progress | None = None, *,
              on: Annotated[ClientSlice, Field(description="Examples of a client: test (its class mixture), own (all test "

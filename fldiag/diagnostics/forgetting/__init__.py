@@ -19,11 +19,21 @@ from fldiag.diagnostics.forgetting.summary import summary
 from fldiag.execution.pool import Serial
 from fldiag.execution.start import started
 from fldiag.registry import Also, Progress, diagnostic
+from fldiag.results.numbers import Number
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row, table
 
 if TYPE_CHECKING:
     from fldiag.rounds.history import History
+
+LAST = {"moment": "trained", "slice": "test", "layer": None, "index": None}
+NUMBERS = (
+    Number("drop", "accuracy lost in local training, mean over clients", "lower", {"metric": "drop", **LAST}, share=True,
+           needs=("partition",), options={"rounds": "last"}, spread="drop_std", short="lost in local training",
+           column="Forgetting: accuracy lost in local training (± std over clients)"),
+    Number("forgetting", "largest loss of accuracy on a class in local training, mean over clients", "lower",
+           {"metric": "forgetting", **LAST}, share=True, needs=("partition",), options={"rounds": "last"}))
+
 
 def cost(history: History, options: Mapping[str, Any]) -> float:
     """A round: every stored model on all training data and the test data, a third of a gradient each."""
@@ -33,7 +43,7 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
 
 @diagnostic("forgetting", on="run", parts=True, cheap=True, needs="clients", draw=picture.curves_if_any,
             more={"-classes": picture.heatmap_if_any},
-            summary=summary, cost=cost, also={"why": Also(
+            summary=summary, numbers=NUMBERS, cost=cost, also={"why": Also(
                 "account", "Also the second-order account of each update on the global loss, of the last round (or all of "
                            "--rounds).", options=("slice", "k", "seed"), leads=True)},
             section=section, order=30,

@@ -20,6 +20,7 @@ from fldiag.diagnostics.trace import trace as trace_table
 from fldiag.errors import FldiagError
 from fldiag.plotting import layers
 from fldiag.registry import Also, Progress, diagnostic
+from fldiag.results.numbers import Number
 from fldiag.results.summary import Item, Note, Small
 
 if TYPE_CHECKING:
@@ -94,7 +95,13 @@ def variant(options: Mapping[str, Any]) -> str | None:
     return None if other else ""
 
 
-@diagnostic("spectrum", draw=picture.draw, more={"-layers": layers.draw_if_any}, summary=summary, cost=cost, check=check,
+LAMBDA_1 = Number("lambda_1", "largest Hessian eigenvalue of the global model on the training data", "lower",
+                  {"metric": "eigenvalue", "index": 1, "layer": None}, needs=("model",), options={"k": 1}, over="residuals",
+                  column="λ₁ ± residual", short="λ₁", within=("landscape",))
+
+
+@diagnostic("spectrum", draw=picture.draw, more={"-layers": layers.draw_if_any}, summary=summary, numbers=(LAMBDA_1,), cost=cost,
+            check=check,
             also={"density": Also("density", "Also the spectral density, with a picture.", sets={"strict": True})},
             section=section, order=20, variant=variant,
             example="checkpoints/example/fedsol-digits.pt --k 5 --trace")

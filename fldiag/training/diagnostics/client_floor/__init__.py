@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import pandas as pd
-from pydantic import Field, SkipValidation
+from pydantic import Field
 
 from fldiag.checkpoint.run import Run
+from fldiag.choices import Data, Device, Download, Executor, Model, Root
 from fldiag.registry import Progress, diagnostic
 from fldiag.results import missing
 from fldiag.results.select import number, only
@@ -46,13 +47,8 @@ def client_floor(runs: Sequence[Run], progress: Progress | None = None, *,
                  late: Annotated[int, Field(ge=2, description="Rounds of the late oscillation, the last ones.")] = 10,
                  lr: Annotated[Literal["decayed", "initial"], Field(description="decayed (lr after the last round) or initial."
                                                                     )] = "decayed",
-                 model: Annotated[str | None, Field(description="The run's model, where that is a user's own code.")] = None,
-                 data: Annotated[str | None, Field(description="The run's data, where they are a user's own code.")] = None,
-                 root: Annotated[str | None, Field(description="Folder that holds the data (default $FLDIAG_DATA).")] = None,
-                 download: Annotated[bool, Field(description="Fetch a missing public data set.")] = False,
-                 device: Annotated[str, Field(description="auto, cpu, cuda or mps.")] = "auto",
-                 executor: Annotated[str, SkipValidation(), Field(
-                     description="Where work runs: serial, processes[:N] or dask[:ADDRESS].")] = "serial",
+                 model: Model = None, data: Data = None, root: Root = None, download: Download = False,
+                 device: Device = "auto", executor: Executor = "serial",
                  seed: Annotated[int | None, Field(description="Random seed of the minibatches (default: the run's).")] = None
                  ) -> pd.DataFrame:
     """How far each client's own optimum lies from the final model, and how far the model swings in the last rounds.
@@ -77,9 +73,9 @@ def client_floor(runs: Sequence[Run], progress: Progress | None = None, *,
 
     tables = []
     for run in runs:
-        setup = setup_of(run, device, root, download, model, data)
+        setup = setup_of(run, device=device, root=root, download=download, model=model, data=data)
         rows = measure.of_run(run, setup, sorted(set(epochs)), fall, lr, run.config.seed if seed is None else seed, executor,
                               progress)
         rows += measure.oscillation(run, setup, late)
-        tables.append(table(rows, run=run.path.name, method=run.config.method.name, seed=run.config.seed))
+        tables.append(table(rows, **run.common))
     return pd.concat(tables, ignore_index=True)

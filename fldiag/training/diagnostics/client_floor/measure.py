@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fldiag.checkpoint.run import Run
-from fldiag.errors import FldiagError
 from fldiag.losses import noise_floor
 from fldiag.method import Personal
 from fldiag.registry import Progress
@@ -20,16 +18,14 @@ from fldiag.rounds.history import History
 from fldiag.rounds.pool import Weights
 from fldiag.training.finetune import tuned
 from fldiag.training.setup import Setup
+from fldiag.training.setup_of_run import weights
 
 
 def of_run(run: Run, setup: Setup, epochs: Sequence[int], fall: float, lr: str, seed: int, executor: Any,
            progress: Progress | None) -> list[Row]:
     """Rows of every client after every number of epochs, its floor, and the mean of these."""
-    if run.status != "finished":
-        raise FldiagError(f"run {run.path} is {run.status} after {run.done} of {setup.config.rounds} rounds",
-                          "choose a finished run")
     view = History(setup.module, setup.dataset, setup.parts, {}, device=setup.device, dtype=setup.dtype)
-    start = weights(run, setup, run.done)
+    start = weights(run, setup)
     before = {k: _gradient(view, start, k) for k in range(len(setup.parts)) if len(setup.parts[k])}
     floor = noise_floor(setup.dtype)
     common: Row = {"round": run.done, "moment": "trained", "scope": "client", "estimator": "trained", "masked": False}
@@ -78,13 +74,6 @@ def _gradient(view: History, at: Weights, client: int) -> float:
     some = proximal.batches(view.pool.own(client), None)[0]
     losses = proximal.Losses(view.network, view.pool, at[1], at, some, kind="l2")
     return float(proximal.gradient(losses.local(), at[0])[1].double().norm())
-
-
-def weights(run: Run, setup: Setup, round: int) -> Weights:
-    """The stored global model."""
-    state = run.checkpoint(round).state
-    w = torch.cat([state[n].reshape(-1) for n in setup.network.layout.names]).to(setup.device, setup.dtype)
-    return w, {n: state[n].to(setup.device) for n in setup.network.buffers}
 
 
 def oscillation(run: Run, setup: Setup, late: int) -> list[Row]:

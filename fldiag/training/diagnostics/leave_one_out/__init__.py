@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import pandas as pd
-from pydantic import Field, SkipValidation
+from pydantic import Field
 
 from fldiag.checkpoint.run import Run
+from fldiag.choices import Data, Device, Download, Executor, Model, Root
 from fldiag.registry import Progress, diagnostic
 from fldiag.results import missing
 from fldiag.results.select import number, only
@@ -57,13 +58,8 @@ def leave_one_out(runs: Sequence[Run], progress: Progress | None = None, *,
                                                                          "rounds.")] = (1, 5, 10),
                   slice: Annotated[Literal["train", "test"], Field(description="The loss on train (all clients') or test."
                                                                    )] = "train",
-                  model: Annotated[str | None, Field(description="The run's model, where that is a user's own code.")] = None,
-                  data: Annotated[str | None, Field(description="The run's data, where they are a user's own code.")] = None,
-                  root: Annotated[str | None, Field(description="Folder that holds the data (default $FLDIAG_DATA).")] = None,
-                  download: Annotated[bool, Field(description="Fetch a missing public data set.")] = False,
-                  device: Annotated[str, Field(description="auto, cpu, cuda or mps.")] = "auto",
-                  executor: Annotated[str, SkipValidation(), Field(
-                      description="Where work runs: serial, processes[:N] or dask[:ADDRESS].")] = "serial",
+                  model: Model = None, data: Data = None, root: Root = None, download: Download = False,
+                  device: Device = "auto", executor: Executor = "serial",
                   seed: Annotated[int, Field(description="Random seed of the bootstrap.")] = 0) -> pd.DataFrame:
     """What the global model would be without each client: of the last aggregate, and of the last rounds of training.
 
@@ -91,9 +87,9 @@ def leave_one_out(runs: Sequence[Run], progress: Progress | None = None, *,
 
     tables = []
     for run in runs:
-        setup = setup_of(run, device, root, download, model, data)
+        setup = setup_of(run, device=device, root=root, download=download, model=model, data=data)
         rows = measure.of_run(run, setup, sorted(set(last)), slice, executor, progress)
-        tables.append(table(rows, run=run.path.name, method=run.config.method.name, seed=run.config.seed))
+        tables.append(table(rows, **run.common))
     frame = pd.concat(tables, ignore_index=True)
     ranks = measure.rank_correlations(frame, seed)
     return pd.concat([frame, table(ranks, run=runs[0].path.name if len(runs) == 1 else "pooled",

@@ -27,6 +27,7 @@ from fldiag.seeding import numpy_rng
 from fldiag.training.federation import Federation
 from fldiag.training.schedule import Batches, Schedule
 from fldiag.training.setup import Setup
+from fldiag.training.setup_of_run import weights
 
 #: Resamples of the bootstrap, and its level.
 RESAMPLES, LEVEL = 2000, 0.95
@@ -94,10 +95,7 @@ def replayed(run: Run, setup: Setup, last: Sequence[int]) -> Replay:
     """From the stored weights where nothing else is needed to go on, else from the start."""
     made, done, first = Federation(setup), run.done, run.done - max(last)
     if made.stateless and first in run.rounds:
-        c = run.checkpoint(first)
-        made.t = first
-        made.w = torch.cat([c.state[n].reshape(-1) for n in setup.network.layout.names]).to(setup.device, setup.dtype)
-        made.buffers = {n: c.state[n].to(setup.device) for n in made.buffers}
+        made.t, (made.w, made.buffers) = first, weights(run, setup, first)
     found = Replay({}, [], (made.w, made.buffers))
     while made.t < done:
         if done - made.t in last:
@@ -110,9 +108,6 @@ def replayed(run: Run, setup: Setup, last: Sequence[int]) -> Replay:
 
 
 def of_run(run: Run, setup: Setup, last: Sequence[int], where: str, executor: Any, progress: Progress | None) -> list[Row]:
-    if run.status != "finished":
-        raise FldiagError(f"run {run.path} is {run.status} after {run.done} of {setup.config.rounds} rounds",
-                          "choose a finished run")
     if setup.method.isolated:
         raise FldiagError(f"{run.path}: with {setup.config.method.name} nothing is aggregated", "choose another run")
     rows: list[Row] = [_note(f"the run has {run.done} rounds, and not {r} to leave out") for r in last if r > run.done]
@@ -120,8 +115,7 @@ def of_run(run: Run, setup: Setup, last: Sequence[int], where: str, executor: An
     if progress:
         progress(0, 1, "training again with all clients")
     replay = replayed(run, setup, last)
-    stored = run.checkpoint()
-    there = torch.cat([stored.state[n].reshape(-1) for n in setup.network.layout.names]).to(replay.final[0])
+    there, _ = weights(run, setup)
     away = float((there - replay.final[0]).norm() / there.norm())
     if not away <= SAME:
         rows.append(_note(f"trained again, the weights differ from the stored ones by {away:.1e} of their norm (another "
@@ -132,8 +126,8 @@ def of_run(run: Run, setup: Setup, last: Sequence[int], where: str, executor: An
     if not np.isfinite(before.mean()):
         raise FldiagError(f"the final loss of {run.path} on {where} is {before.mean()}", "choose a run that did not diverge")
 
-    def effect(weights: Weights, about: Row) -> Row:
-        change = view.evaluate([weights]).loss[0, stretch] - before
+    def effect(model: Weights, about: Row) -> Row:
+        change = view.evaluate([model]).loss[0, stretch] - before
         value = float(change.mean())
         if not np.isfinite(value):
             return {**about, "metric": "effect", "value": None, "masked": True, "note": "without it the training diverges"}
@@ -147,8 +141,8 @@ def of_run(run: Run, setup: Setup, last: Sequence[int], where: str, executor: An
               "note": f"sampled in {_times(replay, r, k)} of the last {r} rounds"}
              for r in last for k in range(len(setup.parts)) if Unit(r, k) not in units]
     with started(executor, without, replay.starts, name=str, most=len(units)) as pool:
-        for i, (unit, weights) in enumerate(zip(units, pool.map(units), strict=True), start=1):
-            rows.append(effect(weights, {**common, "estimator": "retrained", "index": unit.last, "client": unit.client}))
+        for i, (unit, model) in enumerate(zip(units, pool.map(units), strict=True), start=1):
+            rows.append(effect(model, {**common, "estimator": "retrained", "index": unit.last, "client": unit.client}))
             if progress:
                 progress(i, len(units), str(unit))
     return [*rows, *({**common, **row} for row in _predicted(replay, view, stretch, where, units, rows))]

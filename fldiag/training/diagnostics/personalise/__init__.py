@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import pandas as pd
-from pydantic import BeforeValidator, Field, SkipValidation
+from pydantic import BeforeValidator, Field
 
 from fldiag.checkpoint.run import Run
+from fldiag.choices import Data, Device, Download, Executor, Model, Root
 from fldiag.errors import FldiagError
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.select import number, only
@@ -55,28 +56,34 @@ def personalise(runs: Sequence[Run], progress: Progress | None = None, *,
                 knn: Annotated[bool, Field(description="Let the 5 nearest of the client's own training examples vote "
                                                         "with the model.")] = False,
                 clients: Annotated[Numbers, Field(description="Only these clients, such as 0,3,7.")] = None,
-                test: Annotated[str, Field(description="Tested on test (the client's class mixture) or own (all its "
-                                                       "classes).")] = "test",
-                model: Annotated[str | None, Field(description="Model of a plain state_dict: NAME or pkg.mod:factory.")] = None,
-                data: Annotated[str | None, Field(description="Its data: NAME, npz:PATH, csv:PATH or pkg.mod:loader.")] = None,
-                root: Annotated[str | None, Field(description="Folder that holds the data (default $FLDIAG_DATA).")] = None,
-                download: Annotated[bool, Field(description="Fetch a missing public data set.")] = False,
-                device: Annotated[str, Field(description="auto, cpu, cuda or mps.")] = "auto",
-                executor: Annotated[str, SkipValidation(), Field(
-                    description="Where work runs: serial, processes[:N] or dask[:ADDRESS].")] = "serial",
+                test: Annotated[Literal["test", "own"], Field(description="Tested on test (the client's class mixture) or own "
+                                                                          "(all its classes).")] = "test",
+                model: Model = None, data: Data = None, root: Root = None, download: Download = False,
+                device: Device = "auto", executor: Executor = "serial",
                 seed: Annotated[int | None, Field(description="Random seed.")] = None) -> pd.DataFrame:
     """Each client's own model, fine-tuned from the final one: accuracy on its own class mixture, mean and std.
 
-    Rows, options and errors are those of ``fldiag.training.personalise.personalise``, for every run.
+    From the last checkpoint of finished runs. Each of ``clients`` (default: all) starts from the global model (with
+    ``local_only``: from its own), trains e epochs by the run's local loop with plain cross entropy (or as the run's method says)
+    and fresh momentum, for each e of ``epochs``, and is tested on ``test`` examples of its own mixture of classes. The first
+    epochs of a longer training are those of a shorter one. What is not given is the method's own plan; the default is 0, 1 and 5
+    epochs at the decayed lr. ``seed``: of minibatches and stores (default: the run's).
+
+    Rows, with ``index`` = e: ``personal_accuracy`` of each client (binomial stderr; ``low`` and ``high``: Wilson's 95 %
+    interval) and, with scope global, its mean over the clients (stderr over clients), ``personal_accuracy_std`` (the clients'
+    standard deviation, divisor m), each client counting once. Clients without a test example have no value and do not enter.
+
+    Raises FldiagError for unfinished runs, data without classes, wrong epochs or clients, and neighbours without features.
     """
     from fldiag.method import Neighbours
-    from fldiag.training import personalise as library
+    from fldiag.training.personalise import of_run
+    from fldiag.training.setup_of_run import setup_of
 
     lengths, ids = _numbers(epochs, "epochs", "0,1,5"), _numbers(clients, "clients", "0,3,7")
-    return pd.concat([library.personalise(
-        run, lr=lr, neighbours=Neighbours() if knn else None, test=test, model=model, data=data, root=root, download=download,
-        device=device, seed=seed, executor=executor, progress=progress, epochs=lengths,
-        clients=ids) for run in runs], ignore_index=True)
+    return pd.concat([of_run(
+        run, setup_of(run, device=device, root=root, download=download, model=model, data=data), epochs=lengths, clients=ids,
+        lr=lr, neighbours=Neighbours() if knn else None, test=test, seed=seed, executor=executor, progress=progress)
+        for run in runs], ignore_index=True)
 
 
 def _numbers(text: str | None, option: str, example: str) -> list[int] | None:
