@@ -24,6 +24,7 @@ from fldiag.diagnosis.question import question
 from fldiag.diagnosis.subjects import Target, load
 from fldiag.diagnosis.tables import joined, tables
 from fldiag.errors import FldiagError
+from fldiag.plotting import sheet
 from fldiag.registry import Progress
 
 __all__ = ["catalogue", "check", "diagnose", "diff", "draw", "load", "sweep", "train"]
@@ -214,13 +215,14 @@ def _sides(a: Given, b: Given | None, pair: Pairing, level: float, progress: Pro
     return sides(a, b, pair), Reader({k: v for k, v in where.items() if v}, cache, lambda title: _bar(progress))
 
 
-def draw(table: pd.DataFrame, ax: Axes | None = None, *, name: str = "") -> Figure | Axes:
+def draw(table: pd.DataFrame, ax: Axes | None = None, *, name: str = "", width: str | float | None = None) -> Figure | Axes:
     """The picture of a diagnostic's table.
 
     Args:
         table: what ``diagnose`` returned; several of one diagnostic may stand one below the other.
         ax: draw into these axes, where the picture is one pair of axes.
         name: the diagnostic's, for a table that does not say (as one that was read from a csv), or that has rows of several.
+        width: of the figure: single, double (a journal's columns), or millimetres.
 
     Returns:
         The figure, or ``ax``.
@@ -239,7 +241,8 @@ def draw(table: pd.DataFrame, ax: Axes | None = None, *, name: str = "") -> Figu
     if entry.draw is None:
         raise FldiagError(f"the diagnostic {of!r} has no picture", "plot its table", usage=True)
     if ax is None:
-        figure = entry.draw(table)
+        with sheet.asked(width):
+            figure = entry.draw(table)
         if figure is None:
             raise FldiagError(f"this table of {of!r} has nothing to draw", "see its rows", usage=True)
         return figure

@@ -72,7 +72,8 @@ def describe(entry: Any) -> Item:
     found: Item = {"kind": entry.kind, "summary": entry.headline, "doc": entry.doc, "meta": meta,
                    "options": [option(key, field) for key, field in entry.options.model_fields.items()]}
     if entry.kind == "diagnostic":
-        found |= {"on": entry.on, "needs": entry.needs, "example": entry.example, "strict": entry.strict, "also": {
+        found |= {"on": entry.on, "needs": entry.needs, "example": entry.example, "strict": entry.strict,
+                  "draws": bool(entry.draw or entry.more), "also": {
             flag: {"name": also.name, "help": also.help, "options": list(also.options)} for flag, also in entry.also.items()}}
     return found
 

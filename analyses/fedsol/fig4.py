@@ -27,8 +27,8 @@ def draw(table):
                          at=[trained(row) for _, row in table.iterrows()])
     looks = style.looks(["FedAvg", "FedSOL"])
     with style.paper():
-        fig = style.figure(style.TWO_COLUMNS, 2.2, layout="constrained")
-        for ax, (factor, text) in zip(fig.subplots(1, 4, sharey=True), TEXT.items(), strict=True):
+        fig, axes = style.panels(4, 2.2, across=4, least=1.5, sharey=True)
+        for ax, (factor, text) in zip(axes, TEXT.items(), strict=True):
             for label, look in looks.items():
                 part = table[(table["factor"] == factor) & (table["label"] == label)]
                 if factor == "rho" and label == "FedAvg":  # without a radius
@@ -43,10 +43,10 @@ def draw(table):
             ticks = sorted({at for at in table.loc[table["factor"] == factor, "at"] if at})
             ax.set_xticks(ticks, [f"{t:g}" for t in ticks], fontsize=6)
             ax.grid(True)
-        for ax in fig.axes:
-            style.chance(ax, 10, name=ax is fig.axes[0])
-        fig.axes[0].set_ylabel("test accuracy [%]")
-        handles, labels = fig.axes[0].get_legend_handles_labels()
+        for ax in axes:
+            style.chance(ax, 10, name=ax is axes[0])
+        axes[0].set_ylabel("test accuracy [%]")
+        handles, labels = axes[0].get_legend_handles_labels()
         if table["value"].isna().any():
             handles.append(style.diverged())
             labels.append("diverged")

@@ -12,8 +12,7 @@ RHOS, AT = (0.5, 1.0, 1.5, 2.0), 1.0
 
 def draw(table):
     with style.paper():
-        fig = style.figure(style.TWO_COLUMNS, 2.4, layout="constrained")
-        left, right = fig.subplots(1, 2)
+        fig, (left, right) = style.panels(2, 2.4, least=2.5)
         accuracy = table[table["metric"] == "accuracy"]
         accuracy = accuracy.assign(rho=[float(pictures.parse(s)["rho"]) for s in accuracy["setting"]])
         for label, look in style.looks(accuracy["label"]).items():

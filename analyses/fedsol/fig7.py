@@ -14,8 +14,7 @@ def draw(table):
     table = only(table, scope="global", slice="test")
     labels, looks = list(dict.fromkeys(table["label"])), style.looks(table["label"])
     with style.paper():
-        fig = style.figure(style.TWO_COLUMNS, 2.6, layout="constrained")
-        left, *others = fig.subplots(1, 1 + len(labels))
+        fig, (left, *others) = style.panels(1 + len(labels), 2.3, 0.3, across=1 + len(labels))
         for label in labels:
             rows = only(table, label=label, metric="accuracy")
             for moment, look, text in (("received", "-", "before local training"), ("trained", ":", "after")):

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fldiag import known
-from fldiag.cli.options import Debug, Device, Json, Out
+from fldiag.cli.options import Debug, Device, Format, Json, Out, Width
 from fldiag.console import Console, errors
 from fldiag.diagnosis.options import shared_by
 
@@ -32,23 +32,27 @@ def verb(name: str, item: known.Item) -> Callable[..., None]:
               for s in shared_by(item["on"], [o["name"] for o in own]) if s.typed}
     flags = {flag: {"name": flag, "type": "bool", "default": False, "help": also["help"]} for flag, also in item["also"].items()}
     options = {**typed, **flags, **shared}
+    pictured = {n: kind for n, kind in (("width", Width), ("format", Format)) if item["draws"] and n not in options}
     parameters = [_parameter(argument, Annotated[kind, typer.Argument(help=text)]),
                   *(_parameter(n, Annotated[_kind(o), _option(o)], _default(o)) for n, o in options.items()),
                   *([_parameter("strict", _strict(item["strict"]), False)] if item["strict"] else []), _parameter("out", Out,
                                                                                                                   None),
+                  *(_parameter(n, kind, None) for n, kind in pictured.items()),
                   _parameter("json", Json, False),
                   _parameter("device", Device, "auto"), _parameter("debug", Debug, False)]
 
     def run(**given: Any) -> None:
         with errors(given.pop("debug")):
             from fldiag.cli import asking
+            from fldiag.plotting import sheet
 
             targets, out, console = given.pop(argument), given.pop("out"), Console(given.pop("json"))
             strict = given.pop("strict", False)
             asked = {n: v for n, v in given.items() if n in options and v is not None and v != _default(options[n])}
             if takes_device(item):
                 asked["device"] = given["device"]
-            asking.ask(console, name, targets if isinstance(targets, list) else [targets], asked, out, strict)
+            with sheet.asked(**{n: given[n] for n in pictured}):
+                asking.ask(console, name, targets if isinstance(targets, list) else [targets], asked, out, strict)
 
     run.__name__, run.__doc__ = name, f"{item['summary']}\n\nExample: fldiag {name} {item['example'] or '…'}"
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

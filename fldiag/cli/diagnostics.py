@@ -10,7 +10,7 @@ import typer
 from fldiag import known
 from fldiag.cli.app import app
 from fldiag.cli.derived import takes_device, verb
-from fldiag.cli.options import Debug, Device, Json, Out
+from fldiag.cli.options import Debug, Device, Format, Json, Out, Width
 from fldiag.console import Console, errors
 
 
@@ -24,7 +24,8 @@ def diagnose(name: Annotated[str, typer.Argument(help="A diagnostic (fldiag list
              targets: Annotated[list[Path], typer.Argument(help="What it is asked of: checkpoint files or run folders.")],
              set_: Annotated[list[str] | None, typer.Option("--set", help="option=value, several times (fldiag explain "
                                                                           "NAME).")] = None,
-             out: Out = None, json: Json = False, device: Device = "auto", debug: Debug = False) -> None:
+             out: Out = None, width: Width = None, format: Format = None, json: Json = False,
+             device: Device = "auto", debug: Debug = False) -> None:
     """Ask any diagnostic, also one of another package; its options by --set.
 
     Example: fldiag diagnose spectrum checkpoints/example/fedsol-digits.pt --set k=3
@@ -32,9 +33,11 @@ def diagnose(name: Annotated[str, typer.Argument(help="A diagnostic (fldiag list
     with errors(debug):
         from fldiag.cli import asking
         from fldiag.config import parse_override
+        from fldiag.plotting import sheet
 
         options = dict(parse_override(text) for text in set_ or [])
         item = known.item("diagnostics", name)
         if item is not None and takes_device(item):  # an unknown one is refused below
             options.setdefault("device", device)
-        asking.ask(Console(json), name, targets, options, out)
+        with sheet.asked(width, format):
+            asking.ask(Console(json), name, targets, options, out)

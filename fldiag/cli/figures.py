@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fldiag.cli.app import app
-from fldiag.cli.options import Debug, Device, Download, Json, Out, Shard
+from fldiag.cli.options import Debug, Device, Download, Format, Json, Out, Shard, Width
 from fldiag.console import Console, errors
 from fldiag.device import device_of
 from fldiag.errors import FldiagError
@@ -33,16 +33,19 @@ def figures(ids: Annotated[list[str] | None, typer.Argument(help="Such as fedsol
                                                                 "several keys must all hold).")] = None,
             ledger: Annotated[bool, typer.Option("--ledger", help="Only rebuild the ledger from what is there.")] = False,
             redraw: Annotated[bool, typer.Option("--redraw", help="Only draw again from the csv files that are there.")] = False,
-            download: Download = False, json: Json = False, device: Device = "cpu", debug: Debug = False) -> None:
+            width: Width = None, format: Format = None, download: Download = False,
+            json: Json = False, device: Device = "cpu", debug: Debug = False) -> None:
     """Make the papers' figures and tables again, and the ledger of reported and measured numbers.
 
     Example: fldiag figures fedsol/fig6 --scale smoke
     """
     with errors(debug):
+        from fldiag.plotting import sheet
         from fldiag.verbs import figures as verb
 
-        verb.figures(Console(json), ids or [], scale, out, runs, _executor(executor, jobs), shard, dry_run, as_is, only or [],
-                     ledger, redraw, download, device_of(device), debug)
+        with sheet.asked(width, format):
+            verb.figures(Console(json), ids or [], scale, out, runs, _executor(executor, jobs), shard, dry_run, as_is, only or [],
+                         ledger, redraw, download, device_of(device), debug)
 
 
 def _executor(executor: str | None, jobs: int | None) -> str:

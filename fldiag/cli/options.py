@@ -17,4 +17,8 @@ Shard = Annotated[str | None, typer.Option(help="Only the I-th of N parts (I/N),
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Data = Annotated[str | None, typer.Option(help="Its data: NAME, npz:PATH, csv:PATH or pkg.mod:loader.")]
 Root = Annotated[str | None, typer.Option(help="Folder that holds the data (default $FLDIAG_DATA).")]
+Width = Annotated[str | None, typer.Option(help="Width of pictures: single or double (a journal's columns of 85 and 175 mm), or "
+                                                "millimetres. Default: each picture's own.")]
+Format = Annotated[str | None, typer.Option(help="Formats of pictures, by comma: pdf, png, svg, pgf (for LaTeX). Default: "
+                                                 "pdf,png.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch a missing public data set.")]

@@ -7,19 +7,22 @@ from typing import Annotated
 import typer
 
 from fldiag.cli.app import app
-from fldiag.cli.options import Debug, Download, Json, Out
+from fldiag.cli.options import Debug, Download, Format, Json, Out, Width
 from fldiag.console import Console, errors
 
 
 @app.command()
 def partition(config: Annotated[str, typer.Argument(help="A preset, a TOML file or a run folder.")],
               set_: Annotated[list[str] | None, typer.Option("--set", help="Override: section.key=value.")] = None,
-              download: Download = False, out: Out = None, json: Json = False, debug: Debug = False) -> None:
+              download: Download = False, out: Out = None, width: Width = None, format: Format = None,
+              json: Json = False, debug: Debug = False) -> None:
     """Draw the label distribution per client: the papers' bubble chart of classes over clients.
 
     Example: fldiag partition digits --set partition.alpha=0.5
     """
     with errors(debug):
+        from fldiag.plotting import sheet
         from fldiag.verbs import partition as verb
 
-        verb.partition(Console(json), config, set_ or [], out, download)
+        with sheet.asked(width, format):
+            verb.partition(Console(json), config, set_ or [], out, download)

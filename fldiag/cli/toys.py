@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fldiag.cli.app import toy
-from fldiag.cli.options import Debug, Executor, Json, Out, Seed
+from fldiag.cli.options import Debug, Executor, Format, Json, Out, Seed, Width
 from fldiag.console import Console, errors
 
 
@@ -15,15 +15,17 @@ from fldiag.console import Console, errors
 def plane(rho: Annotated[float, typer.Option(help="FedSOL's perturbation radius.")] = 1.5,
           beta: Annotated[float, typer.Option(help="FedProx's weight.")] = 1.0,
           a: Annotated[list[float] | None, typer.Option(help="Curvature along x, once per client.")] = None,
-          out: Out = None, json: Json = False, debug: Debug = False) -> None:
+          out: Out = None, width: Width = None, format: Format = None, json: Json = False, debug: Debug = False) -> None:
     """FedSOL against FedProx in the plane: where clients end, drawn and compared with the closed forms.
 
     Example: fldiag toy plane --rho 0.5
     """
     with errors(debug):
+        from fldiag.plotting import sheet
         from fldiag.verbs import toys as verb
 
-        verb.plane(Console(json), rho, beta, tuple(a) if a else None, out)
+        with sheet.asked(width, format):
+            verb.plane(Console(json), rho, beta, tuple(a) if a else None, out)
 
 
 @toy.command()
@@ -41,13 +43,15 @@ def iris(split: Annotated[str | None, typer.Option(help="Classes of a client: on
          variants: Annotated[bool, typer.Option("--variants", help="A table of protocols, the paper's learning rate among "
                                                                    "them.")] = False,
          executor: Executor = "serial",
-         seed: Seed = None, out: Out = None, json: Json = False, debug: Debug = False) -> None:
+         seed: Seed = None, out: Out = None, width: Width = None, format: Format = None,
+         json: Json = False, debug: Debug = False) -> None:
     """Decision regions on Iris: what three clients forget under FedAvg, FedDF and FedProj, beside the paper's numbers.
 
     Example: fldiag toy iris --split two --seeds 3
     """
     with errors(debug):
         from fldiag.errors import FldiagError
+        from fldiag.plotting import sheet
         from fldiag.toys.iris import Protocol
         from fldiag.verbs import toys as verb
 
@@ -59,4 +63,5 @@ def iris(split: Annotated[str | None, typer.Option(help="Classes of a client: on
         chosen = None if variants else Protocol(split or "one", 0.01 if lr is None else lr, None if full_batch else 5, raw,
                                                 train_test, rounds)
         names = [name.strip() for name in methods.split(",") if name.strip()]
-        verb.iris(Console(json), chosen, names, seeds, seed or 0, rounds, train_test, executor, out)
+        with sheet.asked(width, format):
+            verb.iris(Console(json), chosen, names, seeds, seed or 0, rounds, train_test, executor, out)

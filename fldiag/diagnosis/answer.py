@@ -98,6 +98,6 @@ def pictures(entry: Diagnostic, table: pd.DataFrame, path: Path) -> list[Path]:
         if isinstance(made, str):
             found.append(files.write_text(path.with_name(path.name + ending), made))
         elif made is not None:
-            found += style.save(made, path.with_name(path.name + ending), ("pdf", "png"))
+            found += style.write(made, path.with_name(path.name + ending))
     drawn = entry.draw(table) if entry.draw is not None else None
-    return found + (style.save(drawn, path, ("pdf", "png")) if isinstance(drawn, Figure) else [])
+    return found + (style.write(drawn, path) if isinstance(drawn, Figure) else [])

@@ -21,6 +21,7 @@ from fldiag import known
 from fldiag.checkpoint.run import Run
 from fldiag.diagnosis.options import plain
 from fldiag.errors import FldiagError
+from fldiag.plotting import sheet
 from fldiag.registry import Diagnostic
 from fldiag.results.cache import Cache
 from fldiag.results.files import sha256
@@ -57,8 +58,9 @@ def key(entry: Diagnostic, targets: Sequence[Any], options: Mapping[str, Any]) -
     except FldiagError:  # the usual way says what is wrong
         return ""
     devices = sorted(str(p) for p in Path("/dev").glob("nvidia[0-9]*"))
-    return digest(entry.name, dict(options), [[t.path.name, t.index, t.metrics_digest] for t in targets], _code(),
-                  [version(name) for name in LIBRARIES], [os.environ.get(name) for name in VARIABLES], machine(), devices)
+    return digest(entry.name, dict(options), vars(sheet.current()),
+                  [[t.path.name, t.index, t.metrics_digest] for t in targets], _code(), [version(name) for name in LIBRARIES],
+                  [os.environ.get(name) for name in VARIABLES], machine(), devices)
 
 
 def _usual(run: Run) -> bool:

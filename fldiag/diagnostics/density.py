@@ -72,7 +72,7 @@ def affordable(problem: Problem, steps: int = STEPS) -> None:
                           + (f", or take steps = {fit}" if fit > 1 else ""), usage=True)
 
 
-def draw(table: pd.DataFrame, ax: Axes | None = None, *, width: float = style.ONE_COLUMN) -> Any:
+def draw(table: pd.DataFrame, ax: Axes | None = None) -> Any:
     """Density of eigenvalues over their size, one line a run, with a band of ± one standard error and ticks at the
     eigenvalues that are known.
 
@@ -88,6 +88,7 @@ def draw(table: pd.DataFrame, ax: Axes | None = None, *, width: float = style.ON
     high = float(np.nanmax(values)) if np.isfinite(values).any() else 0.0
     if not high > 0:
         raise FldiagError("the spectral density has no positive value", "compute it again")
+    width = style.wide(style.ONE_COLUMN)
     texts = [style.wrap(r, width - 0.6)[0] for r in runs]
     known = [run for run in runs if ((table["metric"] == "eigenvalue") & (table["run"] == run)).any()]
     handles = [Line2D([], [], color=looks[r].color, linestyle=looks[r].dash) for r in runs]
@@ -132,8 +133,8 @@ def density(problem: Problem, progress: Progress | None = None, *,
             steps: Annotated[int, Field(ge=2, description="Lanczos steps from each random vector.")] = STEPS,
             probes: Annotated[int, Field(ge=1, description="Random vectors.")] = 4,
             points: Annotated[int, Field(ge=3, description="Values of the density.")] = 501,
-            width: Annotated[float | None, Field(gt=0, description="Standard deviation of the smoothing (default: a hundredth of "
-                                                                   "the range).")] = None,
+            smoothing: Annotated[float | None, Field(gt=0, description="Standard deviation of the smoothing (default: a "
+                                                                       "hundredth of the range).")] = None,
             tol: Annotated[float, Field(gt=0, lt=1, description="Relative error allowed in each eigenvalue.")] = 1e-3,
             max_products: Annotated[int | None, Field(ge=1, description="Hessian-vector products allowed for them.")] = None,
             matrix: Annotated[Matrix, Field(description="hessian, or ggn (Gauss-Newton).")] = "hessian",
@@ -144,12 +145,12 @@ def density(problem: Problem, progress: Progress | None = None, *,
 
     The ``k`` largest eigenvalues are computed (or taken from a ``strict`` spectrum of the same problem), taken out
     and put back as themselves; ``steps`` Lanczos steps from each of ``probes`` random vectors sample the rest. Rows
-    ``density`` (at ``points`` values of column ``x``, or at as many as two to a ``width`` take; smoothed by a Gaussian of
-    standard deviation ``width``, default a hundredth of the range; integral 1; ``stderr`` over the probes) and
+    ``density`` (at ``points`` values of column ``x``, or at as many as two to a ``smoothing`` take; smoothed by a Gaussian of
+    standard deviation ``smoothing``, default a hundredth of the range; integral 1; ``stderr`` over the probes) and
     ``eigenvalue``. Cost: the eigenpairs and probes * steps Hessian-vector products.
 
     Raises FldiagError when the loss is not finite or not a function of the weights alone, when half of the memory does not
-    hold ``steps`` vectors, or when ``width`` is too narrow for the range of the spectrum.
+    hold ``steps`` vectors, or when ``smoothing`` is too narrow for the range of the spectrum.
     """
     import torch
 
@@ -185,15 +186,15 @@ def density(problem: Problem, progress: Progress | None = None, *,
     everything = np.concatenate([known, *(nodes for nodes, _ in rules)])
     low, high = float(everything.min()), float(everything.max())
     # two digits, and edges at multiples: rounding in the last Ritz value shall not move the grid
-    width = width or float(f"{max((high - low) / 100, 1e-12 + 1e-6 * abs(high)):.1e}")
-    first, last = round(low / width) - 5, round(high / width) + 5
+    smoothing = smoothing or float(f"{max((high - low) / 100, 1e-12 + 1e-6 * abs(high)):.1e}")
+    first, last = round(low / smoothing) - 5, round(high / smoothing) + 5
     if last - first > MOST_POINTS / 2:
-        raise FldiagError(f"width = {width:g} is too narrow for a spectrum from {low:.3g} to {high:.3g}",
-                          f"use a width of at least {2.1 * (high - low) / MOST_POINTS:.2g}", usage=True)
-    grid = width * np.linspace(first, last, max(points, 2 * (last - first) + 1))
-    peaks = _smooth(grid, known, np.full(len(known), 1 / size), width)
+        raise FldiagError(f"smoothing = {smoothing:g} is too narrow for a spectrum from {low:.3g} to {high:.3g}",
+                          f"use a smoothing of at least {2.1 * (high - low) / MOST_POINTS:.2g}", usage=True)
+    grid = smoothing * np.linspace(first, last, max(points, 2 * (last - first) + 1))
+    peaks = _smooth(grid, known, np.full(len(known), 1 / size), smoothing)
     rest = (size - len(known)) / size
-    curves = np.array([peaks + rest * _smooth(grid, nodes, weights, width) for nodes, weights in rules] or [peaks])
+    curves = np.array([peaks + rest * _smooth(grid, nodes, weights, smoothing) for nodes, weights in rules] or [peaks])
     error = curves.std(0, ddof=1) / np.sqrt(len(curves)) if len(curves) > 1 else np.zeros(len(grid))
     rows: list[Row] = [{"metric": "density", "x": float(x), "value": float(v), "estimator": "lanczos quadrature",
                         "stderr": float(e) if len(curves) > 1 or not rules else None}

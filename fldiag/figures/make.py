@@ -204,7 +204,7 @@ def _write(study: Study, the_plan: Plan, out: Path, paths: Mapping[str, Path], e
         again = read(files.csv_text(found))  # what is drawn is what the csv holds, to the digit
         said = about(study, the_plan, again, paths, errors)
         page = "" if study.layout is None else f"{said['caption']}\n\n{markdown(study.layout(again))}"
-        pictures = style.save(study.draw(again), path, ("pdf", "png"))  # numbers are not written where anything fails
+        pictures = style.write(study.draw(again), path)  # numbers are not written where anything fails
         written = files.write_table(found, path, said)
         return Made(study, [*written, *([files.write_text(files.beside(path, ".md"), page)] if page else []), *pictures])
     except FldiagError as error:
@@ -226,7 +226,7 @@ def redraw(studies: Sequence[Study], out: Path = OUT) -> list[Made]:
         try:
             said = json.loads(files.beside(path, ".json").read_text("utf-8"))
             table = read(files.read_csv_bytes(files.beside(path, ".csv"), said).decode())
-            written = style.save(study.draw(table), path, ("pdf", "png"))
+            written = style.write(study.draw(table), path)
         except FileNotFoundError:
             found.append(Made(study, error="not there", absent=True))
             continue

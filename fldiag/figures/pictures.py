@@ -147,7 +147,7 @@ def _text(r: Mapping[str, Any]) -> str:
     return mine + ("" if r["reported"] is None or math.isnan(r["reported"]) else f" ({pair(r['reported'], r['reported_std'])})")
 
 
-def dots(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
+def dots(table: pd.DataFrame) -> Figure:
     """A panel for each column of the table that was measured, a line for each method: measured filled, reported hollow;
     bars of one standard deviation. Raises FldiagError when nothing was measured."""
     found = summary(table)
@@ -158,6 +158,7 @@ def dots(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
     found = found[found["column"].isin(heads)]
     rows = {r: _row(r) for r in dict.fromkeys(found["row"])}
     room = min(0.35 + max(style.text_width(r, 7) for r in rows.values()), 2.2)
+    width = style.wide()
     across = max(1, min(len(heads), int((width - room) / 1.15)))
     down = -(-len(heads) // across)
     tall = max(0.17 * len(rows) + 0.1, 0.5)
@@ -246,7 +247,7 @@ def _panel(ax: Any, part: pd.DataFrame, rows: Mapping[str, str]) -> None:
 
 
 def lines(table: pd.DataFrame, x: str, metrics: Mapping[str, str], *, by: str = "label", xlabel: str = "", log: bool = False,
-          sharey: bool = False, width: float = style.TWO_COLUMNS) -> Figure:
+          sharey: bool = False) -> Figure:
     """Mean and standard deviation (bars, over seeds) of metrics over a column of the table; a panel each, a line a label.
 
     ``metrics``: name -> text of the axis. ``x``: a column, or a key of the setting. Rows without it are drawn as a
@@ -255,8 +256,8 @@ def lines(table: pd.DataFrame, x: str, metrics: Mapping[str, str], *, by: str = 
     names = list(dict.fromkeys(table[by].dropna()))
     looks = style.looks(names)
     with style.paper():
-        fig = style.figure(min(width, 0.4 + 3.25 * len(metrics)), 2.5, layout="constrained")
-        axes = fig.subplots(1, len(metrics), squeeze=False, sharey=sharey)[0]
+        fig, axes = style.panels(len(metrics), 2.5, width=min(style.TWO_COLUMNS, 0.4 + 3.25 * len(metrics)),
+                                 across=len(metrics), least=1.3, sharey=sharey)
         for ax, (metric, text) in zip(axes, metrics.items(), strict=True):
             rows = only(table, metric=metric)
             if rows.empty:

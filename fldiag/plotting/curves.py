@@ -33,7 +33,8 @@ def draw(table: pd.DataFrame, metric: str | Sequence[str] = "accuracy", *, smoot
     is possible, and the legend says of how many seeds. ``smooth`` > 1 draws the centred moving mean over so many
     rounds (fewer at the ends) over the faint raw curve, and the axis label says so. A cross: from there on values are
     not finite. ``chance``: the accuracy of guessing, a line where the curves come near it. ``note``: text above the
-    legend. Raises FldiagError for an empty selection and for rows that mix slices, clients or moments.
+    legend. ``width``: inches, where the sheet says nothing.
+    Raises FldiagError for an empty selection and for rows that mix slices, clients or moments.
     """
     metrics = [metric] if isinstance(metric, str) else list(metric)
     if smooth < 1 or smooth != int(smooth):
@@ -45,17 +46,14 @@ def draw(table: pd.DataFrame, metric: str | Sequence[str] = "accuracy", *, smoot
     series = [(m, rows, _series(rows, by)) for m, rows in panels]
     labels = list(dict.fromkeys(name for _, _, found in series for name in found))
     looks = style.looks(labels)
-    width = width or (style.ONE_COLUMN if len(panels) == 1 else style.TWO_COLUMNS)
+    width = style.wide(width or (style.ONE_COLUMN if len(panels) == 1 else style.TWO_COLUMNS))
     said, counts = _texts(labels, [found for _, _, found in series])
     texts = [style.wrap(style.plain(t), width - 0.6)[0] for t in said]
     heading = "; ".join(filter(None, (note, counts)))
     columns = style.columns(texts, width - 0.1, 0.48)
     with style.paper():
-        across = min(len(panels), 3)
-        down = -(-len(panels) // across)
-        fig = style.figure(width, 2.15 * down + 0.15 * (-(-len(texts) // columns) + bool(heading)) + 0.1, layout="constrained")
-        axes = fig.subplots(down, across, squeeze=False)
-        for ax, (name, rows, found) in zip(axes.flat, series, strict=False):
+        fig, axes = style.panels(len(panels), 2.15, 0.15 * (-(-len(texts) // columns) + bool(heading)) + 0.1, width=width)
+        for ax, (name, rows, found) in zip(axes, series, strict=True):
             for place, label in enumerate(labels):
                 if label in found:
                     _line(ax, found[label], looks[label], smooth, place, len(labels), _limits(name, rows))
@@ -63,10 +61,8 @@ def draw(table: pd.DataFrame, metric: str | Sequence[str] = "accuracy", *, smoot
             _frame(ax, name, rows, smooth)
             if chance is not None:
                 style.chance(ax, chance)
-        for ax in axes.flat[len(panels):]:
-            ax.remove()
         handles = [_handle(looks[n]) for n in labels]
-        if any(line.get_label() == "diverged" for ax in axes.flat for line in ax.lines):
+        if any(line.get_label() == "diverged" for ax in axes for line in ax.lines):
             handles.append(style.diverged())
             texts.append("diverged")
         style.legend(fig, handles, texts, loc="outside lower center", ncols=columns, handlelength=2.6,

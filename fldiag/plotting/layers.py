@@ -43,7 +43,7 @@ def draw_if_any(table: pd.DataFrame) -> Figure | None:
     return draw(table) if has(table) else None
 
 
-def draw(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
+def draw(table: pd.DataFrame) -> Figure:
     """Largest eigenvalue, trace and norm of the diagonal of every layer's own block, as far as the table has them; bars
     of ± residual or standard error. ``table``: what ``spectrum`` (with ``per_layer``), ``trace`` and ``diagonal`` return.
 
@@ -56,11 +56,12 @@ def draw(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
         raise FldiagError("the table says nothing of single layers", "ask for the trace, or per layer", usage=True)
     every = pd.concat(parts.values())
     labels, runs = list(dict.fromkeys(map(str, every["layer"]))), list(dict.fromkeys(names(every["run"])))
-    looks, across = style.looks(runs), width / len(parts)
+    looks, width = style.looks(runs), style.wide()
     with style.paper():
-        fig = style.figure(width, 0.75 + 0.15 * len(runs) + max(0.14 * len(labels) * max(1, len(runs) / 2), 0.9),
-                           layout="constrained")
-        for ax, (metric, rows) in zip(fig.subplots(1, len(parts), squeeze=False, sharey=True).flat, parts.items(), strict=True):
+        fig, axes = style.panels(len(parts), 0.75 + max(0.14 * len(labels) * max(1, len(runs) / 2), 0.9), 0.15 * len(runs),
+                                 sharey=True)
+        across = width / max(1, min(len(parts), int(width / 2)))
+        for ax, (metric, rows) in zip(axes, parts.items(), strict=True):
             for place, run in enumerate(runs):
                 mine = rows[[n == run for n in names(rows["run"])]]
                 if mine.empty:

@@ -23,13 +23,13 @@ CROWD = 100
 LEAST = 1.2
 
 
-def draw(table: pd.DataFrame, *, title: str = "", width: float | None = None) -> Figure:
+def draw(table: pd.DataFrame, *, title: str = "") -> Figure:
     """Bubbles over clients (x) and classes (y); the area of a bubble is proportional to the count.
 
     ``table``: columns ``client``, ``class``, ``count``; with a column ``run`` of several labels, one panel a
     label, all on one scale of areas. Clients and classes that are numbers keep their place also when they hold
     nothing. Of more than ``CROWD`` clients: percentiles of the counts of each class. ``title``: of all panels.
-    ``width``: inches; by default one column
+    One column wide
     for up to 12 clients in one panel, else two. Raises FldiagError for missing columns, and for counts that are negative,
     missing or given twice.
     """
@@ -43,8 +43,8 @@ def draw(table: pd.DataFrame, *, title: str = "", width: float | None = None) ->
     clients, classes = _places(table["client"]), _places(table["class"])
     panels = list(table.groupby("run", sort=False))
     columns = len(panels) if len(clients) <= 15 and len(panels) <= 3 else 1
-    if width is None:
-        width = style.ONE_COLUMN if columns == 1 and len(clients) <= 12 else style.TWO_COLUMNS
+    width = style.wide(style.ONE_COLUMN if columns == 1 and len(clients) <= 12 else style.TWO_COLUMNS)
+    columns = min(columns, max(int(width / 2), 1))
     rows = -(-len(panels) // columns)
     cell = (width - 0.6) / columns / (len(clients) + 1)  # inches a client
     tall = float(np.clip(len(classes) * min(max(cell, 0.11), 0.3), 0.7, 6.0))

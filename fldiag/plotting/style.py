@@ -22,22 +22,26 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 
-from fldiag.plotting import words
-from fldiag.results.files import drawn, write_pictures
+from fldiag.plotting import sheet, words
+from fldiag.results.files import SYMBOLS, drawn, tex, write_pictures
 from fldiag.results.summary import number as number  # also known here, where pictures look for it
 
-#: Widths of a figure in inches: one column and both columns of a two-column paper.
-ONE_COLUMN, TWO_COLUMNS = 3.35, 6.9
+ONE_COLUMN, TWO_COLUMNS = sheet.WIDTHS["single"], sheet.WIDTHS["double"]
 #: Perceptually uniform, monotone in lightness (so it survives greyscale), safe for colour-blind readers.
 COLORMAP = "viridis"
 #: From one sign to the other through white, safe for colour-blind readers: orange is above zero, purple below.
 DIVERGING = "PuOr_r"
 DPI = 300
-FORMATS = ("png", "pdf")
+
+
+def _preamble() -> str:
+    """LaTeX measures texts before their symbols are written as it knows them."""
+    return "\n".join(rf"\DeclareUnicodeCharacter{{{ord(c):04X}}}{{{tex(c)}}}" for c in SYMBOLS)
+
 
 _RC: dict[Any, Any] = {
     # DejaVu ships with matplotlib, so the same table gives the same bytes on every machine.
-    "font.family": ["DejaVu Sans"], "mathtext.fontset": "dejavusans", "font.size": 8.0,
+    "font.family": ["sans-serif"], "font.sans-serif": ["DejaVu Sans"], "mathtext.fontset": "dejavusans", "font.size": 8.0,
     "axes.titlesize": 8.5, "axes.labelsize": 8.0, "xtick.labelsize": 7.0, "ytick.labelsize": 7.0,
     "legend.fontsize": 7.0, "legend.title_fontsize": 7.0, "legend.frameon": False,
     "axes.linewidth": 0.6, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
@@ -49,6 +53,7 @@ _RC: dict[Any, Any] = {
     "figure.facecolor": "white", "axes.facecolor": "white", "savefig.facecolor": "white",
     "figure.dpi": 100.0, "savefig.dpi": DPI, "savefig.bbox": None,
     "pdf.fonttype": 42, "ps.fonttype": 42, "pdf.compression": 6, "text.usetex": False,
+    "svg.hashsalt": "fldiag", "pgf.rcfonts": False, "pgf.texsystem": "pdflatex", "pgf.preamble": _preamble(),
 }
 
 _COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#661100")
@@ -107,6 +112,28 @@ def figure(width: float, height: float, **options: Any) -> Figure:
     fig = Figure(figsize=(width, height), **options)
     FigureCanvasAgg(fig)
     return fig
+
+
+def wide(natural: float = TWO_COLUMNS) -> float:
+    """The width of a picture in inches: the sheet's, or else its own."""
+    return sheet.current().width or natural
+
+
+def panels(count: int, row: float, foot: float = 0.0, *, across: int = 3, least: float = 2.0, width: float = TWO_COLUMNS,
+           **options: Any) -> tuple[Figure, list[Axes]]:
+    """A figure with so many panels, at most ``across`` in a row and, of several, none narrower than ``least`` inches; call within
+    ``paper()``.
+
+    ``row``: height of a row; ``foot``: of what stands below all rows; ``width``: where the sheet says nothing. ``options``: of
+    ``Figure.subplots``."""
+    width = wide(width)
+    across = max(1, min(count, across, int(width / least + 1e-9)))
+    down = -(-count // across)
+    fig = figure(width, row * down + foot, layout="constrained")
+    axes = list(fig.subplots(down, across, squeeze=False, **options).flat)
+    for ax in axes[count:]:
+        ax.remove()
+    return fig, axes[:count]
 
 
 @contextmanager
@@ -201,7 +228,11 @@ def diverged() -> Line2D:
 
 
 def legend(owner: Any, handles: Sequence[Any], labels: Sequence[str], **options: Any) -> Legend:
-    """A legend that also shows labels with a leading underscore (matplotlib drops those) or with dollars."""
+    """A legend that also shows labels with a leading underscore (matplotlib drops those) or with dollars; a figure's has no more
+    columns than fit."""
+    if isinstance(owner, Figure) and "ncols" in options:
+        handle = options.get("handlelength", 2.0) * 7 / 72 + 0.3
+        options["ncols"] = min(options["ncols"], columns(list(labels), owner.get_figwidth() - 0.1, handle))
     made = owner.legend(list(handles), ["x"] * len(labels), **options)
     for text, label in zip(made.get_texts(), labels, strict=True):
         text.set_text(plain(label))
@@ -211,20 +242,23 @@ def legend(owner: Any, handles: Sequence[Any], labels: Sequence[str], **options:
 def save(fig: Figure, path: str | Path, formats: Sequence[str] | None = None) -> list[Path]:
     """Write the figure; returns the paths written. The same figure gives the same bytes.
 
-    ``path`` ends in ``.png`` (300 dpi) or ``.pdf`` (TrueType fonts, no date), or has no ending: then both are
-    written. With ``formats`` (of "png", "pdf") each ending is appended to ``path`` as it is. Every file is
-    complete or not there: written beside its place, then renamed. Raises FldiagError for another format or a
-    folder that cannot be written.
+    ``path`` with the ending of a format is one file. Otherwise each of ``formats`` (default: the sheet's) is appended to
+    ``path``: ``pdf`` (TrueType fonts, no date), ``png`` (300 dpi), ``svg`` (letters as outlines) or ``pgf`` (fonts of the LaTeX
+    document). Every file is complete or not there: written beside its place, then renamed. Raises FldiagError for another format,
+    a folder that cannot be written, or pgf without LaTeX.
     """
     path = Path(path)
-    if formats is not None:
-        targets = [path.with_name(f"{path.name}.{f}") for f in formats]
-    elif path.suffix:
+    if formats is None and path.suffix:
         targets = [path]
     else:
-        targets = [path.with_name(f"{path.name}.{f}") for f in FORMATS]
+        targets = [path.with_name(f"{path.name}.{f}") for f in formats or sheet.current().formats]
     with paper():
         return write_pictures(fig, targets, DPI)
+
+
+def write(fig: Figure, path: Path) -> list[Path]:
+    """Write the figure in every format of the sheet, each ending appended to ``path``; as ``save``."""
+    return save(fig, path, sheet.current().formats)
 
 
 def png(fig: Figure) -> bytes:

@@ -7,6 +7,8 @@ import hashlib
 import io
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -18,7 +20,12 @@ from fldiag.errors import FldiagError
 #: Bytes from which a png is written in 256 colours.
 HEAVY = 150_000
 #: Picture formats and the metadata that would make two files of one figure differ.
-PICTURES: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "png": {"Software": None}}
+PICTURES: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "png": {"Software": None},
+                                       "svg": {"Date": None, "Creator": None}, "pgf": {}}
+#: Letters of pictures that LaTeX does not know as they are, and what it knows.
+SYMBOLS = {"−": "-", "×": r"\times", "±": r"\pm", "≥": r"\geq", "≤": r"\leq", "²": "^2", "₁": "_1", "√": r"\surd", "Σ": r"\Sigma",
+           "Λ": r"\Lambda", "λ": r"\lambda", "ρ": r"\rho", "β": r"\beta", "κ": r"\kappa", "μ": r"\mu", "α": r"\alpha",
+           "τ": r"\tau", "γ": r"\gamma", "…": r"\ldots"}
 
 
 def write_atomic(path: Path, writer: Callable[[IO[bytes]], Any], *, settle: bool = True) -> str:
@@ -221,20 +228,26 @@ def write_pictures(fig: Any, targets: Sequence[Path], dpi: float) -> list[Path]:
 
     Args:
         fig: The figure.
-        targets: Files that end in .pdf or .png.
+        targets: Files that end in .pdf, .png, .svg or .pgf. Beside a .pgf stand the pixels that it includes, as .png.
         dpi: Resolution of pixels.
 
     Returns:
         The files.
 
     Raises:
-        FldiagError: Another format (nothing is written then), or a folder that cannot be written.
+        FldiagError: Another format (nothing is written then), a .pgf without LaTeX, or a folder that cannot be written.
     """
     for target in targets:
         if _kind(target) not in PICTURES:
             raise FldiagError(f"cannot write a figure to {str(target)!r}: format {target.suffix!r} is not known",
-                              "end the path in .png or .pdf, or give it without an ending", usage=True)
-    return [write_bytes(target, drawn(fig, _kind(target), dpi)) for target in targets]
+                              f"end the path in .{', .'.join(PICTURES)}, or give it without an ending", usage=True)
+    found: list[Path] = []
+    for target in targets:
+        if _kind(target) == "pgf":
+            found += [write_bytes(target.with_name(name), content) for name, content in _pgf(fig, target.name, dpi)]
+        else:
+            found.append(write_bytes(target, drawn(fig, _kind(target), dpi)))
+    return found
 
 
 def _kind(target: Path) -> str:
@@ -242,7 +255,7 @@ def _kind(target: Path) -> str:
 
 
 def drawn(fig: Any, kind: str, dpi: float) -> bytes:
-    """A matplotlib figure as ``pdf`` or ``png``; a large png in 256 colours, which nobody tells from all of them."""
+    """A matplotlib figure as ``pdf``, ``png`` or ``svg``; a large png in 256 colours, which nobody tells from all of them."""
     buffer = io.BytesIO()
     fig.savefig(buffer, format=kind, dpi=dpi, metadata=PICTURES[kind])
     if kind == "png" and buffer.tell() > HEAVY:
@@ -252,3 +265,28 @@ def drawn(fig: Any, kind: str, dpi: float) -> bytes:
         buffer = io.BytesIO()
         few.save(buffer, "png", optimize=True, dpi=(dpi, dpi))
     return buffer.getvalue()
+
+
+def latex() -> None:
+    """Raises FldiagError where there is no LaTeX: matplotlib measures the texts of a pgf picture with it."""
+    if shutil.which("pdflatex") is None:
+        raise FldiagError("pgf pictures need LaTeX, and pdflatex is not installed",
+                          "install it (such as TeX Live with its package pgf), or write pdf or svg", usage=True)
+
+
+def _pgf(fig: Any, name: str, dpi: float) -> list[tuple[str, bytes]]:
+    """The pixels that the picture includes, then the picture: in the fonts of the document that it is put into."""
+    latex()
+    with tempfile.TemporaryDirectory() as folder:
+        fig.savefig(Path(folder, name), format="pgf", dpi=dpi)
+        made = sorted(Path(folder).iterdir(), key=lambda p: p.name == name)
+        return [(p.name, p.read_bytes() if p.name != name else tex(p.read_text("utf-8")).encode()) for p in made]
+
+
+def tex(text: str) -> str:
+    r"""The text with the symbols of mathematics as LaTeX writes them.
+
+    >>> tex("ρ = 2 × 3")
+    '\\ensuremath{\\rho} = 2 \\ensuremath{\\times} 3'
+    """
+    return "".join(rf"\ensuremath{{{SYMBOLS[letter]}}}" if letter in SYMBOLS else letter for letter in text)

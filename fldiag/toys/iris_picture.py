@@ -40,7 +40,7 @@ def classes(line: str) -> np.ndarray:
     return np.repeat([LETTERS.index(c) for _, c in found], [int(n) for n, _ in found])
 
 
-def regions(table: pd.DataFrame, *, width: float | None = None) -> Figure:
+def regions(table: pd.DataFrame) -> Figure:
     """A row a method, a column a client after local training and one for the global model after the last round.
 
     ``table``: rows of one run and one seed with ``metric`` region (``method, scope, client, index, x, x_last, y, line``)
@@ -62,7 +62,7 @@ def regions(table: pd.DataFrame, *, width: float | None = None) -> Figure:
         if len({(m[2].shape, *m[0][[0, -1]], *m[1][[0, -1]]) for m in maps.values()}) > 1:
             raise FldiagError(f"the regions in the table for the {PICTURE} lie on different grids",
                               "give the table as the toy wrote it", usage=True)
-        width = width or style.TWO_COLUMNS
+        width = style.wide()
         side = (width - 0.35) / (len(owners) + 1)
         tall = side * float(np.clip((y[-1] - y[0]) / (x[-1] - x[0]), 0.55, 1.1))
         fig = style.figure(width, len(methods) * (tall + 0.2) + 0.75, layout="constrained")
@@ -152,8 +152,7 @@ def _key(fig: Figure) -> None:
                  columnspacing=1.4, handlelength=1.6, borderpad=0.2)
 
 
-def measures(seeds: pd.DataFrame, rounds: pd.DataFrame, reported: Mapping[str, float] | None = None, *,
-             width: float | None = None) -> Figure:
+def measures(seeds: pd.DataFrame, rounds: pd.DataFrame, reported: Mapping[str, float] | None = None) -> Figure:
     """Accuracy over the rounds (global, and mean of the clients' own models) and, after the last, what training forgets.
 
     ``rounds``: result rows of one run, ``metric="accuracy"``, scope global, moments aggregated and trained, with ``method,
@@ -173,8 +172,7 @@ def measures(seeds: pd.DataFrame, rounds: pd.DataFrame, reported: Mapping[str, f
     methods = list(dict.fromkeys(flat["method"]))
     looks = style.looks(methods)
     with style.paper():
-        fig = style.figure(width or style.TWO_COLUMNS, 2.55, layout="constrained")
-        left, middle, right = fig.subplots(1, 3, width_ratios=(1, 1, 1.05))
+        fig, (left, middle, right) = style.panels(3, 2.55)
         middle.sharey(left)
         for ax, moment, title in ((left, "aggregated", "global model"), (middle, "trained", "clients after training")):
             for method in methods:
@@ -199,7 +197,7 @@ def measures(seeds: pd.DataFrame, rounds: pd.DataFrame, reported: Mapping[str, f
     return fig
 
 
-def protocols(seeds: pd.DataFrame, reported: Mapping[str, float] | None = None, *, width: float | None = None) -> Figure:
+def protocols(seeds: pd.DataFrame, reported: Mapping[str, float] | None = None) -> Figure:
     """Final accuracy by protocol (rows: ``run``), of the global model and of the clients' own, with the paper's, dashed.
 
     ``seeds``: a row a run, method and seed with ``accuracy`` and ``local`` (shares): a dot a seed, mean and standard
@@ -209,8 +207,7 @@ def protocols(seeds: pd.DataFrame, reported: Mapping[str, float] | None = None, 
     runs, methods = (list(dict.fromkeys(names(seeds[c]))) for c in ("run", "method"))
     looks = style.looks(methods)
     with style.paper():
-        fig = style.figure(width or style.TWO_COLUMNS, 0.42 * len(runs) + 1.05, layout="constrained")
-        axes = fig.subplots(1, 2, sharex=True, sharey=True)
+        fig, axes = style.panels(2, 0.42 * len(runs) + 0.75, 0.3, least=2.5, sharex=True, sharey=True)
         for ax, column, title in zip(axes, ("accuracy", "local"), ("global model", "clients after training"), strict=True):
             for place, run in enumerate(runs):
                 part = seeds[np.array(names(seeds["run"])) == run]

@@ -24,7 +24,7 @@ PICTURE = "plane toy"
 _MARKERS = ("o", "s", "^", "v", "P", "X", "d")
 
 
-def draw(table: pd.DataFrame, geometry: Mapping[str, Any], *, width: float | None = None) -> Figure:
+def draw(table: pd.DataFrame, geometry: Mapping[str, Any]) -> Figure:
     """One panel a method: the clients' loss contours, their trajectories, end points and closed forms.
 
     ``table``: rows with ``metric`` in trajectory, end_point, closed_form and ``x, y, method, a``, trajectories
@@ -48,7 +48,7 @@ def draw(table: pd.DataFrame, geometry: Mapping[str, Any], *, width: float | Non
     low, high = _window(np.vstack([flat[["x", "y"]].to_numpy(), start, goal]))
     reach = 0.25 * float(np.min(high - low))  # of the outer contours, which are whole
     low, high = np.minimum(low, goal - 1.1 * reach), np.maximum(high, goal + 1.1 * reach)
-    width = width or (style.ONE_COLUMN if len(methods) == 1 else style.TWO_COLUMNS)
+    width = style.wide(style.ONE_COLUMN if len(methods) == 1 else style.TWO_COLUMNS)
     side = min((width - 0.55) / len(methods) - 0.15, 3.0)
     tall = side * float(np.clip((high - low)[1] / (high - low)[0], 0.5, 1.4))
     with style.paper():

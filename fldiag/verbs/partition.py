@@ -17,7 +17,7 @@ def partition(console: Console, source: str, overrides: list[str], out: Path | N
     found = partition_of(source, overrides, download=download)
     path = places.prepare(out or found.folder) / found.name
     written = write_text(beside(path, ".csv"), csv_text(found.counts))
-    pictures = style.save(picture.draw(found.counts, title=found.title), path, ("pdf", "png"))
+    pictures = style.write(picture.draw(found.counts, title=found.title), path)
     sizes = partitions.sizes(found.parts)
     held = found.counts[found.counts["count"] > 0].groupby("client").size()
     console.table([{"clients": len(sizes), "smallest": int(sizes.min()), "largest": int(sizes.max()),

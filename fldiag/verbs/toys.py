@@ -34,7 +34,7 @@ def plane(console: Console, rho: float, beta: float, a: tuple[float, ...] | None
     frame = toy.run(**options)
     path = places.prepare(out or places.FALLBACK) / f"toy-plane-rho{rho:g}-beta{beta:g}"
     written = files.write_table(frame, path, {**provenance(), "geometry": geometry}, DIGITS)
-    pictures = style.save(plane_picture.draw(frame, geometry), path, ("pdf", "png"))
+    pictures = style.write(plane_picture.draw(frame, geometry), path)
     rows = []
     for (method, client), part in frame[frame["client"].notna()].groupby(["method", "client"], sort=True):
         row = {"method": method, "client": int(client), "a": float(part["a"].iloc[0])}
@@ -73,11 +73,11 @@ def iris(console: Console, protocol: iris_toy.Protocol | None, methods: Sequence
     summary = files.write_text(files.beside(path, "-summary.csv"), files.csv_text(found, DIGITS))
     seed_rows = iris_reported.per_seed(frame)
     if protocol is None:
-        pictures = style.save(iris_picture.protocols(seed_rows, iris_reported.REPORTED), path, ("pdf", "png"))
+        pictures = style.write(iris_picture.protocols(seed_rows, iris_reported.REPORTED), path)
     else:
-        pictures = style.save(iris_picture.measures(seed_rows, frame, iris_reported.REPORTED),
-                              path.with_name(f"{path.name}-measures"), ("pdf", "png"))
-        pictures += style.save(iris_picture.regions(frame), path, ("pdf", "png"))
+        pictures = style.write(iris_picture.measures(seed_rows, frame, iris_reported.REPORTED),
+                              path.with_name(f"{path.name}-measures"))
+        pictures += style.write(iris_picture.regions(frame), path)
     shutil.rmtree(keep, ignore_errors=True)
     _shown(console, found, several=len(protocols) > 1)
     for sentence in said:

@@ -47,7 +47,7 @@ def planted(values):
 
 def test_a_planted_spectrum_is_recovered():
     values = np.concatenate([[30, 22, 15], np.full(300, -1.0), np.full(700, 2.0)])
-    frame = check(density(planted(values), k=3, steps=10, width=0.3, probes=6, points=2001))
+    frame = check(density(planted(values), k=3, steps=10, smoothing=0.3, probes=6, points=2001))
     curve = frame[frame.metric == "density"]
     x, value = curve.x.to_numpy(), curve.value.to_numpy(dtype=float)
     assert np.trapezoid(value, x) == pytest.approx(1, abs=1e-6)
@@ -62,7 +62,7 @@ def test_a_planted_spectrum_is_recovered():
 
 def test_more_probes_scatter_less():
     values = np.concatenate([[30], np.linspace(-1, 3, 60)])
-    few, many = (density(planted(values), k=1, steps=20, width=0.4, probes=n) for n in (4, 64))
+    few, many = (density(planted(values), k=1, steps=20, smoothing=0.4, probes=n) for n in (4, 64))
     assert float(many.stderr.max()) < 0.5 * float(few.stderr.max())
     alone = density(planted(values), k=1, steps=5, probes=1)
     assert alone[alone.metric == "density"].stderr.isna().all()
@@ -99,15 +99,15 @@ def test_the_pairs_of_a_strict_spectrum_are_reused_and_none_are_needed(monkeypat
 
 @pytest.mark.parametrize("width", [3e-4, 1e-2, 1.0, None])
 def test_the_grid_resolves_every_width(width):
-    curve = density(net(), steps=8, probes=1, width=width, points=11).query("metric == 'density'")
+    curve = density(net(), steps=8, probes=1, smoothing=width, points=11).query("metric == 'density'")
     assert np.trapezoid(curve.value.to_numpy(dtype=float), curve.x.to_numpy()) == pytest.approx(1, abs=1e-3)
 
 
 def test_a_width_that_no_grid_resolves_is_refused_with_one_that_does():
-    with pytest.raises(FldiagError, match="width = 1e-09 is too narrow") as caught:
-        density(net(), k=1, steps=4, probes=1, width=1e-9)
+    with pytest.raises(FldiagError, match="smoothing = 1e-09 is too narrow") as caught:
+        density(net(), k=1, steps=4, probes=1, smoothing=1e-9)
     enough = float(caught.value.remedy.rpartition(" ")[2])
-    assert len(density(net(), k=1, steps=4, probes=1, width=enough)) > 50_000
+    assert len(density(net(), k=1, steps=4, probes=1, smoothing=enough)) > 50_000
 
 
 def test_vectors_beyond_the_memory_are_refused_before_any_work():

@@ -20,7 +20,7 @@ from fldiag.diagnostics.matching import picture as matching
 from fldiag.diagnostics.profile import picture as profile
 from fldiag.diagnostics.spectrum import picture as spectrum
 from fldiag.figures import make, pictures, reported
-from fldiag.plotting import curves, layers, partition, style
+from fldiag.plotting import curves, layers, partition, sheet, style
 from fldiag.results import files
 from fldiag.results.table import table
 from fldiag.toys import plane_picture
@@ -157,9 +157,11 @@ def words_of(fig):
             if t.get_text().strip() and t.get_visible() and id(t) not in hidden | space]
 
 
+@pytest.mark.parametrize("width", [None, "single"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_picture_can_be_printed_as_it_is(kind):
-    fig = KINDS[kind]()
+def test_a_picture_can_be_printed_as_it_is(kind, width):
+    with sheet.asked(width):
+        fig = KINDS[kind]()
     with style.paper():
         found = words_of(fig)
     page, slack = fig.bbox, 1.0  # a pixel of a hundred an inch
@@ -172,7 +174,7 @@ def test_a_picture_can_be_printed_as_it_is(kind):
             if one.get_rotation() % 90 or other.get_rotation() % 90:
                 continue  # boxes of slanted texts overlap where the texts do not
             raise AssertionError(f"{one.get_text()!r} lies on {other.get_text()!r}")
-    assert fig.get_figwidth() <= style.TWO_COLUMNS + 0.01
+    assert fig.get_figwidth() <= (style.ONE_COLUMN if width else style.TWO_COLUMNS) + 0.01
 
 
 #: Red, green or blue cones missing (Machado, Oliveira and Fernandes, 2009, severity 1), in linear light.

@@ -7,10 +7,11 @@ import sys
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import pytest
 
 from fldiag.errors import FldiagError
-from fldiag.plotting import style
+from fldiag.plotting import curves, sheet, style
 from fldiag.results import files
 
 
@@ -63,7 +64,7 @@ def test_same_figure_same_bytes_in_every_process(tmp_path, ending):
 def test_png_has_300_dots_an_inch_and_pdf_holds_truetype(tmp_path):
     from matplotlib.image import imread
 
-    png, pdf = style.save(simple(), tmp_path / "deep" / "figure")
+    pdf, png = style.save(simple(), tmp_path / "deep" / "figure")
     assert imread(png).shape[:2] == (450, 600)
     assert b"/FontType 42" in pdf.read_bytes() or b"/CIDFontType2" in pdf.read_bytes()
     assert b"/Type3" not in pdf.read_bytes()
@@ -74,9 +75,9 @@ def test_paths_with_dots_keep_their_name_when_formats_are_given(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["lr0.1.pdf"]
 
 
-@pytest.mark.parametrize("name", ["a.svg", "a.jpg", "lr0.1"])
+@pytest.mark.parametrize("name", ["a.gif", "a.jpg", "lr0.1"])
 def test_unknown_format_is_refused_before_anything_is_written(tmp_path, name):
-    with pytest.raises(FldiagError, match=r"\.png or \.pdf") as caught:
+    with pytest.raises(FldiagError, match=r"\.pdf, \.png, \.svg, \.pgf") as caught:
         style.save(simple(), tmp_path / name)
     assert caught.value.usage and not list(tmp_path.iterdir())
 
@@ -164,3 +165,54 @@ def test_legend_shows_underscores_and_dollars_as_they_are(tmp_path):
         made = style.legend(fig, [line, line], ["_hidden", "a$x_1$b^$"])
     style.save(fig, tmp_path / "a.png")  # mathematics would fail to parse here
     assert [t.get_text().replace(r"\$", "$") for t in made.get_texts()] == ["_hidden", "a$x_1$b^$"]
+
+
+def rounds_of_two():
+    return pd.DataFrame([{"metric": m, "run": "a", "round": r, "value": 0.1 * r} for m in ("accuracy", "loss") for r in (1, 2, 3)])
+
+
+def test_a_sheet_sets_width_and_formats_of_all_pictures_within_it(tmp_path):
+    with sheet.asked("single", "svg,pdf"):
+        inner = curves.draw(rounds_of_two(), ["accuracy", "loss"])
+        written = style.write(inner, tmp_path / "lr0.1")
+    outer = curves.draw(rounds_of_two(), ["accuracy", "loss"])
+    assert [p.name for p in written] == ["lr0.1.svg", "lr0.1.pdf"]
+    assert inner.get_figwidth() == style.ONE_COLUMN and outer.get_figwidth() == style.TWO_COLUMNS
+    assert len({ax.get_position().x0 for ax in inner.axes}) == 1 != len({ax.get_position().x0 for ax in outer.axes})
+    with sheet.asked("single", "svg,pdf"):
+        again = style.write(curves.draw(rounds_of_two(), ["accuracy", "loss"]), tmp_path / "again")
+    assert [p.read_bytes() for p in again] == [p.read_bytes() for p in written]
+
+
+@pytest.mark.parametrize(("width", "format"), [("wide", None), ("12", None), ("nan", None), (None, "gif"), (None, "")])
+def test_a_width_or_format_that_cannot_be_is_refused(width, format):
+    with pytest.raises(FldiagError) as caught, sheet.asked(width, format):
+        pass
+    assert caught.value.usage and caught.value.remedy
+
+
+def test_pgf_without_latex_is_one_error_before_anything_is_drawn(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(FldiagError, match="pdflatex is not installed") as caught, sheet.asked(None, "pgf"):
+        pass
+    assert "install it" in caught.value.remedy and caught.value.usage
+
+
+def test_pgf_has_its_words_in_the_fonts_of_the_document(tmp_path, monkeypatch):
+    """Without LaTeX: matplotlib's measure of texts is replaced."""
+    from matplotlib.backends import backend_pgf
+
+    monkeypatch.setattr("fldiag.results.files.latex", lambda: None)
+    monkeypatch.setattr(backend_pgf.RendererPgf, "get_text_width_height_descent", lambda self, s, *_: (5.0 * len(s), 8.0, 2.0))
+    monkeypatch.setattr(backend_pgf, "_get_image_inclusion_command", lambda: r"\includegraphics")
+    with style.paper():
+        fig = style.figure(2, 2)
+        ax = fig.subplots()
+        ax.imshow([[0, 1]])
+        ax.set(xlabel="radius ρ × 2", title="λ₁ ≤ −3 %")
+    pixels, text = style.save(fig, tmp_path / "a.pgf")
+    found = text.read_text()
+    assert text.name == "a.pgf" and pixels.suffix == ".png" and pixels.name in found
+    assert "DejaVu" not in found and found.isascii()
+    assert r"radius \ensuremath{\rho} \ensuremath{\times} 2" in found
+    assert r"\ensuremath{\lambda}\ensuremath{_1} \ensuremath{\leq} \ensuremath{-}3" in found

@@ -74,5 +74,5 @@ def test_pictures(tmp_path):
     files.write_pictures(fig, targets, dpi=50)
     assert [f.read_bytes() for f in targets] == first
     with pytest.raises(FldiagError, match="cannot write a figure"):
-        files.write_pictures(fig, [tmp_path / "b.pdf", tmp_path / "b.svg"], dpi=50)
+        files.write_pictures(fig, [tmp_path / "b.pdf", tmp_path / "b.gif"], dpi=50)
     assert not (tmp_path / "b.pdf").exists()

@@ -20,7 +20,7 @@ _TERMS = {"linear": r"linear $g^\top d$", "quadratic": r"quadratic $d^\top H d\,
 _HATCH = ("", "", "////")
 
 
-def draw(table: pd.DataFrame, *, round: int | None = None, width: float = style.TWO_COLUMNS) -> Figure:
+def draw(table: pd.DataFrame, *, round: int | None = None) -> Figure:
     """Four panels of one round (default: the last): the terms of every update beside the true change of the loss; the
     terms along the top Hessian eigenvectors and the rest of space, and by layer (means over the clients); and the change
     of every client's own loss by every client's update. ``table``: what the diagnostic ``account`` returns.
@@ -36,8 +36,9 @@ def draw(table: pd.DataFrame, *, round: int | None = None, width: float = style.
     slice_ = str(only(rows, metric="change")["slice"].iloc[0])
     looks = [style.look(place) for place in (2, 5, 4)]
     with style.paper():
-        fig = style.figure(width, 5.6, layout="constrained")
-        (terms, harm), (eigen, layer) = fig.subplots(2, 2, width_ratios=(1.25, 1))
+        two = style.wide() > 4.5
+        fig, (terms, harm, eigen, layer) = style.panels(4, 2.7, 0.2, across=2, least=2.25,
+                                                        width_ratios=(1.25, 1) if two else None)
         _terms(terms, rows, looks, f"change of the {slice_} loss")
         _harm(fig, harm, only(rows, metric="harm"), "client_b")
         split = [*looks[:2], style.look(3)]
@@ -47,7 +48,8 @@ def draw(table: pd.DataFrame, *, round: int | None = None, width: float = style.
         keys = [Patch(facecolor=look.color, hatch=hatch, edgecolor="white")
                 for look, hatch, _ in zip([*looks, split[-1]], (*_HATCH, ""), texts, strict=False)]
         true = Line2D([], [], linestyle="none", marker="D", markersize=4, color="black", markerfacecolor="white")
-        fig.legend([*keys, true], [*texts, "true change"], loc="outside lower center", ncols=5, columnspacing=1.4, borderpad=0.2)
+        fig.legend([*keys, true], [*texts, "true change"], loc="outside lower center", ncols=5 if two else 2,
+                   columnspacing=1.4, borderpad=0.2)
         fig.suptitle(f"round {round}: effect of each update on the loss", fontsize=8.5)
     return fig
 
@@ -132,16 +134,16 @@ def _frame(ax) -> None:
     ax.yaxis.set_major_locator(MaxNLocator(6))
 
 
-def classes(table: pd.DataFrame, *, round: int | None = None, width: float = style.TWO_COLUMNS) -> Figure:
+def classes(table: pd.DataFrame, *, round: int | None = None) -> Figure:
     """Who hurts which class: change of the loss of every class by every client's update, evaluated and to first order, of
     one round (default: the last). Raises FldiagError for a table without them."""
     need(table, ("metric", "round", "scope", "client", "index", "value"), PICTURE)
     there = select(table, "class_harm", PICTURE)["round"]
     rows = only(table, round=int(there.max()) if round is None else round, scope="client")
     with style.paper():
-        fig = style.figure(width, 2.9, layout="constrained")
+        fig, axes = style.panels(2, 2.9, least=2.5)
         both = floats(only(rows, metric=("class_harm", "linear_class_harm"))["value"])
-        for ax, metric, title in zip(fig.subplots(1, 2), ("class_harm", "linear_class_harm"), ("evaluated", "to first order"),
+        for ax, metric, title in zip(axes, ("class_harm", "linear_class_harm"), ("evaluated", "to first order"),
                                      strict=True):
             _harm(fig, ax, only(rows, metric=metric), "index", title, scale=both)
         where = str(only(rows, metric="class_harm")["slice"].iloc[0]).partition("/")[0]

@@ -33,8 +33,7 @@ def draw(table: pd.DataFrame) -> Figure:
     low, high = float(radii["value"].min()), float(radii["value"].max())
     width = style.ONE_COLUMN * 1.2 if len(criteria) == 1 else style.TWO_COLUMNS
     with style.paper():
-        fig = style.figure(width, 1.15 + 0.5 * len(runs), layout="constrained")
-        axes = fig.subplots(1, len(criteria), sharey=True, squeeze=False)[0]
+        fig, axes = style.panels(len(criteria), 0.85 + 0.5 * len(runs), 0.3, width=width, least=2.5, sharey=True)
         for ax, criterion in zip(axes, criteria, strict=True):
             for place, run in enumerate(runs):
                 _row(ax, only(table, run=run, criterion=criterion), -place, looks[run])

@@ -43,9 +43,9 @@ def draw(table: pd.DataFrame) -> Figure:
     if not panels:
         raise FldiagError(f"the table for the {PICTURE} has neither paths nor mixtures", "ask for pairs or mixtures", usage=True)
     with style.paper():
-        width = {1: style.ONE_COLUMN * 1.2, 2: style.TWO_COLUMNS}.get(len(panels), 1.45 * style.TWO_COLUMNS)
-        fig = style.figure(width, 3.6, layout="constrained")
-        for ax, panel in zip(np.atleast_1d(fig.subplots(1, len(panels))), panels, strict=True):
+        natural = {1: style.ONE_COLUMN * 1.2, 2: style.TWO_COLUMNS}.get(len(panels), 1.45 * style.TWO_COLUMNS)
+        fig, axes = style.panels(len(panels), 3.6, width=natural, least=3.2)
+        for ax, panel in zip(axes, panels, strict=True):
             panel(fig, ax, table)
     return fig
 

@@ -31,7 +31,7 @@ def rounds_of(text: object) -> list[int]:
     return found
 
 
-def draw(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
+def draw(table: pd.DataFrame) -> Figure:
     """A row a check. Of up to three runs, a panel each: at the left the check's verdict, then the rounds in which something was
     found. Of more runs, one panel with a column a run.
 
@@ -42,7 +42,7 @@ def draw(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
     runs = list(dict.fromkeys(table["run"]))
     place = {check: len(titles) - 1 - i for i, check in enumerate(titles)}
     with style.paper():
-        fig = style.figure(width, 1.0 + 0.165 * len(titles), layout="constrained")
+        fig = style.figure(style.wide(), 1.0 + 0.165 * len(titles), layout="constrained")
         panels = fig.subplots(1, len(runs) if len(runs) <= PANELS else 1, sharey=True, squeeze=False)[0]
         if len(runs) <= PANELS:
             for ax, run in zip(panels, runs, strict=True):

@@ -19,7 +19,7 @@ from fldiag.results.select import only
 PICTURE = "picture of drift"
 
 
-def draw(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
+def draw(table: pd.DataFrame) -> Figure:
     """Means over the clients of every round in panels; what was not computed has none. ``table``: what the diagnostic
     ``drift`` returns. Bands: standard error over the clients. Means over the local steps, where training recorded them,
     have panels of their own, and bars beside those at the trained weights. Raises FldiagError for another table."""
@@ -50,16 +50,12 @@ def draw(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
                        [(rows, "cos_gu_gp", f"{text}, {_kind(rows)}") for rows, text in parts if len(rows)], 0.0))
     strong, recorded = only(rows, metric="lambda_mean"), only(steps, metric="lambda_mean")
     count = len(panels) + bool(len(strong))
-    down = -(-count // 3)
     with style.paper():
-        fig = style.figure(width, 2.35 * down, layout="constrained")
-        axes = list(fig.subplots(down, 3, squeeze=False).flat)
+        fig, axes = style.panels(count, 2.35)
         for ax, (label, lines, zero) in zip(axes, panels, strict=False):
             _panel(ax, label, lines, zero)
         if len(strong):
             _layers(axes[len(panels)], strong, recorded)
-        for ax in axes[count:]:
-            ax.remove()
     return fig
 
 

@@ -16,7 +16,7 @@ PICTURE = "picture of fairness"
 WORST, REST = "#D55E00", "#0072B2"
 
 
-def draw(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure | None:
+def draw(table: pd.DataFrame) -> Figure | None:
     """Of the last round: clients from worst to best with Wilson's intervals (above MANY clients: their distribution function),
     accuracy against training examples, and accuracy against confidence.
 
@@ -30,8 +30,7 @@ def draw(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure | N
     clients = only(rows, scope="client", metric="accuracy").dropna(subset=["value"]).sort_values(["value", "client"])
     whole = only(rows, scope="global")
     with style.paper():
-        fig = style.figure(width, 2.5, layout="constrained")
-        order, size, reliable = fig.subplots(1, 3)
+        fig, (order, size, reliable) = style.panels(3, 2.5)
         _order(order, clients, whole)
         _size(size, clients, whole)
         _reliability(reliable, whole)

@@ -20,7 +20,7 @@ _TEXTS = {"whole": "whole: F at w", "trained": "parts: mean of F_k at w_k", "agg
 _TITLES = {"sharpness": "sharpness (one ascent step)", "eigenvalue": "largest eigenvalue λ1", "trace": "trace"}
 
 
-def draw(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
+def draw(table: pd.DataFrame) -> Figure:
     """Above: sharpness, lambda_1 and trace of the whole, of its parts at their trained weights (band: standard error over the
     clients; a dot a client) and of its parts at the whole's weights. Below: flatness distance, perturbation misalignment and
     momentum echo. ``table``: what the diagnostic ``flatness`` returns. Raises FldiagError for another table."""
@@ -28,14 +28,13 @@ def draw(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
     select(table, "trace_gap", PICTURE)
     rows = only(table, layer=None)
     with style.paper():
-        fig = style.figure(width, 4.5, layout="constrained")
-        above, below = fig.subplots(2, 3)
+        fig, (*above, distance, misalignment, echo) = style.panels(6, 2.1, 0.3)
         for ax, (metric, title) in zip(above, _TITLES.items(), strict=True):
             _parts(ax, rows, metric)
             ax.set_title(title)
-        _disagreement(below[0], rows, "flatness_distance", "flatness distance")
-        _disagreement(below[1], rows, "perturbation_misalignment", "perturbation misalignment")
-        _echo(below[2], rows)
+        _disagreement(distance, rows, "flatness_distance", "flatness distance")
+        _disagreement(misalignment, rows, "perturbation_misalignment", "perturbation misalignment")
+        _echo(echo, rows)
         handles = [Line2D([], [], color=k.color, linestyle=k.dash, marker=k.marker, markersize=4) for k in _LOOKS.values()]
         handles.append(Line2D([], [], color="#777777", linestyle="none", marker=".", markersize=5))
         style.legend(fig, handles, [*_TEXTS.values(), "a client (echo: a round)"], loc="outside lower center", ncols=4,

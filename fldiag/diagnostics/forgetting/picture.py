@@ -53,7 +53,7 @@ def key(look: style.Look) -> Line2D:
                   markeredgecolor="white", markeredgewidth=0.4)
 
 
-def curves(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
+def curves(table: pd.DataFrame) -> Figure:
     """Test accuracy of the received, trained and aggregated models over the rounds, and what is forgotten and restored.
 
     ``table``: what the diagnostic ``forgetting`` returns. Bands: Wilson's interval of one model, one standard deviation
@@ -62,8 +62,7 @@ def curves(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
     need(table, COLUMNS, PICTURE)
     select(table, "accuracy", PICTURE)
     with style.paper():
-        fig = style.figure(width, 2.75, layout="constrained")
-        left, right = fig.subplots(1, 2)
+        fig, (left, right) = style.panels(2, 2.75, least=2.5)
         keys = []
         for place, (moment, text) in enumerate(_MOMENTS.items()):
             found, look = _global(table, "accuracy", moment), style.look(place)
@@ -122,7 +121,7 @@ def _finish(ax, label: str, keys: list[tuple[Line2D, str]]) -> None:
                      handlelength=2.6, borderpad=0.1)
 
 
-def heatmap(table: pd.DataFrame, *, round: int | None = None, width: float | None = None) -> Figure:
+def heatmap(table: pd.DataFrame, *, round: int | None = None) -> Figure:
     """Client by class: accuracy on the class before minus after the client's training, in one round (default: last).
 
     Of many clients: percentiles over them, each class by itself. Grey and hatched: too few test examples of the class. A dot: the
@@ -143,7 +142,7 @@ def heatmap(table: pd.DataFrame, *, round: int | None = None, width: float | Non
     held = only(table, metric="class_examples")
     counts = _cells(held.iloc[:0] if many else held).reindex(index=cells.index, columns=cells.columns)
     clients, classes = cells.shape
-    width = width or (style.ONE_COLUMN if classes <= 12 else style.TWO_COLUMNS)
+    width = style.wide(style.ONE_COLUMN if classes <= 12 else style.TWO_COLUMNS)
     values = cells.to_numpy()
     reach = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 1.0
     with style.paper():

@@ -24,7 +24,7 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (6, 1, 1.5, 1)
 
 
 def draw(table: pd.DataFrame, *, clip: float | Literal["auto"] | None = "auto",
-         height: Literal["linear", "log", "auto"] = "linear", width: float = style.TWO_COLUMNS,
+         height: Literal["linear", "log", "auto"] = "linear",
          names: tuple[str, str] = ("direction 1", "direction 2")) -> Figure:
     """The surfaces in one space, and beside them their contours at the same levels, with each one's lowest grid point.
 
@@ -35,16 +35,21 @@ def draw(table: pd.DataFrame, *, clip: float | Literal["auto"] | None = "auto",
     looks = {run: replace(look, dash=DASHES[i % len(DASHES)]) for i, (run, look) in
              enumerate(style.looks(g.run for g in grids).items())}
     with style.paper():
-        foot, side = 0.1 + 0.17 * (len(grids) + len(shared.notes())), 0.42 * width
-        whole = foot + side + 0.62  # inches: names below the contours, a title above
+        width, foot = style.wide(), 0.1 + 0.17 * (len(grids) + len(shared.notes()))
+        beside = width > 4.5  # else the surfaces stand above the contours
+        side = (0.42 if beside else 0.8) * width
+        panel = side + 0.62  # inches: names below the contours, a title above
+        whole = foot + panel + (0 if beside else 0.9 * width)
         fig = style.figure(width, whole)
-        space = fig.add_axes((0.0, foot / whole, 0.48, 1 - foot / whole), projection="3d", label="surfaces")
+        low = foot if beside else foot + panel
+        space = fig.add_axes((0.0, low / whole, 0.48 if beside else 1.0, 1 - low / whole), projection="3d", label="surfaces")
         flat = fig.add_axes((0.985 - side / width, (foot + 0.4) / whole, side / width, side / whole), label="contours")
         _surfaces(space, grids, shared, looks)
         _contours(flat, grids, shared, looks, names)
         handles = [Line2D([], [], color=looks[g.run].color, linestyle=looks[g.run].dash, marker=looks[g.run].marker, markersize=4,
                           markerfacecolor="white" if g is not grids[-1] else looks[g.run].color) for g in grids]
-        texts = [f"{style.shorten(g.run, 40)}: loss {number(g.centre)} at the weights, lowest {number(g.lowest)} (marker)"
+        texts = [f"{style.shorten(g.run, 40 if beside else 12)}: loss {number(g.centre)} at the weights, "
+                 f"lowest {number(g.lowest)} (marker)"
                  + ("" if g.smad is None else f", SMAD {number(g.smad, 3)}") for g in grids]
         style.legend(fig, handles, texts, loc="lower center", bbox_to_anchor=(0.5, 0.15 * len(shared.notes()) / whole),
                      handlelength=3.6)

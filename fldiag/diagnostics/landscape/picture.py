@@ -29,23 +29,24 @@ _LINE = 0.135  # inches a line of caption
 
 
 def draw(table: pd.DataFrame, *, clip: float | Literal["auto"] | None = "auto",
-         height: Literal["linear", "log", "auto"] = "auto", width: float = style.TWO_COLUMNS,
+         height: Literal["linear", "log", "auto"] = "auto",
          names: tuple[str, str] = ("direction 1", "direction 2"), per_row: int = 4, notes: bool = False) -> Figure:
     """The figure: one column a run with its surface, its contours (the weights marked +), lambda_1 and its ratio to the fifth.
 
     ``table``: rows ``metric="loss"`` with ``run, x, y, value`` over a full grid; optionally ``slice``,
     ``n_examples`` and rows ``metric="eigenvalue"`` (``index``, ``residual``, ``converged``),
     ``"eigenvalue_ratio"``, ``"trajectory"`` and ``"point"`` (``x, y``: drawn on the contours). ``clip`` and
-    ``height``: see ``fldiag.diagnostics.landscape.surfaces.scale``; what is above the clip is left blank. ``width``:
-    inches, at most; ``names``: of the two directions; more runs than ``per_row`` continue in a further row. ``notes``: write
-    slice, residual, errors and scale below the picture, too. Raises FldiagError for an unfit table.
+    ``height``: see ``fldiag.diagnostics.landscape.surfaces.scale``; what is above the clip is left blank.
+    ``names``: of the two directions; more runs than ``per_row``, or than fit, continue in a further row. ``notes``: write slice,
+    residual, errors and scale below the picture, too. Raises FldiagError for an unfit table.
     """
     grids = surfaces(table)
     shared = scale(grids, clip, height)
-    columns = min(len(grids), max(per_row, 1))
-    blocks = math.ceil(len(grids) / columns)
+    width = style.wide()
     longest = max(len(shared.label(t)) for t in (*shared.ticks(4), *shared.ticks(6)))
     right, gap = 0.30 + 0.065 * longest, 0.20 + 0.085 * max(longest - 3, 0)  # room for tick labels of the loss
+    columns = min(len(grids), max(per_row, 1), max(int((width - _LEFT - right + gap) / (1.25 + gap)), 1))
+    blocks = math.ceil(len(grids) / columns)
     side = min(2.15, (width - _LEFT - right - (columns - 1) * gap) / columns)
     titles = [style.wrap(style.plain(g.run), side, 2, 8.5, "bold") for g in grids]
     captions = [[line for part in (g.caption() if notes else g.numbers()) for line in style.wrap(part, side, 2)] for g in grids]

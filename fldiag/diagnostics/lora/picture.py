@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fldiag.plotting import curves, style
+from fldiag.plotting import curves
 from fldiag.plotting.tables import floats, need, select
 from fldiag.results.select import only
 
@@ -16,7 +16,7 @@ MOST = 6
 PANELS = (("aggregation_error", "value"), ("misalignment", "scaled"), ("effective_rank", "value"))
 
 
-def draw(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
+def draw(table: pd.DataFrame) -> Figure:
     """Aggregation error, misalignment (mean over the pairs of clients, as a share of the largest possible) and effective rank of
     the mean update, over the rounds: a line a layer. ``table``: what the diagnostic ``lora`` returns.
 
@@ -36,4 +36,4 @@ def draw(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
         shown = last.nlargest(MOST, "value")["layer"]
         every = found.groupby(["metric", "round"], as_index=False)["value"].mean().assign(layer=f"mean of {len(layers)} layers")
         found = pd.concat([found[found["layer"].isin(shown)], every], ignore_index=True)
-    return curves.draw(found.rename(columns={"layer": "run"}), [name for name, _ in PANELS], width=width)
+    return curves.draw(found.rename(columns={"layer": "run"}), [name for name, _ in PANELS])

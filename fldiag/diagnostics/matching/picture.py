@@ -19,7 +19,7 @@ _MODES = {"diag": "diagonals", "tensor_trace": "tensor traces"}
 _DATA = {"client": "own data", "global": "all clients' data"}
 
 
-def draw(table: pd.DataFrame, *, round: int | None = None, width: float = style.TWO_COLUMNS) -> Figure:
+def draw(table: pd.DataFrame, *, round: int | None = None) -> Figure:
     """H_N and H_D of every pair in the paper's form and in the released code's, the overlap of the clients' eigenspaces;
     bars of lambda_max, trace, and of the clients' shares of the global model's largest eigenvalue.
 
@@ -45,18 +45,13 @@ def draw(table: pd.DataFrame, *, round: int | None = None, width: float = style.
                        if (rows["metric"] == "principal_angle").any() else "eigenspaces"))
     panels = [p for p in panels if (p[1]["scope"] == "pair").any()]
     bars = [kind for kind in ("lambda_max", "trace", "share") if len(_bar(rows, kind))]
-    count = len(panels) + len(bars)
     clients = sorted({int(c) for c in only(rows, moment="trained", scope="client")["client"].dropna()})
     with style.paper():
-        down = -(-count // 3)
-        fig = style.figure(width, 2.15 * down + 0.25, layout="constrained")
-        axes = list(fig.subplots(down, 3, squeeze=False).flat)
+        fig, axes = style.panels(len(panels) + len(bars), 2.15, 0.25)
         for ax, (metric, part, text) in zip(axes, panels, strict=False):
             _pairs(fig, ax, metric, part, text, clients)
         for ax, kind in zip(axes[len(panels):], bars, strict=False):
             _bars(ax, kind, _bar(rows, kind))
-        for ax in axes[count:]:
-            ax.remove()
         hollow = any((~_converged(_bar(rows, kind))).any() for kind in bars)
         fig.suptitle(f"round {round}" + ("; hollow: not converged" if hollow else ""), fontsize=8.5)
     return fig

@@ -22,7 +22,7 @@ PICTURE = "loss profile"
 _MANY, _NAMED = 6, 3
 
 
-def draw(table: pd.DataFrame, *, width: float | None = None, per_row: int = 3) -> Figure:
+def draw(table: pd.DataFrame, *, per_row: int = 3) -> Figure:
     """One panel a run with its lines (column ``index``), all panels on one loss axis.
 
     ``table``: rows ``metric="loss"`` with ``run, index, x, value`` (and ``stderr``: a band), and for lines through
@@ -34,9 +34,9 @@ def draw(table: pd.DataFrame, *, width: float | None = None, per_row: int = 3) -
     select(table, "loss", PICTURE)
     table = table.assign(run=names(table["run"]))
     runs = [run for run, rows in table.groupby("run", sort=False) if (rows["metric"] == "loss").any()]
-    across = min(len(runs), max(per_row, 1))
+    width = style.wide(style.ONE_COLUMN if min(len(runs), per_row) == 1 else style.TWO_COLUMNS)
+    across = min(len(runs), max(per_row, 1), int(width / 2))
     down = -(-len(runs) // across)
-    width = width or (style.ONE_COLUMN if across == 1 else style.TWO_COLUMNS)
     finite = floats(only(table, metric="loss")["value"])
     finite = finite[np.isfinite(finite)]
     if not len(finite):

@@ -18,7 +18,7 @@ from fldiag.plotting.tables import floats, names, need, select
 PICTURE = "spectrum"
 
 
-def draw(table: pd.DataFrame, ax: Axes | None = None, *, log: bool | None = None, width: float | None = None) -> Any:
+def draw(table: pd.DataFrame, ax: Axes | None = None, *, log: bool | None = None) -> Any:
     """Eigenvalues over their index, bars of ± residual, hollow markers where the solver has not converged.
 
     ``table``: rows ``metric="eigenvalue"`` with ``run, index, value`` and optionally ``residual`` and
@@ -45,8 +45,7 @@ def draw(table: pd.DataFrame, ax: Axes | None = None, *, log: bool | None = None
     runs = list(dict.fromkeys(flat["run"]))
     looks = style.looks(runs)
     indices = sorted(flat["index"].unique())
-    if width is None:
-        width = style.ONE_COLUMN if len(indices) * len(runs) <= 32 else style.TWO_COLUMNS
+    width = style.wide(style.ONE_COLUMN if len(indices) * len(runs) <= 32 else style.TWO_COLUMNS)
     texts = [style.wrap(r, width - 0.5)[0] for r in runs]
     handles = [Line2D([], [], linestyle="none", color=looks[r].color, marker=looks[r].marker, markersize=3.8) for r in runs]
     if not flat["converged"].all():

@@ -13,7 +13,7 @@ from fldiag.results.select import number, only
 PICTURE = "picture of the client floor"
 
 
-def draw(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
+def draw(table: pd.DataFrame) -> Figure:
     """Distance from the final model and the gradient's fall over the epochs: a line a client; a mark where it has reached its
     optimum; dashed: the radius of the late oscillation. ``table``: what ``client-floor`` returns. Raises FldiagError for another
     table."""
@@ -22,8 +22,7 @@ def draw(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
     runs = list(dict.fromkeys(table["run"]))
     looks = style.looks(runs)
     with style.paper():
-        fig = style.figure(width, 2.7, layout="constrained")
-        left, right = fig.subplots(1, 2)
+        fig, (left, right) = style.panels(2, 2.7, least=2.5)
         for run in runs:
             rows, look = only(table, run=run), looks[run]
             for ax, metric in ((left, "floor_distance"), (right, "floor_gradient")):
@@ -41,6 +40,7 @@ def draw(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
             ax.grid(True, axis="y")
         handles = [Line2D([], [], color=looks[r].color, marker=looks[r].marker, markersize=4) for r in runs]
         handles.append(Line2D([], [], color="#555555", linestyle=(0, (4, 2))))
-        texts = [*(style.wrap(f"{r}: a client, mark: at its optimum", width / 2)[0] for r in runs), "radius of late oscillation"]
+        half = style.wide() / 2
+        texts = [*(style.wrap(f"{r}: a client, mark: at its optimum", half)[0] for r in runs), "radius of late oscillation"]
         style.legend(fig, handles, texts, loc="outside lower center", ncols=2, borderpad=0.2)
     return fig

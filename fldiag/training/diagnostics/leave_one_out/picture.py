@@ -12,7 +12,7 @@ from fldiag.results.select import number, only
 PICTURE = "picture of clients left out"
 
 
-def draw(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
+def draw(table: pd.DataFrame) -> Figure:
     """A panel for the aggregate and for every number of last rounds: a point a client (and run), with the client's number where
     there is one run, and Spearman's correlation. Masked clients have none. ``table``: what ``leave-one-out`` returns.
     Raises FldiagError for another table."""
@@ -24,18 +24,13 @@ def draw(table: pd.DataFrame, *, width: float = style.TWO_COLUMNS) -> Figure:
     panels = sorted({int(i) for i in true["index"]})
     runs = list(dict.fromkeys(true["run"]))
     looks = style.looks(runs)
-    across = min(4, len(panels))
-    down = -(-len(panels) // across)
     with style.paper():
-        fig = style.figure(width, 2.3 * down + 0.3, layout="constrained")
-        axes = list(fig.subplots(down, across, squeeze=False).flat)
-        for ax, index in zip(axes, panels, strict=False):
+        fig, axes = style.panels(len(panels), 2.3, 0.3, across=4, least=1.6)
+        for ax, index in zip(axes, panels, strict=True):
             _panel(ax, only(pairs, index=index), looks, len(runs) == 1)
             rho = number(only(table, metric="rank_correlation", index=index, estimator="quadratic"))
             what = "last aggregate" if index == 0 else f"last {index} rounds" if index > 1 else "last round"
             ax.set_title(what + (f"\nSpearman {style.number(rho, 2)}" if rho is not None else "\n"))
-        for ax in axes[len(panels):]:
-            ax.remove()
         fig.suptitle("clients left out of the training or the aggregate; dashed: as predicted", fontsize=8.5)
         fig.supxlabel("predicted change of the loss", fontsize=8)
         fig.supylabel("true change of the loss", fontsize=8)

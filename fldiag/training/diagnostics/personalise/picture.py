@@ -19,7 +19,7 @@ MEAN, MEDIAN = 0.9, 1.8  # widths of the two lines in a box
 DASH: Any = (0, (2, 1))
 
 
-def draw(table: pd.DataFrame, *, width: float | None = None) -> Figure:
+def draw(table: pd.DataFrame) -> Figure:
     """A dot a client over the number of fine-tuning epochs, boxes of their quartiles, a thick line at their median, a dashed
     one at their mean.
 
@@ -44,8 +44,7 @@ def draw(table: pd.DataFrame, *, width: float | None = None) -> Figure:
                           f"{twice['epochs'].iloc[0]:g} epochs", "give every run its own label", usage=True)
     runs, epochs = list(dict.fromkeys(flat["run"])), sorted(flat["epochs"].unique())
     looks = style.looks(runs)
-    if width is None:
-        width = style.ONE_COLUMN if len(runs) * len(epochs) <= 8 else style.TWO_COLUMNS
+    width = style.wide(style.ONE_COLUMN if len(runs) * len(epochs) <= 8 else style.TWO_COLUMNS)
     ticks = [f"{e:g}" for e in epochs]
     if len(runs) == 1:
         spread = [flat.loc[flat["epochs"] == e, "value"] * 100 for e in epochs]
