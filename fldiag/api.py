@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from fldiag import known, registry
 from fldiag.checkpoint.run import Run
-from fldiag.comparison import compare
+from fldiag.comparison import compare, picture
 from fldiag.comparison.compare import Checked
 from fldiag.comparison.reading import Reader
 from fldiag.comparison.sides import Given, Pairing, Sides, sides
@@ -216,10 +216,10 @@ def _sides(a: Given, b: Given | None, pair: Pairing, level: float, progress: Pro
 
 
 def draw(table: pd.DataFrame, ax: Axes | None = None, *, name: str = "", width: str | float | None = None) -> Figure | Axes:
-    """The picture of a diagnostic's table.
+    """The picture of a diagnostic's table, or of what ``diff`` returned.
 
     Args:
-        table: what ``diagnose`` returned; several of one diagnostic may stand one below the other.
+        table: what ``diagnose`` or ``diff`` returned; several of one diagnostic may stand one below the other.
         ax: draw into these axes, where the picture is one pair of axes.
         name: the diagnostic's, for a table that does not say (as one that was read from a csv), or that has rows of several.
         width: of the figure: single, double (a journal's columns), or millimetres.
@@ -233,6 +233,9 @@ def draw(table: pd.DataFrame, ax: Axes | None = None, *, name: str = "", width: 
     if not isinstance(table, pd.DataFrame):
         raise FldiagError(f"table is a {type(table).__name__}", "give what fldiag.diagnose returned", usage=True)
     of = name or str(table.attrs.get("diagnostic", ""))
+    if of == "diff" and ax is None:
+        with sheet.asked(width):
+            return picture.draw(table)
     if not of:
         raise FldiagError("the table does not say which diagnostic it is of", "give name=", usage=True)
     entry = registry.diagnostic.get(of)

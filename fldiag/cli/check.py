@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from fldiag.cli.app import app
-from fldiag.cli.options import Data, Debug, Device, Download, Json, Out, Root
+from fldiag.cli.options import Data, Debug, Device, Download, Format, Json, Out, Root, Width
 from fldiag.console import Console, errors
 
 Given = Annotated[list[Path] | None, typer.Argument(help="A and B: run folders, checkpoint files, quoted patterns, or folders "
@@ -51,14 +51,18 @@ def diff(sides: Given = None, a: A = None, b: B = None,
          number: Annotated[list[str] | None, typer.Option("--number", help="Only this number; several times (default: "
                                                           "all).")] = None,
          pair: Pair = "seed", level: Level = 0.95, model: Model = None, data: Data = None, root: Root = None,
-         download: Download = False, out: Out = None, json: Json = False, device: Device = "auto", debug: Debug = False) -> None:
+         download: Download = False, out: Out = None, width: Width = None, format: Format = None, json: Json = False,
+         device: Device = "auto", debug: Debug = False) -> None:
     """Every number of two sides next to each other: accuracy, loss, λ1, forgetting, drift, fairness, each with its difference and
-    interval.
+    interval, and a picture of them.
 
     Example: fldiag diff checkpoints/digits-fedavg-s0-1a2b3c4d checkpoints/digits-fedsol-s0-5e6f7a8b
     """
     with errors(debug):
+        from fldiag.plotting import sheet
         from fldiag.verbs import check as verb
 
-        verb.diff(Console(json), verb.both(sides or [], a or [], b or [], []), number or None, pair=cast(Any, pair), level=level,
-                  out=out, where={"model": model, "data": data, "root": root, "download": download, "device": device})
+        with sheet.asked(width, format):
+            verb.diff(Console(json), verb.both(sides or [], a or [], b or [], []), number or None, pair=cast(Any, pair),
+                      level=level, out=out,
+                      where={"model": model, "data": data, "root": root, "download": download, "device": device})

@@ -74,7 +74,8 @@ def diff(sides: Sides, numbers: Sequence[str] | None, reader: Reader, level: flo
     for row, number, one in zip(rows, chosen, found, strict=True):
         row |= {"metric": number.name, "better": _better(number, row) if _decided(one, row, level) else "undecided"}
     made = _table(rows, sides)
-    made.attrs = {"question": sides.question, "notes": _notes(sides, rows, level), "labels": list(sides.labels)}
+    made.attrs = {"diagnostic": "diff", "question": sides.question, "notes": _notes(sides, rows, level),
+                  "labels": list(sides.labels)}
     return made
 
 

@@ -45,14 +45,18 @@ def check(console: Console, both: Both, fail_if: Sequence[str], *, pair: Pairing
 
 def diff(console: Console, both: Both, numbers: Sequence[str] | None, *, pair: Pairing,
          level: float, out: Path | None, where: Mapping[str, Any]) -> None:
-    """Every number of both sides."""
+    """Every number of both sides, and their picture."""
+    from fldiag.comparison import picture  # matplotlib, which a check does without
+    from fldiag.plotting import style
+
     asked, reader = _asked(console, both, pair, where)
     if not asked.b:
         raise FldiagError("one side is given", "give two: fldiag diff A B", usage=True)
     table = compare.diff(asked, numbers, reader, level)
     _show(console, asked, words.rows(table), words.headings(words.COLUMNS, level), table.attrs["question"], table.attrs["notes"])
     console.result |= {"question": table.attrs["question"], "notes": table.attrs["notes"], "rows": _records(table)}
-    console.done(*_written(table, asked, out, dict(table.attrs)))
+    written = _written(table, asked, out, {k: table.attrs[k] for k in ("question", "notes", "labels")})
+    console.done(*written, *style.write(picture.draw(table), written[0].with_suffix("")))
 
 
 def both(given: Sequence[Path], a: Sequence[Path], b: Sequence[Path], baseline: Sequence[Path]) -> Both:

@@ -70,6 +70,20 @@ def test_the_same_numbers_on_both_sides(worse):
     assert fldiag.check(b, b).verdict == "pass" and fldiag.check(b, b, fail_if=["accuracy <= baseline"]).verdict == "fail"
 
 
+def test_the_picture_of_a_difference_points_to_the_better_side(worse):
+    a, b = worse
+    frame = fldiag.diff(a, b, numbers=["accuracy", "loss"])
+    fig = fldiag.draw(frame)
+    ax, = fig.axes
+    row = frame.iloc[0]
+    point = next(line for line in ax.lines if line.get_marker() == "s")  # B is better
+    assert float(point.get_xdata()[0]) == pytest.approx(2 * row.difference / (row.high - row.low)) and row.difference < 0
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["accuracy", "loss"]
+    assert frame.note.iloc[1].startswith(next(t.get_text() for t in ax.texts if t.get_color() == "#555555")[:20])  # why there is none
+    less = frame.iloc[:1].assign(metric="loss")  # of a loss less is better
+    assert float(fldiag.draw(less.assign(better="A"), name="diff").axes[0].lines[-2].get_xdata()[0]) > 0
+
+
 def test_two_seeds_decide_nothing_and_pairs_need_equal_seeds(worse, tmp_path):
     a, b = worse
     few = fldiag.check(a[:2], b[:2])

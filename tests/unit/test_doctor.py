@@ -107,6 +107,12 @@ def copied():
     return client
 
 
+def shared():
+    """Every client returns what the round's first made."""
+    made = {}
+    return lambda t, k, received, state: made.setdefault(t, state)
+
+
 def replayed():
     first = {}
     return lambda t, k, received, state: first.setdefault(k, state) if k == 2 else state
@@ -179,7 +185,9 @@ PLANTED = [
     ("aggregate", {"server": noisy}, "no mean of the clients", "warning"),
     ("aggregate", {"server": lambda t, w, s, n: mean(s, [1, 2, 3, 10])}, "neither equal nor by examples", "warning"),
     ("aggregate", {"server": weights(lambda k, n: 0.7), "method": "fedavg"}, "further or less far", "warning"),
-    ("continuity", {"start": lambda t, past: past[max(t - 2, 0)]}, "of round", "warning"),
+    ("continuity", {"start": lambda t, past: past[max(t - 2, 0)]}, "earlier rounds, 1 behind", "warning"),
+    ("continuity", {"start": lambda t, past: past[0], "rounds": 9}, "the aggregate of round 0, not", "warning"),
+    ("continuity", {"start": lambda t, past: past[min(t - 1, 2)], "rounds": 12}, "the aggregate of round 2, not", "warning"),
     ("buffers", {"server": ended}, "not aggregated", "fault"),
     ("buffers", {"server": lambda t, w, s, n: {**mean(s, n), **{k: v for k, v in s[-1].items() if "running" in k}}}, "those of",
      "fault"),
@@ -191,6 +199,7 @@ PLANTED = [
     ("sampling", {"sampled": lambda t, rng: [0, 2, 3, 5]}, "the same 4 of 8 clients", "warning"),
     ("zero_updates", {"client": broken(lambda w, s: w)}, "exactly zero", "warning"),
     ("copies", {"client": copied(), "sampled": lambda t, rng: [1, 2, 4, 5]}, "is that of client 1", "fault"),
+    ("copies", {"client": shared(), "rounds": 4}, "return each other's updates", "fault"),
     ("copies", {"client": replayed()}, "had returned before", "fault"),
     ("norms", {"client": broken(moved(20.0))}, "outlyingly long", "warning"),
     ("own_data", {"client": broken(moved(-1.0))}, "raises the loss of client 2", "warning"),
@@ -223,6 +232,7 @@ def test_a_planted_fault_is_found(tmp_path, healthy, check, plant, what, severit
     rows = found(examined(run, check=check, data=plant.get("world", blobs())[0]), check)
     assert len(rows) and rows["what"].str.contains(what).any(), rows[["what", "evidence"]].to_dict("records")
     assert severity in set(rows["severity"])
+    assert check not in ("continuity", "copies") or len(rows) == 1  # one cause, one finding
     assert all(len(rows[c].dropna()) == len(rows) for c in ("evidence", "consequence", "remedy"))
     if plant.get("client") and check in ("zero_updates", "norms", "own_data", "finite"):
         assert set(rows["client"].dropna()) == {2}

@@ -161,20 +161,36 @@ class Copies(Check):
         if not self.rounds:
             yield Skip(NO_CLIENTS)
             return
-        for (a, b), rounds in list(self.twins.items())[:20]:
-            scale = self.scales[a, b]
-            how = "is that of" if abs(scale - 1) < 1e-6 else f"is {scale:.3g} times that of"
-            yield Finding(FAULT, f"the update of client {b} {how} client {a}", f"in {len(rounds)} rounds",
-                          "one client's data count "
-                          "twice, and the other's not at all", "look for a model that is shared between clients, or a client "
-                          "that "
-                          "copies", tuple(rounds), client=a, client_b=b, value=scale)
+        for clients in self._groups():
+            yield self._alike(clients)
         for i, found in self.again.items():
             yield Finding(FAULT, f"client {i} returned weights that it had returned before",
                           f"in round {found[0][0]} those of round {found[0][1]}" + (f", and {len(found) - 1} times more" if
                                                                                     len(found) > 1 else ""),
                           "an old update is applied again", "clear replies between rounds", tuple(r for r, _ in found), client=i)
         yield Clear(f"no two updates are equal in {self.rounds} rounds")
+
+    def _groups(self) -> list[list[int]]:
+        """Clients that pairs of equal updates link."""
+        groups: list[set[int]] = []
+        for pair in self.twins:
+            linked = [g for g in groups if not g.isdisjoint(pair)]
+            groups = [g for g in groups if g.isdisjoint(pair)] + [set(pair).union(*linked)]
+        return [sorted(g) for g in groups]
+
+    def _alike(self, clients: list[int]) -> Finding:
+        pairs = [pair for pair in self.twins if pair[0] in clients]
+        rounds = sorted({r for pair in pairs for r in self.twins[pair]})
+        scale, one = self.scales[pairs[0]], len(pairs) == 1
+        if one:
+            how = "is that of" if abs(scale - 1) < 1e-6 else f"is {scale:.3g} times that of"
+            what = f"the update of client {clients[1]} {how} client {clients[0]}"
+        else:
+            what = f"{about(clients, most=12)} return each other's updates"
+        return Finding(FAULT, what, f"in {len(rounds)} rounds" + ("" if one else f", {len(pairs)} pairs"),
+                       "one client's data count several times, and another's not at all",
+                       "look for a model that is shared between clients, or a client that copies", tuple(rounds),
+                       client=clients[0] if one else None, client_b=clients[1] if one else None, value=scale if one else None)
 
 
 class Norms(Check):

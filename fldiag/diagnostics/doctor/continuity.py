@@ -11,22 +11,25 @@ from fldiag.diagnostics.doctor.findings import INFORMATION, WARNING, Check, Clea
 if TYPE_CHECKING:
     from torch import Tensor
 
+AHEAD = "a look-ahead point"
+
 
 class Continuity(Check):
     """Clients receive another model than the last round's aggregate: a stale one, or one that nobody made.
 
     Rule: the received weights of round t + 1 and the aggregate of round t differ by more than rounding (8 eps of their length).
-    Where they equal an older aggregate, that round is named. A look-ahead point (in the span of the last two server steps) is
-    information, and so is what a method of fldiag sends that has a rule of its own for it.
+    Where they equal an older aggregate (the first, one of the last five, or the one sent before), that is said. A look-ahead
+    point (in the span of the last two server steps) is information, and so is what a method of fldiag sends that has a rule of
+    its own for it.
     """
 
     name, title = "continuity", "Clients start from the last aggregate"
 
     def __init__(self, case: Case):
         super().__init__(case)
-        self.past: dict[int, Tensor] = {}  # the last few aggregates
-        self.pairs, self.odd = 0, dict[int, str]()
-        self.size = 0.0
+        self.past: dict[int, Tensor] = {}  # the last few aggregates, the first, and an old one that is still sent
+        self.pairs, self.old, self.odd = 0, dict[int, int](), dict[int, str]()  # by round: the older aggregate, or what it is
+        self.away: dict[int, float] = {}
 
     def see(self, seen: Seen) -> None:
         fits = seen.received is not None and seen.received.shape == seen.aggregated.shape
@@ -35,7 +38,8 @@ class Continuity(Check):
             self._compare(seen.round, seen.received.double(), seen.eps if seen.clients is not None else 1e-7)
         if bool(seen.aggregated.isfinite().all()):
             self.past[seen.round] = seen.aggregated
-        for r in [r for r in self.past if r <= seen.round - 6]:
+        kept = {min(self.past, default=0), self.old.get(seen.round)}
+        for r in [r for r in self.past if r <= seen.round - 6 and r not in kept]:
             del self.past[r]
 
     def _compare(self, r: int, received: Tensor, eps: float) -> None:
@@ -45,9 +49,13 @@ class Continuity(Check):
         last = far(self.past[r - 1])
         if last <= 8 * eps:
             return
-        self.size = max(self.size, last)
+        self.away[r] = last
         old = [s for s, w in self.past.items() if s < r - 1 and far(w) <= 8 * eps]
-        self.odd[r] = f"of round {old[-1]}" if old else "look-ahead" if self._ahead(r, received) else "new"
+        if old:
+            self.old[r] = max(old)
+        else:
+            ahead = "send" in self.case.slots or self._ahead(r, received)
+            self.odd[r] = AHEAD if ahead else "weights that are not the last aggregate"
 
     def _ahead(self, r: int, received: Tensor) -> bool:
         import torch
@@ -63,13 +71,23 @@ class Continuity(Check):
         if not self.pairs:
             yield Skip("no two rounds in a row say what was received and what was made of it")
             return
+        if self.old:
+            yield self._finding(self._stale(), tuple(self.old), meant="send" in self.case.slots)
         for kind in sorted(set(self.odd.values())):
-            rounds = tuple(r for r, k in self.odd.items() if k == kind)
-            meant = kind == "look-ahead" or "send" in self.case.slots
-            what = f"clients received the aggregate {kind}, not the last one" if kind.startswith("of") else \
-                "clients received a look-ahead point" if meant else "clients received weights that are not the last aggregate"
-            yield Finding(INFORMATION if meant else WARNING, what,
-                          f"{len(rounds)} of {self.pairs} rounds; relative distance up to {self.size:.2g}",
-                          "updates are applied to another model than the one they were made for",
-                          "send the aggregate of the last round to all clients", rounds, value=self.size)
+            yield self._finding(kind, tuple(r for r, k in self.odd.items() if k == kind), meant=kind == AHEAD)
         yield Clear(f"{self.pairs} rounds began with the last aggregate")
+
+    def _stale(self) -> str:
+        """Which older aggregate clients received: always the same, always as many rounds behind, or several."""
+        sources, lags = set(self.old.values()), {r - 1 - s for r, s in self.old.items()}
+        if len(sources) == 1:
+            return f"the aggregate of round {sources.pop()}, not the last one"
+        behind = f"{lags.pop()} behind the last one" if len(lags) == 1 else "not the last ones"
+        return f"aggregates of earlier rounds, {behind}"
+
+    def _finding(self, what: str, rounds: tuple[int, ...], meant: bool) -> Finding:
+        size = max(self.away[r] for r in rounds)
+        return Finding(INFORMATION if meant else WARNING, f"clients received {what}",
+                       f"{len(rounds)} of {self.pairs} rounds; relative distance up to {size:.2g}",
+                       "updates are applied to another model than the one they were made for",
+                       "send the aggregate of the last round to all clients", rounds, value=size)
