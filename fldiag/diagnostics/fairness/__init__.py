@@ -71,8 +71,10 @@ def fairness(history: History, progress: Progress | None = None, *,
 
     Intervals are basic bootstraps over the examples, clients fixed: they carry the chance of the test examples, not that of
     training again. Few examples make a worst decile too low, and a variance, a Gini coefficient and a calibration error too
-    high: column ``bias`` estimates by how much, and the interval takes it out. ``ece_floor`` is the calibration error that a
-    perfectly calibrated model would show on so few examples. ``residual`` of an auc: by how much its histogram may have moved
+    high: column ``bias`` estimates by how much, and the interval takes that out. The estimate is too small where clients are in
+    truth alike or a model is calibrated: part of the bias then stays, and the interval of a Gini coefficient or a calibration
+    error may miss the true 0. ``ece_floor`` is the calibration error that a perfectly calibrated model would show on so few
+    examples. ``residual`` of an auc: by how much its histogram may have moved
     it, at most.
     Cost: one evaluation of the model a round.
 
