@@ -117,8 +117,8 @@ class Copies(Check):
     """Clients that return each other's weights, or their own of an earlier round.
 
     Rule: the trained weights of two clients of a round are equal to the bit, or their updates have a cosine above 1 - 1e-9 (with
-    at least 100 weights); a client's trained weights equal those it returned in an earlier round to the bit. Zero updates are
-    left to their own check.
+    at least 100 weights); clients that such pairs link are one finding. Also: a client's trained weights equal those it
+    returned in an earlier round to the bit. Zero updates are left to their own check.
     """
 
     name, title = "copies", "Updates are the clients' own"

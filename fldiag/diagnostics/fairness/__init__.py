@@ -74,8 +74,7 @@ def fairness(history: History, progress: Progress | None = None, *,
     high: column ``bias`` estimates by how much, and the interval takes that out. The estimate is too small where clients are in
     truth alike or a model is calibrated: part of the bias then stays, and the interval of a Gini coefficient or a calibration
     error may miss the true 0. ``ece_floor`` is the calibration error that a perfectly calibrated model would show on so few
-    examples. ``residual`` of an auc: by how much its histogram may have moved
-    it, at most.
+    examples. ``residual`` of an auc: by how much its histogram may have moved it, at most.
     Cost: one evaluation of the model a round.
 
     Raises FldiagError for data without classes, and where nobody says which examples are whose.

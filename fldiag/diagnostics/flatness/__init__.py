@@ -61,7 +61,7 @@ def flatness(history: History, progress: Progress | None = None, *,
     - ``gradient_score``: norm of the gradient of the test loss at w_k, whole and by layer; and its mean.
     - Of all rounds, with u the server's updates w_new - w_old: ``momentum_echo`` <u, u'> / (||u|| ||u'||) of a round's update
       and that ``index`` rounds before, lags 1 to 5, and its mean over the rounds (no round; ``stderr`` as if these were
-      independent).
+      independent: too small where one update is like the next).
 
     What a gradient of rounding noise would decide is ``masked``, with its reason in the column ``note``. Rounds whose number
     ``every`` divides, and the last, are measured. Traces are exact where ``trace`` has them exact. Cost of a measured
