@@ -122,8 +122,8 @@ def write_bytes(path: str | Path, content: bytes) -> Path:
 
 
 def write_text(path: str | Path, text: str) -> Path:
-    """Write a text (UTF-8, ``printable``) atomically, and return the path. Raises FldiagError as ``write_atomic``."""
-    return write_bytes(path, printable(text).encode())
+    """Write a text (UTF-8) atomically, and return the path. Raises FldiagError as ``write_atomic``."""
+    return write_bytes(path, text.encode())
 
 
 def sha256(path: Path) -> str:
