@@ -179,7 +179,7 @@ def check(a: Given, b: Given | None = None, *, fail_if: Sequence[str] = (), pair
     >>> fldiag.check(run, run, fail_if=["loss > baseline + 5%", "accuracy > 90%"])
     Checked(pass: 2 pass; run (fedavg, seed 0) against run (fedavg, seed 0))
     """
-    asked, reader = _sides(a, b, pair, level, progress, cache,
+    asked, reader = _sides(a, b, pair, progress, cache,
                            {"model": model, "data": data, "root": root, "download": download, "device": device})
     return compare.check(asked, fail_if, reader, level)
 
@@ -202,16 +202,14 @@ def diff(a: Given, b: Given, *, numbers: Sequence[str] | None = None, pair: Pair
     Raises:
         FldiagError: sides on different data, runs that cannot be paired, or an unknown number.
     """
-    asked, reader = _sides(a, b, pair, level, progress, cache,
+    asked, reader = _sides(a, b, pair, progress, cache,
                            {"model": model, "data": data, "root": root, "download": download, "device": device})
     return compare.diff(asked, numbers, reader, level)
 
 
-def _sides(a: Given, b: Given | None, pair: Pairing, level: float, progress: Progress | None, cache: bool,
+def _sides(a: Given, b: Given | None, pair: Pairing, progress: Progress | None, cache: bool,
            where: Mapping[str, Any]) -> tuple[Sides, Reader]:
     """Both sides, and what reads them."""
-    if not 0 < level < 1:
-        raise FldiagError(f"level = {level!r} is no confidence level", "use a number between 0 and 1, such as 0.95", usage=True)
     return sides(a, b, pair), Reader({k: v for k, v in where.items() if v}, cache, lambda title: _bar(progress))
 
 

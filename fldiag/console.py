@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fldiag.errors import FldiagError, out_of_memory
+from fldiag.errors import FldiagError, out_of_memory, printable
 from fldiag.version import version
 
 
@@ -24,10 +24,10 @@ class Console:
 
     def say(self, text: str) -> None:
         if not self.machine:
-            print(text)
+            print(printable(text))
 
     def note(self, text: str) -> None:
-        print(text, file=sys.stderr)
+        print(printable(text), file=sys.stderr)
 
     def alarm(self, text: str) -> None:
         """A remark that must not be overlooked: red on a terminal."""
@@ -36,7 +36,7 @@ class Console:
         from rich.console import Console as Rich
         from rich.text import Text
 
-        Rich(stderr=True).print(Text(text, style="bold red"))
+        Rich(stderr=True).print(Text(printable(text), style="bold red"))
 
     def table(self, rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
         """Rows as an aligned table; ``columns`` maps keys to headings."""
@@ -63,7 +63,7 @@ class Console:
         if self.machine:
             print(json.dumps(self.result, default=_plain))
         elif paths:
-            print(paths[-1])
+            print(printable(str(paths[-1])))
 
     @contextlib.contextmanager
     def progress(self, title: str) -> Iterator[Callable[[int, int, str], None]]:
@@ -77,7 +77,7 @@ class Console:
 
         class Plain(TextColumn):
             def render(self, task: Any) -> Text:
-                return Text(str(task.description))
+                return Text(printable(str(task.description)))
 
         with Progress(Plain(""), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), transient=True,
                       console=Rich(stderr=True)) as bar:
@@ -90,7 +90,7 @@ def _format(value: Any) -> str:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
 
 
 def _plain(value: Any) -> Any:
@@ -99,8 +99,8 @@ def _plain(value: Any) -> Any:
 
 @contextlib.contextmanager
 def errors(debug: bool) -> Iterator[None]:
-    """One message with the remedy instead of a traceback. Exit codes: 1 failed, 2 wrong use. With ``debug`` the traceback, which
-    ends with the versions of what a report of it needs."""
+    """One message with the remedy instead of a traceback. Exit codes: 1 failed, 2 wrong use, 130 stopped. With ``debug`` the
+    traceback, which ends with the versions of what a report of it needs."""
     try:
         try:
             yield
@@ -113,11 +113,11 @@ def errors(debug: bool) -> Iterator[None]:
             raise
         _complain(error.what, error.remedy)
         sys.exit(2 if error.usage else 1)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         if debug:
             raise
-        _complain("stopped", "what was finished is kept; the same command goes on from there (train: with --resume)")
-        sys.exit(1)
+        _complain(*(stop.args or ("stopped", "what was finished is kept; the same command goes on from there")))
+        sys.exit(130)  # as shells number an end by Ctrl-C
     except Exception as error:
         if debug:
             raise
@@ -138,6 +138,6 @@ def _versions() -> str:
 
 
 def _complain(what: str, remedy: str) -> None:
-    print(f"error: {what}", file=sys.stderr)
-    if remedy:
-        print(f"  → {remedy}", file=sys.stderr)
+    for mark, text in (("error:", what), ("  →", remedy)):
+        if text:
+            print(mark, " ".join(printable(text).splitlines()), file=sys.stderr)

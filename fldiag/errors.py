@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -47,6 +48,29 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> FldiagError:
     return FldiagError(f"unknown {kind} {name!r}", nearest(name, known), usage=True)
+
+
+#: Control characters but tab and line end, marks that reverse writing, bytes of file names that are no UTF-8, and no characters.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+
+
+def printable(text: str) -> str:
+    r"""A text for terminals and files, whatever names stand in it: what commands a terminal, or what XML and UTF-8 cannot hold,
+    is spelled out.
+
+    >>> printable("run\x1b[31m")
+    'run\\u001b[31m'
+    """
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def check_name(path: Path) -> None:
+    """Raises FldiagError for a path that no table and no text file can name."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise FldiagError(f"{shown(path)}: this name holds bytes that are no UTF-8", "rename the file or folder",
+                          usage=True) from None
 
 
 def shown(path: Path) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fldiag.checkpoint import journal
-from fldiag.errors import FldiagError, shown
+from fldiag.errors import FldiagError, check_name, shown
 from fldiag.results.table import Row
 
 #: Of an index that is whole, and of one that a journal continues: a reader that knows no journals must not take it for whole.
@@ -29,9 +29,10 @@ def read_index(path: Path) -> tuple[Path, dict[str, Any], list[Row]]:
     """The run folder at ``path`` (or of the run.json there), its index brought up to date by its journal, and the metrics that
     stand in the journal only.
 
-    Raises FldiagError when there is no run.json, or it cannot be read, or does not say what an index says; and for a damaged
-    journal.
+    Raises FldiagError when its name is no text, there is no run.json, or it cannot be read, or does not say what an index says;
+    and for a damaged journal.
     """
+    check_name(path)
     file = path / "run.json" if os.path.isdir(path) else path
     if not os.path.exists(file):
         what = "is not a run folder: it has no run.json" if os.path.isdir(path) else "is not there"

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fldiag.checkpoint import flat
-from fldiag.errors import FldiagError, out_of_memory, shown
+from fldiag.errors import FldiagError, check_name, out_of_memory, shown
 
 #: What a file may claim to hold: so many times its own size, and so many bytes more. Compression and shared storages make a
 #: tensor larger than its bytes in the file, though never by much in a checkpoint.
@@ -41,6 +41,7 @@ def read_tensors(path: Path) -> Any:
     Raises FldiagError for a missing, empty, truncated, damaged or foreign file, for one that claims to hold far more than
     its size, and for one that holds pickled objects (nothing of it is executed).
     """
+    check_name(path)
     if not os.path.isfile(path):
         what = "is no file" if os.path.exists(path) else "is not there"
         raise FldiagError(f"checkpoint {shown(path)} {what}", "give the path of a .pt or .safetensors file", usage=True)

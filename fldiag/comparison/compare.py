@@ -46,12 +46,15 @@ class Checked:
 
 def check(sides: Sides, fail_if: Sequence[str], reader: Reader, level: float) -> Checked:
     """Decide every condition. A condition that clearly holds fails the check, one that clearly does not hold passes it."""
+    _check_level(level)
     conditions = [parse(text) for text in fail_if]
     if not conditions:
         conditions = [parse(_usual(sides, reader))]
     if not sides.b and (lost := next((c for c in conditions if c.relative), None)):
         raise FldiagError(f"condition {lost.text!r} speaks of a baseline, and none is given", "give --baseline RUN", usage=True)
-    found = [evidence.of(c.number, sides, reader, level) for c in conditions]
+    numbers = {c.number.name: c.number for c in conditions}  # each is looked at once, however many conditions there are
+    seen = {name: evidence.of(number, sides, reader, level) for name, number in numbers.items()}
+    found = [seen[c.number.name] for c in conditions]
     asked = [(e, c.scale, c.offset) for e, c in zip(found, conditions, strict=True)]
     rows = _rows(asked, level)
     for row, one, condition in zip(rows, found, conditions, strict=True):
@@ -64,6 +67,7 @@ def check(sides: Sides, fail_if: Sequence[str], reader: Reader, level: float) ->
 def diff(sides: Sides, numbers: Sequence[str] | None, reader: Reader, level: float) -> pd.DataFrame:
     """Every number of both sides with its difference; ``better``: the side that clearly is. ``attrs`` say the question and the
     notes."""
+    _check_level(level)
     there = known()
     unknown = next((n for n in numbers or () if n not in there), None)
     if unknown is not None:
@@ -77,6 +81,12 @@ def diff(sides: Sides, numbers: Sequence[str] | None, reader: Reader, level: flo
     made.attrs = {"diagnostic": "diff", "question": sides.question, "notes": _notes(sides, rows, level),
                   "labels": list(sides.labels)}
     return made
+
+
+def _check_level(level: float) -> None:
+    """Raises FldiagError for what is no confidence level."""
+    if not 0 < level < 1:
+        raise FldiagError(f"level = {level!r} is no confidence level", "use a number between 0 and 1, such as 0.95", usage=True)
 
 
 def _usual(sides: Sides, reader: Reader) -> str:

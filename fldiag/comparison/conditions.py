@@ -11,6 +11,7 @@ is 1.05 times the baseline.
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable
@@ -24,6 +25,8 @@ OPERATORS: dict[str, Callable[[Any, Any], bool]] = {"<": operator.lt, "<=": oper
 _TOKEN = re.compile(r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z_λ][\w₁]*)"
                     r"|(?P<sign><=|>=|[<>+\-%]))")
 BASELINE = "baseline"
+#: Characters of a condition.
+LONGEST = 200
 _ALIASES = {"λ1": "lambda_1", "λ₁": "lambda_1", "lambda1": "lambda_1"}
 
 
@@ -52,6 +55,9 @@ class _Reader:
 
     def __init__(self, text: str):
         self.text, self.tokens, at = text, [], 0
+        if len(text) > LONGEST:
+            self.text = f"{text[:20]}…"
+            raise self.error(LONGEST, f"it has {len(text):,} characters", "one comparison a condition; give several conditions")
         while text[at:].strip():
             match = _TOKEN.match(text, at)
             if match is None:
@@ -131,7 +137,10 @@ def _value(reader: _Reader, number: Number) -> tuple[float, float]:
 
 def _amount(reader: _Reader, number: Number, *, relative: bool) -> tuple[float, str]:
     """A number and its unit; ``relative``: to the baseline, where a percentage always has a meaning."""
+    at = reader.next[2]
     value = float(reader.take("number", "a number", "write for example 0.8, 80% or 1pt"))
+    if math.isinf(value):
+        raise reader.error(at, "this number is too large", "write for example 0.8, 80% or 1pt")
     kind, word, at = reader.next
     unit = "%" if (kind, word) == ("sign", "%") else word if kind == "name" else ""
     if not unit:

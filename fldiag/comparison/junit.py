@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 
 from fldiag.comparison.compare import Checked
 from fldiag.comparison.words import sentence
+from fldiag.errors import printable
 
 
 def junit(found: Checked, strict: bool = False) -> str:
@@ -32,4 +33,4 @@ def junit(found: Checked, strict: bool = False) -> str:
     suites = ElementTree.Element("testsuites")
     suites.append(cases)
     ElementTree.indent(suites)
-    return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+    return printable(ElementTree.tostring(suites, encoding="unicode", xml_declaration=True)) + "\n"

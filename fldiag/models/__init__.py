@@ -42,14 +42,24 @@ def build(name: str, shape: tuple[int, ...] | None, classes: int, options: Mappi
         if not code:
             raise FldiagError(f"the model {name!r} is user code; fldiag does not import it because a checkpoint says so",
                               f"if you trust it, add --model {name}")
-        factory = import_object(name, "model")
-        try:
-            module = factory(shape, classes, **options) if shape is not None else factory(**options)
-        except TypeError:
-            module = factory(**options)
+        module = _made(name, import_object(name, "model"), shape, classes, options)
     if not isinstance(module, nn.Module):
         raise FldiagError(f"model factory {name!r} returned {type(module).__name__}", "return a torch.nn.Module")
     return module
+
+
+def _made(name: str, factory: Any, shape: Any, classes: int, options: Mapping[str, Any]) -> Any:
+    """What a user's factory returns, which may take no shape. Raises FldiagError when it fails."""
+    try:
+        try:
+            return factory(shape, classes, **options) if shape is not None else factory(**options)
+        except TypeError:
+            return factory(**options)
+    except FldiagError:
+        raise
+    except Exception as error:
+        raise FldiagError(f"model factory {name!r} failed ({type(error).__name__}: {error})",
+                          "mend it; it is called as factory(shape, classes), or as factory()") from error
 
 
 def import_object(reference: str, kind: str) -> Any:
@@ -57,7 +67,7 @@ def import_object(reference: str, kind: str) -> Any:
     module, _, attribute = reference.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise FldiagError(f"{kind} {reference!r} cannot be imported: {error}",
+    except Exception as error:  # whatever its module does when it is imported
+        raise FldiagError(f"{kind} {reference!r} cannot be imported: {str(error) or type(error).__name__}",
                           "give pkg.module:function, importable from the current folder or the environment",
                           usage=True) from None

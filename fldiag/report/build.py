@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fldiag import registry
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, printable
 from fldiag.plotting import pages, style
 from fldiag.plotting.collected import Collected, Source
 from fldiag.plotting.sections import Section
@@ -107,13 +107,13 @@ def render(found: Collected, sections: Sequence[Section], title: str) -> str:
     def owners(source: Source) -> str:
         return ", ".join(m.label for m in found.members if any(source is s for s in m.tables.values()))
 
-    return page.render(
+    return printable(page.render(
         title=title, sections=sections, members=found.members, sources=found.sources, owners=owners, about=about, config=config,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), version=version(), shapes=_SHAPES,
         stops=", ".join(scale), style=(home / "report.css").read_text("utf-8"), script=script,
         policy=pages.policy(plotly, script),
         packed={"plotly": _packed_plotly(), "data": pack(json.dumps(data, allow_nan=False, separators=(",", ":")))},
-        tables=[pack(s.raw) for s in found.sources])
+        tables=[pack(s.raw) for s in found.sources]))
 
 
 @cache

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import pandas as pd
 
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, printable
 
 #: Bytes from which a png is written in 256 colours.
 HEAVY = 150_000
@@ -43,7 +43,7 @@ def write_atomic(path: Path, writer: Callable[[IO[bytes]], Any], *, settle: bool
     Raises:
         FldiagError: The folder or the disk refuses; what was there before is intact.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"  # also of "." and "..", which the rename then refuses
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as f:
@@ -156,7 +156,7 @@ def csv_text(frame: pd.DataFrame, digits: int = 9) -> str:
     >>> csv_text(pd.DataFrame({"metric": ["loss"], "value": [1 / 3]}))
     'metric,value\\nloss,0.333333333\\n'
     """
-    return str(frame.to_csv(index=False, float_format=f"%.{digits}g", lineterminator="\n"))
+    return printable(frame.to_csv(index=False, float_format=f"%.{digits}g", lineterminator="\n"))
 
 
 def json_text(about: Mapping[str, Any]) -> str:

@@ -33,7 +33,7 @@ def check(console: Console, both: Both, fail_if: Sequence[str], *, pair: Pairing
     asked, reader = _asked(console, both, pair, where)
     found = compare.check(asked, fail_if, reader, level)
     _show(console, asked, words.rows(found.table), words.headings(words.CHECKED, level), found.question, found.notes)
-    console.say(f"verdict: {found.verdict}" + ("" if fail_if or not asked.b else _better(found.verdict)))
+    console.say(f"verdict: {found.verdict}" + ("" if fail_if or not asked.b else _better(found)))
     console.result |= {"verdict": found.verdict, "question": found.question, "notes": found.notes, "rows": _records(found.table)}
     written = _written(found.table, asked, out, {"verdict": found.verdict, "question": found.question, "notes": found.notes})
     if xml is not None:
@@ -89,9 +89,11 @@ def _show(console: Console, asked: Sides, rows: list[dict[str, Any]], columns: d
         console.note(text)
 
 
-def _better(verdict: str) -> str:
+def _better(found: compare.Checked) -> str:
+    if found.verdict == "undecided" and found.table["masked"].all():
+        return " (nothing could be compared)"
     return {"fail": " (A is worse than B)", "pass": " (A is better than B, or the same)"}.get(
-        verdict, " (the difference is within the noise)")
+        found.verdict, " (the difference is within the noise)")
 
 
 def _records(table: pd.DataFrame) -> list[dict[str, Any]]:

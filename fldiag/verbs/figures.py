@@ -67,7 +67,7 @@ def figures(console: Console, ids: list[str], scale: str, out: Path | None, stor
                              on_done=on_done, strict=strict, draw=part is None,
                              only=lambda config: not as_is and wanted(config))
     except KeyboardInterrupt:
-        raise FldiagError(f"stopped; what was trained is kept in {store}", "the same command goes on from there") from None
+        raise KeyboardInterrupt(f"stopped; what was trained is kept in {store}", "the same command goes on from there") from None
     if part is not None:
         if failed_runs:
             raise FldiagError(f"{len(failed_runs)} of the {len(mine)} runs of part {part} failed or lack an answer (why: above)",

@@ -84,7 +84,7 @@ def sweep(console: Console, source: str, over: list[str], overrides: list[str], 
         with user_code():
             runs, tuned = trained(console, asked, out, executor, part, download, device)
     except KeyboardInterrupt:
-        raise FldiagError("stopped; everything up to the last checkpoint is kept", "the same command goes on") from None
+        raise KeyboardInterrupt("stopped; everything up to the last checkpoint is kept", "the same command goes on") from None
     if part is not None:
         console.say(f"part {part}: {len(runs)} of {len(wanted)} runs; when all parts are done, the same command without --shard "
                     "makes the table")

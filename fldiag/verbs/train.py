@@ -69,8 +69,8 @@ def train(console: Console, source: str, overrides: list[str], out: Path | None,
                 run = rounds.train(config, out=out, executor=executor, on_event=on_event, resume=resume, device=device,
                                    download=download)
         except KeyboardInterrupt:
-            raise FldiagError(f"stopped; everything up to the last checkpoint is kept in {path}",
-                              "go on with the same command and --resume") from None
+            raise KeyboardInterrupt(f"stopped; everything up to the last checkpoint is kept in {path}",
+                                    "go on with the same command and --resume") from None
     report(console, run)
 
 

@@ -49,6 +49,19 @@ def test_undecided_passes_unless_it_is_strict(tmp_path):
     assert 'failures="1"' in (tmp_path / "s.xml").read_text()
 
 
+@pytest.mark.parametrize("words", [["--level", "nan"], ["--level", "0"], ["--level", "2"], ["--fail-if", "accuracy < 1e400"],
+                                   ["--junit", "."]], ids=" ".join)
+def test_what_is_no_check_is_one_error(words, tmp_path):
+    for verb in ("check", "diff") if words[0] == "--level" else ("check",):
+        said = run(verb, "short", "long", *words, "--out", tmp_path, code=1 if words[0] == "--junit" else 2).stderr
+        assert said.startswith("error: ") and "→" in said and "unexpected" not in said and len(said) < 700
+
+
+def test_a_model_that_cannot_be_made_is_no_noise(tmp_path):
+    said = run("check", "short", "long", "--model", "os:system", "--out", tmp_path).stdout
+    assert "verdict: undecided (nothing could be compared)" in said and "model factory 'os:system' failed (TypeError" in said
+
+
 def test_for_machines(tmp_path):
     found = json.loads(run("check", "short", "long", "--json", "--out", tmp_path, code=3).stdout)
     assert found["verdict"] == "fail" and found["rows"][0]["metric"] == "accuracy" and found["rows"][0]["low"] < found["rows"][0]["high"] < 0

@@ -7,6 +7,7 @@ from scipy import stats
 
 import fldiag
 from fldiag.checkpoint.run import Run
+from fldiag.comparison import evidence
 from fldiag.comparison.reading import Reader
 from fldiag.config import Config
 from fldiag.errors import FldiagError
@@ -126,6 +127,13 @@ def test_a_run_that_diverged_passes_no_condition(tmp_path):
     a, b = planted(tmp_path / "a", 0, None, status="diverged"), planted(tmp_path / "b", 0, 0.8)
     found = fldiag.check(a, b, fail_if=["accuracy < baseline"])
     assert found.verdict == "fail" and "diverged" in found.table["note"].iloc[0]
+
+
+def test_a_number_is_looked_at_once_however_many_conditions_it_has(worse, monkeypatch):
+    seen, old = [], evidence.of
+    monkeypatch.setattr(evidence, "of", lambda number, *rest: seen.append(number.name) or old(number, *rest))
+    found = fldiag.check(*worse, fail_if=[f"{name} < {i / 1000}" for i in range(300) for name in ("accuracy", "loss")])
+    assert seen == ["accuracy", "loss"] and len(found.table) == 600
 
 
 def test_wrong_use(worse):

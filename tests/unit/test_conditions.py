@@ -32,6 +32,14 @@ def test_refuses_at_the_place(text, at, says):
     assert caught.value.usage and caught.value.remedy
 
 
+@pytest.mark.parametrize(("text", "says"), [("accuracy < 1e400", "too large"), ("loss > baseline - " + "9" * 150 + "e200%", "too large"),
+                                            ("(" * 10**6, "1,000,000 characters")])
+def test_refuses_what_is_out_of_reach_in_few_words(text, says):
+    with pytest.raises(FldiagError, match=says) as caught:
+        parse(text)
+    assert len(str(caught.value)) < 500
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.text(alphabet=st.sampled_from("acury<>=+-%0123456789. ptbaselinλ()_e\n")) | st.text())
 def test_any_text_is_a_condition_or_one_error(text):

@@ -10,7 +10,9 @@ from torch import nn
 
 from fldiag.diagnostics.flatness import flatness
 from fldiag.diagnostics.flatness.picture import draw
+from fldiag.diagnostics.flatness.summary import summary
 from fldiag.errors import FldiagError
+from fldiag.results.summary import Small
 
 SIZES, RHO = (12, 9, 14), 0.05
 P = np.array(SIZES) / sum(SIZES)
@@ -183,6 +185,12 @@ def test_the_echo_of_known_updates():
     mean = one(found, "momentum_echo", round=None, index=1)
     assert mean.value == pytest.approx(-2 / 3) and mean.stderr == pytest.approx(np.std([-1, -1, 0], ddof=1) / 3**0.5)
     assert one(found, "momentum_echo", round=None, index=5).masked
+
+
+def test_an_echo_of_one_pair_of_rounds_has_no_error_in_the_summary():
+    frame = echoes(rounds_of([unit(0), unit(0, -2)]))
+    (small,) = [s for s in summary(frame, {"rho": 0.05}) if isinstance(s, Small) and "lag" in s.columns]
+    assert small.rows == [{"lag": 1, "rounds": 1, "value": pytest.approx(-1), "stderr": None}]
 
 
 def test_no_echo_across_rounds_that_are_not_stored():

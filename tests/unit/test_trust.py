@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import unicodedata
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -102,6 +104,38 @@ def test_the_cache_tells_losses_apart(tmp_path):
                                                              lambda z, y: (3 * (z - y)).square().mean())]
     tops = [fldiag.diagnose(p, "spectrum", k=1, cache=tmp_path)["value"].dropna().tolist() for p in problems]
     assert tops[1][1] == pytest.approx(9 * tops[0][1], rel=1e-3)
+
+
+#: What a folder can be called: a terminal's commands, writing from right to left, a bell, two lines, markup.
+HOSTILE = "r\x1b[31m\u202e\x07\x9b1m\n<script>alert(1)<!--&'\"]]>"
+
+
+def test_a_name_commands_no_terminal_and_breaks_no_file(kept, tmp_path):
+    from typer.testing import CliRunner
+
+    folder = tmp_path / HOSTILE
+    shutil.copytree(kept.path, folder)
+    words = [["runs", tmp_path], ["check", folder, "--fail-if", "accuracy < 1%", "--junit", tmp_path / "x.xml", "--out", tmp_path],
+             ["prune", folder, "--dry-run"], ["check", f"{folder}no"], ["report", folder, "--out", tmp_path]]
+    for one in words:
+        found = CliRunner().invoke(app, [str(w) for w in one])
+        assert found.exit_code == (2 if one[1] == f"{folder}no" else 0), found.output
+        shown = found.output.replace("\n", "")
+        assert shown.isprintable() and "unexpected" not in shown, shown
+    assert "error: " in found.output or len(list(tmp_path.glob("report*.html"))) == 1
+    assert ElementTree.parse(tmp_path / "x.xml").find("testsuite/testcase").get("name") == "accuracy < 1%"
+    for file in tmp_path.glob("*.*"):
+        text = file.read_text("utf-8") if file.suffix in (".csv", ".json", ".xml", ".html") else ""
+        assert not [c for c in text if c != "\n" and unicodedata.category(c) in ("Cc", "Cs")]
+        assert "<script>alert(1)<" not in text or file.suffix in (".csv", ".json")
+
+
+def test_a_name_that_is_no_text_is_refused(kept, tmp_path):
+    folder = tmp_path / b"r\xff".decode("utf-8", "surrogateescape")
+    shutil.copytree(kept.path, folder)
+    for path in (folder, folder / "rounds" / "0001.pt"):
+        with pytest.raises(FldiagError, match="no UTF-8; rename"):
+            fldiag.load(path)
 
 
 def test_infinite_options_are_refused():

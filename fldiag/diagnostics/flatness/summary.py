@@ -30,8 +30,9 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     yield Small([_gap(only(whole, round=r), r, metric) for r in shown for metric in NAMES], FLATNESS)
     yield Small([{"round": r, **{m: number(whole, m, round=r) for m in list(GRADIENTS)[1:]}} for r in shown], GRADIENTS)
     echoes = only(whole, metric="momentum_echo", round=None).dropna(subset="value")
-    yield Small([{"lag": int(row["index"]), "value": float(row["value"]), "stderr": row["stderr"], "rounds": int(row["n_rounds"])}
-                 for _, row in echoes.iterrows()], ECHO)
+    yield Small([{"lag": lag, "rounds": int(number(echoes, column="n_rounds", index=lag) or 0),
+                  **{column: number(echoes, column=column, index=lag) for column in ("value", "stderr")}}
+                 for lag in sorted(int(i) for i in echoes["index"])], ECHO)
     if echoes.empty:
         yield Note("no momentum echo: it needs neighbouring rounds (checkpoint.every = 1)")
     masked = only(frame, masked=True)
