@@ -19,7 +19,7 @@ from fldiag.comparison import compare, picture
 from fldiag.comparison.compare import Checked
 from fldiag.comparison.reading import Reader
 from fldiag.comparison.sides import Given, Pairing, Sides, sides
-from fldiag.config import Config
+from fldiag.config import Config, checked
 from fldiag.diagnosis.question import question
 from fldiag.diagnosis.subjects import Target, load
 from fldiag.diagnosis.tables import joined, tables
@@ -59,11 +59,8 @@ def train(config: Config, *, out: str | Path | None = None, resume: bool = False
     """
     from fldiag.training import rounds
 
-    if not isinstance(config, Config):
-        raise FldiagError(f"config is a {type(config).__name__}", "give a Config, such as Config.load('digits')", usage=True)
-
-    return rounds.train(config, out=out, executor=executor, on_event=on_event, resume=resume, device=device, download=download,
-                        setup=setup)
+    return rounds.train(checked(config), out=out, executor=executor, on_event=on_event, resume=resume, device=device,
+                        download=download, setup=setup)
 
 
 def sweep(config: Config | str | Path, over: Mapping[str, Sequence[Any]], *, out: str | Path | None = None,

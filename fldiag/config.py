@@ -251,6 +251,13 @@ def load(source: str | Path, overrides: Iterable[str] = ()) -> Config:
     return _loaded(source, dict(parse_override(o) for o in overrides))
 
 
+def checked(config: Any) -> Config:
+    """Raises FldiagError for what is no config."""
+    if not isinstance(config, Config):
+        raise FldiagError(f"config is a {type(config).__name__}", "give a Config, such as Config.load('digits')", usage=True)
+    return config
+
+
 def _loaded(source: str | Path, overrides: Mapping[str, Any]) -> Config:
     tree = _read(source)
     return build(tree, {**_for_method(tree, overrides), **overrides})

@@ -40,9 +40,9 @@ def convert(source: Annotated[Path, typer.Argument(metavar="IN", help="A .pt or 
     with errors(debug):
         from fldiag.verbs import convert as verb
 
-        verb.convert(Console(json), source, target, clients=pattern, globals_=global_pattern, moment=global_is, initial=initial,
-                     partition=partition, model=model, data=data, data_root=root, download=download, method=method, seed=seed,
-                     scores=evaluate)
+        verb.convert(Console(json), source, target, pattern=pattern, global_pattern=global_pattern, global_is=global_is,
+                     initial=initial, partition=partition, model=model, data=data, root=root, download=download, method=method,
+                     seed=seed, evaluate=evaluate)
 
 
 @app.command()

@@ -26,7 +26,7 @@ from fldiag.models import frozen
 from fldiag.models.network import Network
 from fldiag.problem.ingredients import unwrapped
 from fldiag.results.table import Row
-from fldiag.training.evaluate import evaluate as test_model
+from fldiag.training.evaluate import tested
 
 #: What holds a model's weights: a state_dict, the module itself, a flat vector, or arrays in the order of its state_dict.
 Weights = Any
@@ -287,11 +287,7 @@ class Recorder:
     def _scores(self, state: State) -> list[Row]:
         if self._network is None or self.dataset is None:
             return []
-        w = torch.cat([state[n].float().reshape(-1) for n in self._network.layout.names])
-        scores = test_model(self._network, w, {n: state.get(n, b) for n, b in self._network.buffers.items()}, self.dataset)
-        size = int(scores.pop("n"))
-        return [{"moment": "aggregated", "scope": "global", "slice": "test", "metric": m, "value": v, "n_examples": size,
-                 "estimator": "exact"} for m, v in scores.items()]
+        return tested(self._network, state, self.dataset)
 
     def _write(self, t: int, state: State, clients: Mapping[int, State], received: State | None, rows: Sequence[Row],
                examples: Mapping[int, int]) -> None:

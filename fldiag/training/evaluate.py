@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from fldiag import losses
 from fldiag.data import Dataset
 from fldiag.data.arrays import ready
 from fldiag.models.network import Network
+from fldiag.results.table import Row
 
 BATCH = 500  # fixed, so the bits do not depend on the memory at hand
 
@@ -28,3 +31,12 @@ def evaluate(network: Network, w: Tensor, buffers: dict[str, Tensor], dataset: D
                 correct += int((logits.argmax(-1) == y).sum())
     scores = {"loss": loss / n, "n": n}
     return scores if dataset.test_y.is_floating_point() else {"accuracy": correct / n, **scores}
+
+
+def tested(network: Network, state: Mapping[str, Tensor], dataset: Dataset) -> list[Row]:
+    """The same of a state_dict, as rows of a run's metrics. Buffers that it lacks are the network's."""
+    own = {n: state[n].to(b.dtype) if n in state else b for n, b in network.buffers.items()}
+    scores = evaluate(network, network.layout.row({n: state[n].float() for n in network.layout.names}), own, dataset)
+    n = int(scores.pop("n"))
+    return [{"moment": "aggregated", "scope": "global", "slice": "test", "metric": metric, "value": value, "n_examples": n,
+             "estimator": "exact"} for metric, value in scores.items()]

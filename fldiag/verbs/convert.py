@@ -1,282 +1,33 @@
-"""``fldiag convert``: a file in the other format, or a folder of clients' files as a run."""
+"""``fldiag convert``: what is converted, round by round."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
-from fldiag import data as datasets
-from fldiag import models
-from fldiag.checkpoint import flat, folder, foreign, owner, schema
-from fldiag.checkpoint.foreign import State
-from fldiag.checkpoint.recording import Recording, mean
-from fldiag.checkpoint.run import verify
-from fldiag.checkpoint.tensor_files import read_tensors
+from fldiag.checkpoint.run import Run
 from fldiag.console import Console
-from fldiag.data import Dataset
-from fldiag.diagnosis.subjects import user_code
-from fldiag.errors import FldiagError
-from fldiag.models.network import Network
-from fldiag.registry import model as registered
-from fldiag.results import files
-from fldiag.results.provenance import digest
-from fldiag.rounds.round_weights import ranges
-from fldiag.training.evaluate import evaluate
+from fldiag.export import convert as library
+from fldiag.results.table import Row
 
 COLUMNS = {"round": "round", "clients": "clients", "received": "received", "global": "global model", "accuracy": "accuracy",
            "loss": "loss"}
 
 
 def convert(console: Console, source: Path, out: Path, **options: Any) -> None:
-    """One file, or with a pattern a folder."""
-    if os.path.isdir(source):
-        folder_to_run(console, source, out, **options)
-        return
-    given = [k for k in ("clients", "globals_", "partition", "initial", "model", "data") if options.get(k) is not None]
-    if given and os.path.isfile(source):
-        flag = {"clients": "pattern", "globals_": "global-pattern"}.get(given[0], given[0])
-        raise FldiagError(f"--{flag} is for a folder, and {source} is a file", "leave it out, or give the folder", usage=True)
-    left = convert_file(source, out)
-    if left:
-        console.note(f"left out, being no weights: {', '.join(left[:8])}{' ...' if len(left) > 8 else ''}")
-    console.done(out)
+    rows: list[Row] = []
+    with console.progress(out.name) as progress:
 
+        def on_event(event: dict[str, Any]) -> None:
+            if event["event"] == "note":
+                return console.note(event["text"])
+            rows.append({k: event[k] for k in COLUMNS if k in event})
+            progress(event["done"], event["total"], f"round {event['round']}")
 
-def convert_file(source: Path, out: Path) -> list[str]:
-    """``.pt`` as ``.safetensors`` or back: a checkpoint of fldiag with all it holds, else the state_dict, tensor by tensor.
-
-    Returns the entries of a training program's container that are no weights and were left out. Raises FldiagError
-    when the names do not say two formats, ``out`` is there already, or ``source`` cannot be read.
-    """
-    kinds = [".safetensors" if p.suffix == ".safetensors" else ".pt" if p.suffix in folder.SUFFIXES else None
-             for p in (source, out)]
-    if None in kinds or kinds[0] == kinds[1]:
-        raise FldiagError(f"{source.name} to {out.name} is no conversion that fldiag knows",
-                          "convert .pt to .safetensors or back; or a folder, with --pattern", usage=True)
-    if out.exists():
-        raise FldiagError(f"{out} is already there", "choose another name, or remove it first", usage=True)
-    verify(source)
-    content, left = read_tensors(source), list[str]()
-    if isinstance(content, dict) and isinstance(content.get("manifest"), str):
-        schema.read(source)  # refuses what no reader would take
-    else:
-        content, left = foreign.unwrap(source, content)
-    if kinds[1] == ".pt":
-        files.write_atomic(out, lambda f: torch.save(content, f))
-        return left
-    from safetensors.torch import save
-
-    tensors, metadata = flat.flatten(content)
-    written = save(tensors, metadata)
-    files.write_atomic(out, lambda f: f.write(written))
-    return left
-
-
-@dataclass
-class _Globals:
-    """The global model after every round (0: before the first), read when it is asked for."""
-
-    where: Mapping[int, Path]
-    read: Any
-    held: tuple[int, State | None] = (-1, None)
-
-    def __call__(self, t: int) -> State | None:
-        if t != self.held[0]:
-            self.held = t, self.read(self.where[t], "global model") if t in self.where else None
-        return self.held[1]
-
-
-def folder_to_run(console: Console, root: Path, out: Path, *, clients: str | None, globals_: str | None, moment: str,
-                  initial: Path | None, partition: Path | None, model: str | None, data: str | None, data_root: str | None,
-                  download: bool, method: str, seed: int, scores: bool) -> None:
-    """Every round as it is read: what is missing or damaged is said and left out."""
-    if (root / "run.json").is_file():
-        raise FldiagError(f"{root} is a run of fldiag already", "give it to the other verbs as it is", usage=True)
-    found = folder.known(folder.files(root)) if clients is None else None
-    if found is not None:
-        program, clients, theirs = found
-        globals_ = globals_ or theirs
-        console.note(f"the files are named as {program} names them: --pattern '{clients}'"
-                     + (f" --global-pattern '{globals_}'" if globals_ else ""))
-    if clients is None:
-        raise FldiagError(f"{root} is a folder, and which of its files are whose is not known", folder.advice(folder.files(root)),
-                          usage=True)
-    if moment not in ("aggregated", "received"):
-        raise FldiagError(f"--global-is {moment!r} is not one of aggregated, received", "aggregated: saved after the round; "
-                          "received: before it, as the clients got it", usage=True)
-    layout = folder.scan(root, clients, globals_)
-    numbers, parts = _people(layout.names, partition)
-    dataset, module = _problem(model, data, data_root, download)
-    if parts is not None and dataset is not None:
-        folder.check({str(k): v for k, v in parts.items()}, len(dataset.train_y), dataset.name)
-    start = min(layout.rounds)
-    shift = 1 - start if start == 0 else 0  # fldiag counts rounds from 1
-    after = {r + shift - (moment == "received"): path for r, path in layout.globals.items()}
-    if initial is not None:
-        after[start + shift - 1] = initial
-    recipe = {"kind": "folder", "clients": clients, "globals": globals_, "global_is": moment, "model": model, "data": data,
-              "partition": digest({str(k): v for k, v in parts.items()}) if parts is not None else None,
-              "initial": initial.name if initial else None, "method": method, "seed": seed, "scores": scores}
-    with owner.hold(out):
-        recording = Recording(out, module, origin=recipe, model=model, data=data, root=data_root, dataset=dataset, parts=parts,
-                              method=method, seed=seed)
-        work = _Work(console, layout, module, recording, numbers, parts, shift)
-        if any(not name.isdigit() or int(name) != k for name, k in numbers.items()):
-            recording.know(names={k: name for name, k in numbers.items()})
-            work.say("clients are numbered " + ", ".join(f"{k} = {name}" for name, k in list(numbers.items())[:6])
-                     + (" ..." if len(numbers) > 6 else ""), keep=False)
-        if shift:
-            work.say("rounds start at 0 there and at 1 here", keep=False)
-        work.gaps()
-        work.run(after, bool(globals_), _scorer(module, dataset) if scores and dataset is not None else None)
-
-
-def _people(names: list[str], partition: Path | None) -> tuple[dict[str, int], dict[int, Any] | None]:
-    """Numbers of the clients by name, and their examples by number."""
-    if partition is None:
-        return folder.numbers(names), None
-    found, _ = folder.match(folder.read_partition(partition), names)
-    numbers = folder.numbers(sorted({*names, *found}))
-    return numbers, {numbers[name]: index for name, index in found.items()}
-
-
-def _problem(model: str | None, data: str | None, root: str | None, download: bool) -> tuple[Dataset | None, nn.Module]:
-    if model is None:
-        raise FldiagError("which model the files belong to is not known",
-                          "give it: --model NAME (fldiag list models) or --model pkg.mod:factory", usage=True)
-    with user_code():
-        dataset = datasets.load(data, root, download) if data is not None else None
-        if dataset is not None:
-            return dataset, models.build(model, dataset.shape, dataset.classes, code=True)
-        if ":" not in model and model in registered:
-            raise FldiagError(f"model {model!r} has the sizes of its data, and no data are given", "give them: --data NAME",
-                              usage=True)
-        return None, models.build(model, (), 0, code=True)
-
-
-def _scorer(module: nn.Module, dataset: Dataset) -> Any:
-    network = Network(module)
-
-    def score(state: State) -> dict[str, float]:
-        w = torch.cat([state[n].float().reshape(-1) for n in network.layout.names])
-        own = {n: state[n].to(b.dtype) if n in state else b for n, b in network.buffers.items()}
-        return evaluate(network, w, own, dataset)
-
-    return score
-
-
-class _Work:
-    """The conversion at work: reads, says what is missing, writes."""
-
-    def __init__(self, console: Console, layout: folder.Layout, module: nn.Module, recording: Recording,
-                 numbers: Mapping[str, int], parts: Mapping[int, Any] | None, shift: int):
-        self.console, self.layout, self.module, self.recording = console, layout, module, recording
-        self.numbers, self.parts, self.shift = numbers, parts, shift
-        self.prefixes: set[str] = set()
-        self.remedy = "copy them again"  # of the last file that could not be read
-
-    def say(self, text: str, keep: bool = True) -> None:
-        self.console.note(text)
-        if keep:
-            self.recording.note(text)
-
-    def gaps(self) -> None:
-        """Rounds and clients that one would expect."""
-        here = [r + self.shift for r in self.layout.rounds]
-        lost = sorted(set(range(here[0], here[-1] + 1)) - set(here))
-        if lost:
-            self.say(f"no client files of round {ranges(lost)}")
-        names = self.layout.names
-        short = {r + self.shift: [n for n in names if n not in held] for r, held in sorted(self.layout.clients.items())
-                 if len(held) < len(names)}
-        if 2 * len(short) < len(here):  # else clients are sampled, and their absence says nothing
-            for r, absent in list(short.items())[:8]:
-                self.say(f"round {r} has no file of client {', '.join(absent[:6])}{' ...' if len(absent) > 6 else ''}")
-        if self.parts is not None:
-            without = [n for n in names if self.numbers[n] not in self.parts]
-            if without:
-                self.say(f"the partition does not say which examples client {', '.join(without[:6])} has")
-
-    def read(self, path: Path, whose: str) -> State | None:
-        """The weights in a file, None when it is damaged. Raises FldiagError for another architecture."""
-        name = path.relative_to(self.layout.root) if path.is_relative_to(self.layout.root) else path
-        try:
-            verify(path)
-            state = schema.read(path).state
-        except FldiagError as error:
-            self.say(f"{whose}: {error.what}: left out")
-            self.remedy = error.remedy
-            return None
-        try:
-            state, prefix = foreign.fit(state, self.module)
-        except FldiagError as error:
-            raise FldiagError(f"{whose} ({name}) does not fit the model: {error.what}",
-                              "a run has one architecture: give the --model of these files, or a --pattern that leaves others out"
-                              ) from None
-        if prefix and prefix not in self.prefixes:
-            self.prefixes.add(prefix)
-            self.say(f"the names fit the model without {prefix!r} before them ({name})", keep=False)
-        return state
-
-    def run(self, after: dict[int, Path], given: bool, score: Any) -> None:
-        rounds, recording = self.layout.rounds, self.recording
-        globals_, done = _Globals(after, self.read), set(recording.run.rounds)
-        first, rows = rounds[0] + self.shift, []
-        before: State | None = globals_(first - 1)
-        if before is not None and 0 not in done and first == 1:
-            recording.initial(before)
-        if before is None:
-            self.say(f"what the clients received in round {first} is not there, so local training cannot be compared with it"
-                     + ("" if given else " (--global-pattern or --initial would say it)"))
-        if not given:
-            self.say("no global models are given: they are taken to be the mean of the clients' weights"
-                     + ("" if self.parts is not None else ", each counted alike as no partition is given"))
-        with self.console.progress(str(recording.run.path.name)) as progress:
-            for i, r in enumerate(rounds):
-                t = r + self.shift
-                progress(i, len(rounds), f"round {t}")
-                received = globals_(t - 1) or (before if not given and i and rounds[i - 1] == r - 1 else None)
-                if t in done:
-                    before = recording.run.checkpoint(t).state
-                    continue
-                row, before = self._round(t, self.layout.clients[r], globals_, received, given, score, bool(i))
-                rows += [row] if row else []
-            progress(len(rounds), len(rounds), "rounds")
-        if not recording.run.rounds:
-            raise FldiagError(f"none of the files in {self.layout.root} can be read", self.remedy)
-        run = recording.finish()
-        shown = rows if len(rows) <= 12 else [rows[j * (len(rows) - 1) // 11] for j in range(12)]
-        scored = any("loss" in row for row in rows)
-        self.console.table(shown, {k: v for k, v in COLUMNS.items() if scored or k not in ("accuracy", "loss")})
-        self.console.done(run.path / "run.json", run.path)
-
-    def _round(self, t: int, files: Mapping[str, Path], globals_: _Globals, received: State | None, given: bool, score: Any,
-               later: bool) -> tuple[dict[str, Any] | None, State | None]:
-        if received is None and later:
-            self.say(f"round {t}: what the clients received, the global model of round {t - 1}, is not there")
-        clients: dict[int, State] = {}
-        for name in sorted(files, key=lambda n: self.numbers[n]):
-            state = self.read(files[name], f"round {t}, client {name}")
-            if state is not None:
-                clients[self.numbers[name]] = state
-        aggregated, whence = globals_(t), "stored"
-        if aggregated is None:
-            if not clients:
-                self.say(f"round {t} is left out: none of its files can be read")
-                return None, None
-            if given:
-                self.say(f"round {t}: its global model is not there and taken to be the mean of the clients' weights")
-            sizes = [len(self.parts.get(k, ())) if self.parts is not None else 1 for k in clients]
-            aggregated, whence = mean(list(clients.values()), [float(n) for n in sizes]), "mean"
-        scores = score(aggregated) if score is not None else {}
-        n = int(scores.pop("n", 0))
-        self.recording.add(t, aggregated, clients, received, rows=[
-            {"moment": "aggregated", "scope": "global", "slice": "test", "metric": m, "value": v, "n_examples": n,
-             "estimator": "exact"} for m, v in scores.items()])
-        return {"round": t, "clients": len(clients), "received": received is not None, "global": whence, **scores}, aggregated
+        made = library.convert(source, out, **options, on_event=on_event)
+    if not isinstance(made, Run):
+        return console.done(made)
+    shown = rows if len(rows) <= 12 else [rows[j * (len(rows) - 1) // 11] for j in range(12)]
+    scored = any("loss" in row for row in rows)
+    console.table(shown, {k: v for k, v in COLUMNS.items() if scored or k not in ("accuracy", "loss")})
+    console.done(made.path / "run.json", made.path)

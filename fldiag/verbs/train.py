@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import time
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,15 @@ from fldiag.console import Console
 from fldiag.diagnosis.measure import LONG as ANNOUNCE
 from fldiag.diagnosis.subjects import user_code
 from fldiag.errors import FldiagError
-from fldiag.execution.choice import chosen
-from fldiag.execution.forecast import START, faster, wall, workers
 from fldiag.results.machine import has_bf16
 from fldiag.results.summary import Small
-from fldiag.training import held, rounds
+from fldiag.training import forecast as forecasts
+from fldiag.training import rounds
 from fldiag.training.diagnostics import personalise as personal
 from fldiag.training.outcome import failure
-from fldiag.training.setup import Setup, Unit
 
 #: Exit code of a training that diverged.
 DIVERGED = 3
-#: A forecast times a local step that takes longer, in seconds, once.
-SLOW = 2.0
 
 
 def train(console: Console, source: str, overrides: list[str], out: Path | None, resume: bool, overwrite: bool, dry_run: bool,
@@ -93,46 +88,22 @@ def report(console: Console, run: Any) -> None:
 
 
 def forecast(console: Console, config: Config, path: Path, executor: str, download: bool, device: str) -> None:
-    """Time by training two steps of one cohort, disk by the size of what is stored; writes nothing."""
+    """Writes nothing."""
     with user_code():
-        setup = Setup(config, device=device, download=download, rehearsal=True)
-    ids = sorted(setup.schedule.sampled(0))
-    zero = {i: setup.method.client_init(setup.initial()) for i in ids}
-    server = setup.method.server_init(setup.initial())
-    units = setup.units(0, ids, setup.initial(), {n: b.clone() for n, b in setup.network.buffers.items()},
-                        {n: server[n] for n in setup.method.sent if n in server}, zero if next(iter(zero.values())) else {})
-    step, choice = _per_step(setup, units[0]), chosen(executor)
-    cohorts = [step * max((len(b) for b in u.batches), default=0) for u in units]
-    seconds, at_a_time = sum(cohorts) * config.rounds, workers(choice)
-    long = seconds if at_a_time in (1, None) else wall(cohorts, at_a_time or 1) * config.rounds + START
-    size, state = setup.model_bytes, len(server) + config.clients.total * len(zero[ids[0]]) + 1
-    disk = size * (held.stored_rounds(config) + state) + held.bytes_of_clients(config, size)
+        found = forecasts.forecast(config, executor=executor, device=device, download=download)
     free = shutil.disk_usage(next(p for p in [path.absolute(), *path.absolute().parents] if p.exists())).free
-    console.result |= {"config": config.model_dump(mode="json"), "seconds": long, "serial_seconds": seconds,
-                       "executor": str(choice), "bytes": disk, "stacked": setup.stack, "path": str(path)}
+    console.result |= {"config": config.model_dump(mode="json"), **asdict(found), "path": str(path)}
     console.say(json.dumps(config.model_dump(mode="json"), indent=1))
-    console.say(f"{setup.network.size:,} parameters, {len(ids)} of {config.clients.total} clients a round, "
-                f"{'stacked' if setup.stack else 'one after another'}")
-    where = {1: "of local training on this machine", None: f"of work for {choice}, by the speed of this machine"}.get(
-        at_a_time, f"of local training with {at_a_time} at a time on this machine ({duration(seconds)} of work)")
-    console.say(f"forecast: {duration(long)} {where}, {disk / 1e6:,.0f} MB of disk ({free / 1e9:,.0f} GB free)")
-    if at_a_time is not None and (better := faster(cohorts, config.rounds, long)):
-        console.say(f"--executor {better[0]}: {duration(better[1])} instead of {duration(long)}")
-    for text in [*setup.remarks, held.described(config, size)]:
+    console.say(f"{found.parameters:,} parameters, {found.clients} of {config.clients.total} clients a round, "
+                f"{'stacked' if found.stacked else 'one after another'}")
+    where = {1: "of local training on this machine", None: f"of work for {found.executor}, by the speed of this machine"}.get(
+        found.at_a_time,
+        f"of local training with {found.at_a_time} at a time on this machine ({duration(found.serial_seconds)} of work)")
+    console.say(f"forecast: {duration(found.seconds)} {where}, {found.bytes / 1e6:,.0f} MB of disk ({free / 1e9:,.0f} GB free)")
+    if found.faster is not None:
+        console.say(f"--executor {found.faster[0]}: {duration(found.faster[1])} instead of {duration(found.seconds)}")
+    for text in [*found.remarks, found.kept]:
         console.say(text)
-    console.result["remarks"] = setup.remarks
-    if disk > free:
+    if found.bytes > free:
         console.note("that does not fit on the disk: raise checkpoint.every or set checkpoint.clients = 'none'")
     console.done(path)
-
-
-def _per_step(setup: Setup, unit: Unit) -> float:
-    """Seconds of a local step: timed when it is warm, unless one alone takes so long that the warming does not count."""
-    for steps in (1, 3):
-        trial = replace(unit, batches=[b[:steps] for b in unit.batches])
-        began = time.perf_counter()
-        setup.train(trial)
-        found = (time.perf_counter() - began) / max(1, max(map(len, trial.batches)))
-        if found > SLOW:
-            break
-    return found

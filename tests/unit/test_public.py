@@ -18,8 +18,8 @@ from fldiag import api, known, registry
 from fldiag.diagnosis.options import SHARED
 from fldiag.diagnosis.subjects import _schema
 
-PUBLIC = ["Checkpoint", "Config", "FldiagError", "History", "Method", "Part", "Problem", "Recorder", "Run", "catalogue", "check", "diagnose", "diff",
-          "draw", "load", "sweep", "train"]
+PUBLIC = ["Checkpoint", "Config", "FldiagError", "History", "Method", "Part", "Problem", "Recorder", "Run", "catalogue", "check", "convert", "diagnose", "diff",
+          "draw", "forecast", "load", "sweep", "train"]
 
 
 def test_the_names_are_those_of_the_contract():
@@ -44,13 +44,13 @@ assert fldiag.catalogue("methods") and fldiag.Config.load("digits").rounds == 20
     assert not {m.name for m in pkgutil.iter_modules(fldiag.__path__)} & set(PUBLIC)
 
 
-@pytest.mark.parametrize("name", ["train", "load", "draw", "catalogue", "check", "diff"])
+@pytest.mark.parametrize("name", ["train", "forecast", "convert", "load", "draw", "catalogue", "check", "diff"])
 def test_signatures_say_their_options(name):
     parameters = inspect.signature(getattr(fldiag, name)).parameters.values()
     assert not [p.name for p in parameters if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
 
 
-@pytest.mark.parametrize("name", ["train", "load", "diagnose", "draw", "catalogue", "check", "diff"])
+@pytest.mark.parametrize("name", ["train", "forecast", "convert", "load", "diagnose", "draw", "catalogue", "check", "diff"])
 def test_docstrings_say_what_goes_in_and_out(name):
     text = inspect.getdoc(getattr(fldiag, name))
     assert all(part in text for part in ("Args:", "Raises:")) and "Returns:" in text
@@ -76,7 +76,7 @@ def test_docstrings_of_classes_and_their_methods(name):
     assert [n for n, member in of_the_class(cls).items() if not member.__doc__] == []
 
 
-@pytest.mark.parametrize("module", ["checkpoint.run", "config", "errors", "method", "problem.problem"])
+@pytest.mark.parametrize("module", ["checkpoint.run", "config", "errors", "method", "problem.problem", "training.forecast", "export.convert"])
 def test_examples_of_classes_run(module):
     failed, tried = doctest.testmod(importlib.import_module(f"fldiag.{module}"))
     assert tried and not failed
@@ -153,7 +153,7 @@ def test_a_picture_of_a_table(tmp_path):
     (lambda: fldiag.diagnose(PROBLEM[0], "trace"), r"fldiag\.Problem\(net, loss, \(x, y\)\)"),
     (lambda: fldiag.diagnose([fldiag.Problem(*PROBLEM), 3], "trace"), "int cannot be"),
     (lambda: fldiag.diagnose(fldiag.Problem(*PROBLEM), 5), "unknown diagnostic 5"),
-    (lambda: fldiag.train("digits"), r"Config\.load\('digits'\)"), (lambda: fldiag.train(None), r"Config\.load"),
+    (lambda: fldiag.train("digits"), r"Config\.load\('digits'\)"), (lambda: fldiag.forecast(None), r"Config\.load"),
     (lambda: fldiag.load(123), "run folder or a checkpoint"), (lambda: fldiag.draw("x"), "what fldiag.diagnose returned"),
     (lambda: fldiag.catalogue(5), "unknown kind 5")])
 def test_what_is_of_the_wrong_kind_is_one_error_with_a_remedy(ask, says):
