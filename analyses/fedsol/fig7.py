@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fldiag.diagnostics.forgetting.picture import rounds
+from fldiag.diagnostics.forgetting.picture import ceiling, rounds
 from fldiag.figures.study import Study, Trial, diagnostic
 from fldiag.plotting import style
 from fldiag.results.select import only
@@ -11,6 +11,7 @@ PRESET = "fedsol-cifar10-shard2"
 
 
 def draw(table):
+    most = ceiling(table)
     table = only(table, scope="global", slice="test")
     labels, looks = list(dict.fromkeys(table["label"])), style.looks(table["label"])
     with style.paper():
@@ -31,6 +32,8 @@ def draw(table):
             ax.set_yticks(range(len(cells)), [f"{c:g}" for c in cells.index])
         rounds(left)
         left.set(xlabel="round", ylabel="test accuracy [%]")
+        if most is not None:
+            style.ceiling(left, 100 * most)
         style.chance(left, 10)
         left.grid(True)
         fig.colorbar(image, ax=others, label="accuracy on the class [%]")

@@ -20,6 +20,7 @@ from fldiag.plotting.tables import need
 from fldiag.results.select import only
 
 PICTURE = "picture of measured beside reported numbers"
+FAINT = "#bbbbbb"
 MEASURED, REPORTED = style.look(2), style.look(0)
 _SHORT = {"sharding": "{shards} shards", "lda": "LDA {alpha}", "dirichlet": "Dir {alpha}", "pathological": "{classes} classes",
           "iid": "iid"}
@@ -138,13 +139,18 @@ def cells(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _text(r: Mapping[str, Any]) -> str:
-    def pair(value: float, std: float) -> str:
-        digits = 2 if abs(value) < 10 else 1
-        return f"{value:.{digits}f}" + ("" if std is None or math.isnan(std) else f" ± {std:.{digits}f}")
-
     there = f"{r['seeds']:.0f} of {r['seeds'] + r['missing']:.0f} seeds" if r.get("seeds", 0) > 0 else "–"
-    mine = there if math.isnan(r["measured"]) else pair(r["measured"], r["measured_std"])
-    return mine + ("" if r["reported"] is None or math.isnan(r["reported"]) else f" ({pair(r['reported'], r['reported_std'])})")
+    mine = _pair(r, "measured") or there
+    return mine + (f" ({theirs})" if (theirs := _pair(r, "reported")) else "")
+
+
+def _pair(r: Mapping[str, Any], name: str) -> str:
+    """A number ± its standard deviation; nothing where there is no number."""
+    value, std = r[name], r[f"{name}_std"]
+    if value is None or pd.isna(value):
+        return ""
+    digits = 2 if abs(value) < 10 else 1
+    return f"{value:.{digits}f}" + ("" if std is None or pd.isna(std) else f" ± {std:.{digits}f}")
 
 
 def dots(table: pd.DataFrame) -> Figure:
@@ -157,6 +163,8 @@ def dots(table: pd.DataFrame) -> Figure:
         raise FldiagError(f"the {PICTURE} has no measured number", "train something first")
     found = found[found["column"].isin(heads)]
     rows = {r: _row(r) for r in dict.fromkeys(found["row"])}
+    if len(rows) == 1 and len(heads) > 2:  # dots beneath each other would compare nothing
+        return _listed(found, heads, *rows.values())
     room = min(0.35 + max(style.text_width(r, 7) for r in rows.values()), 2.2)
     width = style.wide()
     across = max(1, min(len(heads), int((width - room) / 1.15)))
@@ -188,6 +196,35 @@ def dots(table: pd.DataFrame) -> Figure:
             keys.append(Line2D([], [], linestyle="none", marker=">", color=MEASURED.color, markersize=4, markerfacecolor="white"))
             texts.append("not reached")
         style.legend(fig, keys, texts, loc="outside lower center", ncols=style.columns(texts, fig.get_figwidth() - 0.2))
+    return fig
+
+
+def _listed(found: pd.DataFrame, heads: Sequence[str], row: str) -> Figure:
+    """One method in several settings, as a table: a line a setting."""
+    titles, here = _heads(heads)
+    cells = [(", ".join(title), *(_pair(found[found["column"] == head].iloc[0], name) for name in ("measured", "reported")))
+             for head, title in zip(heads, titles, strict=True)]
+    width = style.wide(min(style.TWO_COLUMNS, 2.4 + max(style.text_width(c[0], 7.5) for c in cells)))
+    tops = (row, "measured" + (f" on\n{here}" if here else ""), "reported\nin the paper")
+    with style.paper():
+        lines = [style.wrap(c[0], width - 2.1, 2, 7.5) for c in cells]
+        tall = sum(0.15 * len(line) + 0.05 for line in lines) + 0.55
+        fig = style.figure(width, tall)
+        at, places = tall - 0.08, (0.06, width - 1.05, width - 0.06)
+
+        def put(texts: Sequence[str], **more: Any) -> None:
+            for x, text, side in zip(places, texts, ("left", "right", "right"), strict=True):
+                said = "\n".join(map(style.plain, text.split("\n")))
+                fig.text(x / width, at / tall, said, ha=side, va="top", fontsize=7.5, **more)
+
+        put(tops, weight="bold")
+        at -= 0.34
+        for y in (tall - 0.04, at, 0.06):
+            fig.add_artist(Line2D([0.06 / width, 1 - 0.06 / width], [y / tall] * 2, color="black", linewidth=0.7))
+        at -= 0.06
+        for line, cell in zip(lines, cells, strict=True):
+            put(("\n".join(line), *cell[1:]))
+            at -= 0.15 * len(line) + 0.05
     return fig
 
 
@@ -269,18 +306,35 @@ def lines(table: pd.DataFrame, x: str, metrics: Mapping[str, str], *, by: str = 
                 ax.set_xscale("log")
             ax.grid(True)
         keys = [Line2D([], [], color=looks[n].color, linestyle=looks[n].dash, marker=looks[n].marker) for n in names]
-        if len(names) > 1:  # one is what the caption is about
+        if len(names) == 1:  # what the caption is about
+            keys, names = [], []
+        if any(drawn.get_label() == "_sampled" for ax in axes for drawn in ax.containers):
+            keys.append(Line2D([], [], color=FAINT, linewidth=1.6))
+            names.append("± standard error over the test examples, one seed")
+        if names:
             style.legend(fig, keys, names, loc="outside lower center", ncols=min(len(names), 4))
     return fig
 
 
 def _line(ax: Any, part: pd.DataFrame, x: str, look: style.Look) -> None:
     values = part.assign(value=pd.to_numeric(part["value"]).astype(float))
+    _sampled(ax, values, x)
     flat = values[values[x].isna()]["value"]
     if len(flat):
         ax.axhline(flat.mean(), color=look.color, linestyle=look.dash, linewidth=1)
     if values[x].notna().any():
         means(ax, values, x, look)
+
+
+def _sampled(ax: Any, part: pd.DataFrame, x: str) -> None:
+    """Of an accuracy of one seed: a faint bar of its standard error over the test examples."""
+    if not {"n_examples", "unit"} <= set(part.columns) or part.groupby(x).size().max() != 1:
+        return
+    rows = part[part["unit"].eq("%")].dropna(subset=[x, "value"])
+    share = rows["value"].to_numpy(float) / 100
+    error = 100 * np.sqrt(share * (1 - share) / rows["n_examples"].to_numpy(float))
+    ax.errorbar(rows[x].to_numpy(float), 100 * share, yerr=error, fmt="none", ecolor=FAINT, elinewidth=1.6, zorder=1,
+                label="_sampled")
 
 
 def means(ax: Any, part: pd.DataFrame, x: str, look: style.Look, label: str | None = None) -> None:

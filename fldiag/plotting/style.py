@@ -216,10 +216,25 @@ def chance(ax: Axes, value: float, name: bool = True) -> None:
     if low > 3 * value:
         return
     ax.set_ylim(bottom=min(low, value - 0.06 * (high - value)))
-    ax.axhline(value, color="#666666", linewidth=0.7, linestyle=(0, (1, 2)), zorder=1, label="_chance")
-    if name:
-        ax.annotate("chance", (1, value), xycoords=ax.get_yaxis_transform(), xytext=(0, 1), textcoords="offset points",
-                    ha="right", va="bottom", fontsize=6, color="#555555")
+    level(ax, value, "chance" if name else "")
+
+
+def ceiling(ax: Axes, value: float) -> None:
+    """A line at the highest accuracy of models that know their clients' classes only, where the curves come near it; the axis
+    then reaches up to it."""
+    low, high = ax.get_ylim()
+    if not low < value < 1.5 * high:
+        return
+    ax.set_ylim(top=max(high, value + 0.08 * (value - low)))
+    level(ax, value, "ceiling of own classes")
+
+
+def level(ax: Axes, value: float, name: str) -> None:
+    """A dotted line across, with its name upon it."""
+    ax.axhline(value, color="#666666", linewidth=0.7, linestyle=(0, (1, 2)), zorder=1, label=f"_{name or 'level'}")
+    ax.annotate(name, (1, value), xycoords=ax.get_yaxis_transform(), xytext=(0, 1), textcoords="offset points",
+                ha="right", va="bottom", fontsize=6, color="#555555", zorder=6,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.3, "alpha": 0.75})
 
 
 def diverged() -> Line2D:

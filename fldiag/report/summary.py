@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from fldiag import identity, known, registry
+from fldiag.plotting import words
 from fldiag.plotting.collected import Collected, Member, worlds
 from fldiag.plotting.sections import Section, Table, percent, plus_minus
 from fldiag.plotting.style import number
@@ -66,19 +67,20 @@ def row(m: Member) -> list[str]:
 
 
 def method(m: Member) -> str:
-    """The name, with its numbers and whatever is not as the method has it by default."""
+    """The display name, with its numbers and whatever is not as the method has it by default."""
     name = str(m.setting("method", "name", "unknown"))
     usual = {o["name"]: o["default"] for o in (known.item("methods", name) or {"options": []})["options"]}
-    options = [f"{k} = {plain(v)}" for k, v in m.config.get("method", {}).items() if k != "name" and v is not None
+    options = [f"{words.symbol(k)} = {plain(v)}" for k, v in m.config.get("method", {}).items() if k != "name" and v is not None
                and (k not in usual or v != usual[k] or (isinstance(v, (int, float)) and not isinstance(v, bool)))]
-    return f"{name} ({', '.join(options)})" if options else name
+    return words.method(name) + (f" ({', '.join(options)})" if options else "")
 
 
 def setting(m: Member) -> str:
     kind = str(m.setting("partition", "kind", "unknown"))
-    options = [f"{k} {plain(m.setting('partition', k))}" for k in ("alpha", "shards", "classes")
+    options = [f"{words.symbol(k)} = {plain(m.setting('partition', k))}" for k in ("alpha", "shards", "classes")
                if m.setting("partition", k) is not None]
-    return (f"{m.setting('data', 'name', 'unknown')}, {' '.join([kind, *options])}, "
+    data = words.data(str(m.setting("data", "name", "unknown")))
+    return (f"{data}, {' '.join([words.PARTITIONS.get(kind, kind), *options])}, "
             f"{m.setting('clients', 'total', '?')} clients, {m.setting('clients', 'per_round', '?')} a round")
 
 

@@ -301,3 +301,12 @@ def test_an_interrupted_diagnosis_is_kept_in_the_cache(tmp_path, monkeypatch):
     frame = fldiag.diagnose(made, "forgetting", cache=tmp_path)
     assert len(seen) == 4 and set(frame["round"].dropna()) == {1, 2, 3}
     assert not list(tmp_path.glob("*.partial.npz"))
+
+
+def test_the_ceiling_is_the_share_of_classes_that_clients_hold():
+    from fldiag.diagnostics.forgetting.picture import ceiling
+
+    held = [{"metric": "class_examples", "client": k, "index": c, "value": n} for k, counts in enumerate(([5, 0, 0, 3], [0, 0, 0, 9]))
+            for c, n in enumerate(counts)]
+    assert ceiling(pd.DataFrame(held)) == pytest.approx((2 / 4 + 1 / 4) / 2)
+    assert ceiling(pd.DataFrame([{**row, "value": 1} for row in held])) is None  # all hold all: there is none

@@ -236,3 +236,21 @@ def test_redrawing_keeps_numbers_and_their_provenance(tmp_path):
 def compared_rows():
     return table([dict(origin=o, setting="", method=m, model="lenet", data="cifar10", metric="accuracy", value=v, seed=0)
                   for o in ("measured", "reported") for m, v in (("fedavg", 50.0), ("fedsol", 60.0))])
+
+
+def test_one_method_in_many_settings_is_a_table():
+    rows = [dict(origin=o, setting=f"partition=lda;alpha={a}", method="fedalign", model="resnet56", data="cifar100", metric="accuracy",
+                 value=v, seed=0) for a in (0.1, 0.5, 2.5) for o, v in (("measured", 20.0 + a), ("reported", 50.0 + a))]
+    texts = {t.get_text() for t in pictures.dots(table(rows)).texts}
+    assert {"FedAlign", "LDA 0.1", "20.1", "50.1", "LDA 2.5", "22.5", "52.5"} <= texts
+
+
+def test_an_accuracy_of_one_seed_has_its_standard_error_over_the_examples():
+    rows = [dict(label="FedAvg", setting="", rate=r, metric="accuracy", unit="%", value=80.0, n_examples=400, seed=s)
+            for r in (0.1, 0.2) for s in (0,)]
+    one = pictures.lines(table(rows), "rate", {"accuracy": "accuracy"})
+    (bars,) = [c for c in one.axes[0].containers if c.get_label() == "_sampled"]
+    (segment, _) = bars.lines[2][0].get_segments()
+    assert segment[:, 1] == pytest.approx([80 - 100 * (0.16 / 400) ** 0.5, 80 + 100 * (0.16 / 400) ** 0.5])
+    several = pictures.lines(table([*rows, *({**r, "seed": 1} for r in rows)]), "rate", {"accuracy": "accuracy"})
+    assert not [c for c in several.axes[0].containers if c.get_label() == "_sampled"]

@@ -90,13 +90,13 @@ def test_summary_takes_each_number_from_its_table(two):
     assert row["λ₁ ± residual"] == "8 ± 0.001"
     assert row["Forgetting: accuracy lost in local training (± std over clients)"] == "43 ± 4 %"
     assert row["Drift: distance of client weights from the received"] == "0.67 ± 0.2"
-    assert row["Method"] == "fedsol (rho = 1.5, tau = 3, tau_moon = 0.5)"
+    assert row["Method"] == "FedSOL (ρ = 1.5, τ = 3, tau moon = 0.5)"
 
 
 def test_method_names_what_is_not_the_default(tmp_path):
     made = reports.run(tmp_path / "a", "fedsol", method__strength="fixed", method__rho=0.5)
     text = summary.method(collect([made.path]).members[0])
-    assert "rho = 0.5" in text and "strength = fixed" in text and "loss" not in text
+    assert "ρ = 0.5" in text and "strength = fixed" in text and "loss" not in text
 
 
 def test_sharpness_is_that_of_the_latest_global_model_on_train(tmp_path):

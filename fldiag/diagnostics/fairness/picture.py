@@ -55,7 +55,7 @@ def _order(ax: Axes, clients: pd.DataFrame, whole: pd.DataFrame) -> None:
         ax.set_xticks([])
         ax.yaxis.set_major_formatter(PercentFormatter(1))
         if (mean := number(whole, "mean_accuracy")) is not None:
-            ax.axhline(mean, color="#555555", linewidth=0.7, linestyle=(0, (4, 2)))
+            style.level(ax, mean, "mean")
     low = number(whole, "worst_decile")
     spread = number(whole, "accuracy_gini")
     ax.set_title(f"worst tenth {_percent(low)}, Gini {style.number(spread, 2)}")
@@ -77,7 +77,8 @@ def _reliability(ax: Axes, whole: pd.DataFrame) -> None:
     right = only(whole, metric="bin_accuracy").set_index("index").sort_index()
     sure = only(whole, metric="bin_confidence").set_index("index").reindex(right.index)
     x, y, n = floats(sure["value"]), floats(right["value"]), floats(right["n_examples"])
-    ax.plot([0, 1], [0, 1], color="#555555", linewidth=0.7, linestyle=(0, (4, 2)))
+    ax.plot([0, 1], [0, 1], color="#555555", linewidth=0.7, linestyle=(0, (1, 2)))
+    ax.annotate("calibrated", (0.98, 0.9), ha="right", va="top", fontsize=6, color="#555555")
     ax.errorbar(x, y, [np.abs(y - floats(right[c])) for c in ("low", "high")], fmt="none", color=REST, elinewidth=0.7, capsize=0)
     ax.scatter(x, y, s=6 + 60 * n / n.sum(), color=REST, linewidth=0)
     ax.set(xlabel="confidence", ylabel="accuracy (area: examples)", xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))

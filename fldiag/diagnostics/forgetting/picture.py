@@ -70,6 +70,11 @@ def curves(table: pd.DataFrame) -> Figure:
                 line(left, found, look, _band(table, found, moment))
                 keys.append((key(look), text))
         _finish(left, "test accuracy", keys)
+        if (most := ceiling(table)) is not None:
+            style.ceiling(left, most)
+        classes = only(table, metric="class_examples")["index"].nunique()
+        if classes > 1:
+            style.chance(left, 1 / classes)
         keys = []
         for place, (metric, text) in enumerate(_SHARES.items()):
             found, look = _global(table, metric, "trained"), style.look(place + 3)
@@ -78,6 +83,14 @@ def curves(table: pd.DataFrame) -> Figure:
                 keys.append((key(look), text))
         _finish(right, "share of the examples", keys)
     return fig
+
+
+def ceiling(table: pd.DataFrame) -> float | None:
+    """The accuracy of models that are always right on their client's own classes and never on others, mean over the clients,
+    where test classes are equally frequent; None where every client has every class, or nobody knows."""
+    held = only(table, metric="class_examples").dropna(subset=["value"])
+    share = float((floats(held["value"]) > 0).mean()) if len(held) else 1.0
+    return share if share < 1 else None
 
 
 def curves_if_any(table: pd.DataFrame) -> Figure | None:
