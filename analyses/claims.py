@@ -322,6 +322,19 @@ def saves(base, percent, name="fedalign", metric="MFLOPs"):
     return check
 
 
+def no_more(metric, method, base):
+    """``method`` does not need more of it than ``base``."""
+    def check(table):
+        values = per_seed(table, metric=metric)
+        if not {method, base} <= set(values):
+            raise FldiagError(f"nothing was measured of {method} or {base}", "see why in the figure's json")
+        mine, theirs = float(values[method].mean()), float(values[base].mean())
+        right = mine <= theirs
+        return Verdict((right,), f"{method} {mine:.3g}, {base} {theirs:.3g}", "holds" if right else "does not hold", "counted",
+                       (method, base), "counts")
+    return check
+
+
 CLAIMS = (
     Claim("fedsol-orthogonal", "The larger rho, the closer to 0 is the cosine of FedSOL's gradient and the proximal one.",
           "FedSOL Figure 3a", "fedsol/fig3", orthogonal),
@@ -434,6 +447,8 @@ CLAIMS = (
           "fedalign/table3", partial(top, method="gradaug")),
     Claim("fedalign-stagnation", "FedAvg and FedProx gain nothing from 30 local epochs over 20.", "FedAlign Table 3",
           "fedalign/table3", stagnates),
+    Claim("fedtoga-uplink", "FedTOGA's clients upload no more than FedAvg's.", "FedTOGA abstract", "fedtoga/table4",
+          no_more("uplink", "fedtoga", "fedavg")),
     *(Claim(f"fedalign-saves-{percent}", f"FedAlign needs {percent} % fewer {what} than {label}.", "FedAlign Table 5",
             "fedalign/table5_counts", saves(base, percent, metric=metric))
       for base, label, percent, metric, what in (

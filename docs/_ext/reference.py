@@ -15,6 +15,7 @@ from equations import typeset
 
 from fldiag import known
 from fldiag.cli import app as verbs
+from fldiag.figures import agreement
 from fldiag.results.table import COLUMNS, DESCRIPTIONS
 
 DOCS = Path(__file__).resolve().parents[1]
@@ -54,15 +55,15 @@ def write(_: Any = None) -> None:
 
 
 def _statements(ledger: pd.DataFrame) -> str:
-    """The papers' statements with their verdicts, and how many of their numbers were measured under which conditions."""
-    numbers = ledger[ledger["kind"] == "number"]
-    measured = numbers[numbers["measured"].notna()]
-    alike, agree = (int(measured["agrees"].isin(words).sum()) for words in (("yes", "no"), ("yes",)))
-    claims = ledger[ledger["kind"] == "claim"]
+    """How many of the papers' numbers were measured under which conditions, and their statements with the verdicts."""
+    counts, claims = agreement.counts(ledger), ledger[ledger["kind"] == "claim"]
+    whole = counts.attrs
     counted = ", ".join(f"{n} {word}" for word, n in claims["agrees"].value_counts().items())
-    text = (f"Of {len(numbers)} numbers in the papers' texts, {len(measured)} have a measured one beside them; {alike} of these "
-            f"were measured like for like ({agree} agree), the others on other data or at a reduced size. Statements checked: "
-            f"{len(claims)}; {counted}.\n\n")
+    text = (f"Of {whole['printed']} numbers in the papers' texts, {whole['like']} were measured like for like, and "
+            f"{whole['otherwise']} only on other data or at a reduced size.\n\n")
+    text += _table(("numbers of the papers", "measured", "agree", "agree as profilers count", "do not agree", "undecided"),
+                   [(agreement.BASES[str(basis)], *map(str, row)) for basis, row in counts.iterrows()])
+    text += f"\nStatements checked: {len(claims)}; {counted}.\n\n"
     return text + _table(("statement", "where", "scale", "seeds", "verdict"), [
         (escaped(r["metric"]), escaped(r["source"]), str(r["scale"]), "" if pd.isna(r["seeds"]) else f"{r['seeds']:.0f}",
          escaped(r["agrees"])) for _, r in claims.iterrows()])

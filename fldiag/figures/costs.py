@@ -2,54 +2,80 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fldiag import data
+from fldiag import data, registry
 from fldiag.config import Config
 from fldiag.errors import FldiagError
 from fldiag.figures import shapes
+from fldiag.figures.study import PROFILED
+from fldiag.models.layers.width import channels
+from fldiag.models.residual import Block
+from fldiag.parts.augmentation import SubNetworks, resized
 from fldiag.results.table import table
 from fldiag.training.federation import Federation
+from fldiag.training.rows import round_rows
 from fldiag.training.setup import Setup
 
 #: Images a step; steps an epoch.
 BATCH, STEPS = 2, 2
-#: Rounds that are counted where blocks or sub-networks are drawn at random, and how many further epochs each has.
-DRAWN, EPOCHS = {"stochdepth": 4, "gradaug": 4}, 2
 #: Products that only a forward pass makes; backward ones have other names.
 FORWARD = ("convolution", "addmm", "baddbmm")
+#: What profilers of layers count besides, an average over all positions of a map, and the layers whose parameters they count.
+POOLING, LAYERS = "mean", (nn.Conv2d, nn.Linear)
+#: Widths between the smallest and 1 that stand for all of them.
+WIDTHS = 4096
 #: Models that are in memory during training, as the FedAlign paper counts them.
 STORED = {"fedavg": 1, "fedprox": 2, "moon": 3, "mixup": 1, "stochdepth": 1, "gradaug": 1, "fedalign": 1}
 
 
 def flops(config: Config) -> pd.DataFrame:
     """Multiply-adds of all forward passes of a step, an image (MFLOPs, GFLOPs), and the parameters kept (params_M, where the
-    number of models is known), both in millions (GFLOPs: in thousands of millions).
+    number of models is known), both in millions (GFLOPs: in thousands of millions); all of them also as profilers of layers count
+    (names that end in :data:`~fldiag.figures.study.PROFILED`).
 
-    Counted from the second round on, on a few blank images of the data set's size with its number of classes, which are
-    augmented, so that nothing is kept from step to step. ``stderr``: of the mean over what is drawn at random.
+    Counted in the second round, on a few blank images of the data set's size with its number of classes, which are augmented,
+    so that nothing is kept from step to step. What is drawn at random (blocks, sub-networks) counts with its expectation.
 
     Raises FldiagError for data whose size is not known without them."""
-    images = blank(config.data.name, augment=True)
-    rounds = DRAWN.get(config.method.name, 1)
-    further = EPOCHS if rounds > 1 else 1
-    (short, _), (long, module) = (_forward(config, images, epochs, rounds) for epochs in (1, 1 + further))
-    scale = 2 * further * STEPS * BATCH
-    forward = (short.mean(), long.mean())
-    value = (forward[1] - forward[0]) / scale
-    error = float(np.sqrt((short.var(ddof=1) + long.var(ddof=1)) / rounds) / scale) if rounds > 1 else None
-    rows = [{"metric": name, "value": value / unit, "stderr": None if error is None else error / unit}
-            for name, unit in (("MFLOPs", 1e6), ("GFLOPs", 1e9))]
-    if config.method.name in STORED:
-        size = sum(p.numel() for p in module.parameters())
-        rows.append({"metric": "params_M", "value": STORED[config.method.name] * size / 1e6})
-    return table(rows, method=config.method.name, seed=config.seed, scope="global")
+    images, name = blank(config.data.name, augment=True), config.method.name
+    neutral = registry.method.get(name).meta["neutral"] if name in DRAWN else {}
+    whole = config.replace(**{f"method__{key}": value for key, value in neutral.items()})
+    (short, _), (long, module) = (_forward(whole, images, epochs) for epochs in (1, 2))
+    count = (long - short) / (2 * STEPS * BATCH)
+    if name in DRAWN:
+        count = count + DRAWN[name](_federation(config, images, 1).setup, images.train_x[:1])
+    rows = [{"metric": metric + end, "value": value / unit} for metric, unit in (("MFLOPs", 1e6), ("GFLOPs", 1e9))
+            for end, value in zip(("", PROFILED), count, strict=True)]
+    if name in STORED:
+        layers = [m for m in module.modules() if isinstance(m, LAYERS)]
+        rows += [{"metric": f"params_M{end}", "value": STORED[name] * sum(p.numel() for m in found for p in m.parameters()) / 1e6}
+                 for end, found in (("", [module]), (PROFILED, layers))]
+    return table(rows, method=name, seed=config.seed, scope="global")
+
+
+def traffic(config: Config) -> pd.DataFrame:
+    """What a client sends and receives in a round, and keeps until its next, in multiples of the model's bytes: counted in the
+    second round, on a few blank images. Raises FldiagError for data whose size is not known without them."""
+    federation = _federation(config, blank(config.data.name, augment=False), epochs=1)
+    execute = partial(map, federation.setup.train)
+    federation.round(execute)
+    seen, trained = federation.round(execute)
+    bytes_of = {row["metric"]: row["value"] for row in round_rows(2, {"n": 0}, seen, trained, isolated=False)}
+    kept = sum(rows[0].numel() * rows.element_size() for rows in trained.state.values())
+    size = seen.w_g.numel() * seen.w_g.element_size()
+    return table([{"metric": name, "value": value / size, "unit": "x"} for name, value in (
+        ("uplink", bytes_of["uplink"]), ("downlink", bytes_of["downlink"]), ("client_state", kept))],
+        method=config.method.name, seed=config.seed, scope="client")
 
 
 def relative(config: Config) -> float:
@@ -70,16 +96,83 @@ def blank(name: str, augment: bool) -> data.Dataset:
     return data.Dataset("blank", x, y, x, y, classes, augment=("hflip",) if augment and len(shape) == 3 else ())
 
 
+# ---- what is drawn at random
+
+
+def _dropped(setup: Setup, x: Tensor) -> np.ndarray:
+    """What stochastic depth saves of a forward pass of ``x``, at its probabilities: a number below zero."""
+    blocks = [m for m in setup.module.modules() if isinstance(m, Block)]
+    keep, module = [b.keep for b in blocks], setup.module.train()
+
+    def without(dropped: Block | None) -> np.ndarray:
+        for b in blocks:
+            b.keep = 0.0 if b is dropped else 1.0
+        return _count(module, x)
+
+    every = without(None)
+    return np.asarray(np.sum([(1 - p) * (without(b) - every) for b, p in zip(blocks, keep, strict=True)], axis=0))
+
+
+def _subnetworks(setup: Setup, x: Tensor) -> np.ndarray:
+    """What GradAug's sub-networks cost on average over the widths and sides that it draws from."""
+    part = next(p for p in setup.method if isinstance(p, SubNetworks))
+    module: Any = setup.module.train()
+    sizes = sorted({m.weight.shape[0] for m in module.modules() if isinstance(m, nn.Conv2d)})
+
+    def average(widths: Iterable[float]) -> np.ndarray:
+        """Widths that keep the same channels cost the same."""
+        alike: dict[tuple[int, ...], list[float]] = {}
+        for width in widths:
+            alike.setdefault(tuple(channels(size, width) for size in sizes), []).append(width)
+        each = [len(same) * _count(module.sub, resized(x, side), same[0]) for same in alike.values() for side in part.sides]
+        return np.asarray(np.sum(each, axis=0) / (sum(map(len, alike.values())) * len(part.sides)))
+
+    fixed = part.widths == "code"  # the first alone
+    total = average([part.smallest]) if fixed else np.zeros(2)
+    if part.n > fixed:
+        total = total + (part.n - fixed) * average(part.smallest + (1 - part.smallest) * (np.arange(WIDTHS) + 0.5) / WIDTHS)
+    return np.asarray(total)
+
+
+#: Method -> what its draws add to the forward passes of its neutral setting, an image.
+DRAWN: dict[str, Callable[[Setup, Tensor], np.ndarray]] = {"stochdepth": _dropped, "gradaug": _subnetworks}
+
+
+# ---- counting
+
+
+def _count(forward: Callable[..., Any], *inputs: Any) -> np.ndarray:
+    """Multiply-adds of a forward pass, without and with pooling."""
+    with torch.no_grad(), _counter() as seen:
+        forward(*inputs)
+    return _of_forward(_names(seen)) / 2
+
+
+def _counter() -> FlopCounterMode:
+    """Counts pooling too: as two operations an entry of the map, as a multiply-add is counted."""
+    return FlopCounterMode(display=False, custom_mapping={
+        torch.ops.aten.mean: lambda shape, *_, **__: 2 * int(np.prod(shape)) if len(shape) == 4 else 0})
+
+
+def _names(seen: FlopCounterMode) -> Counter[str]:
+    return Counter({str(op).rpartition(".")[2]: n for op, n in seen.get_flop_counts()["Global"].items()})
+
+
+def _of_forward(operations: Counter[str]) -> np.ndarray:
+    """Operations of the forward passes, without and with pooling."""
+    products = sum(operations[name] for name in FORWARD)
+    return np.array([products, products + operations[POOLING]], float)
+
+
 def _epoch(config: Config, images: data.Dataset) -> int:
-    first, both = (sum(operations(_federation(config, images, epochs)).values()) for epochs in (1, 2))
-    return both - first
+    first, both = (operations(_federation(config, images, epochs)) for epochs in (1, 2))
+    return (both - first).total() - (both - first)[POOLING]
 
 
-def _forward(config: Config, images: data.Dataset, epochs: int, rounds: int) -> tuple[np.ndarray, nn.Module]:
-    """Operations (two a multiply-add) of the forward passes of each of the rounds after the first, and the module."""
+def _forward(config: Config, images: data.Dataset, epochs: int) -> tuple[np.ndarray, nn.Module]:
+    """Operations of the forward passes of the second round, and the module."""
     federation = _federation(config, images, epochs)
-    counts = [operations(federation, begin=i == 0) for i in range(rounds)]
-    return np.array([sum(n for op, n in c.items() if op in FORWARD) for c in counts], float), federation.setup.module
+    return _of_forward(operations(federation)), federation.setup.module
 
 
 def _federation(config: Config, images: data.Dataset, epochs: int) -> Federation:
@@ -91,12 +184,11 @@ def _federation(config: Config, images: data.Dataset, epochs: int) -> Federation
     return Federation(Setup(made, dataset=images, parts=[np.arange(len(every))], public=images.batch(every, None)))
 
 
-def operations(federation: Federation, begin: bool = True) -> dict[str, int]:
-    """Name of a product -> operations (two a multiply-add) in a federation's next round, by default after a first one: what is
-    made once is then made."""
+def operations(federation: Federation) -> Counter[str]:
+    """Name of a product (or of pooling) -> operations, two a multiply-add, in a federation's second round: what is made once is
+    then made."""
     execute = partial(map, federation.setup.train)
-    if begin:
+    federation.round(execute)
+    with _counter() as seen:
         federation.round(execute)
-    with FlopCounterMode(display=False) as seen:
-        federation.round(execute)
-    return {str(op).rpartition(".")[2]: n for op, n in seen.get_flop_counts()["Global"].items()}
+    return _names(seen)

@@ -170,18 +170,10 @@ def measured(found: pd.DataFrame, study: Study, plan: Plan, there: Collection[st
         made.append({**dict(zip([*KEYS, "metric"], key, strict=True)), "value": float(known.mean()) if told else None,
                      "std": float(known.std(ddof=1)) if told and len(known) > 1 else None, "seeds": len(known),
                      "diverged": int(values.isna().sum()), "diverged_later": len(late),
-                     **_error(part), "trained_on": _one(part, "trained_on"), "trained_model": _one(part, "trained_model"),
+                     "trained_on": _one(part, "trained_on"), "trained_model": _one(part, "trained_model"),
                      "runs": sorted({core[:10] for seed, ask in set(zip(part["seed"], part["ask"], strict=True))
                                      for core, asked in cells.get((*key[:-1], seed), []) if ask in asked})})
     return made
-
-
-def _error(part: pd.DataFrame) -> dict[str, float]:
-    """Of counts over what is drawn at random: the standard error."""
-    if not {"stderr", "ask"} <= set(part):
-        return {}
-    known = part.loc[part["ask"] == "flops", "stderr"].dropna()
-    return {"stderr": float(known.iloc[0])} if len(known) else {}
 
 
 def _one(part: pd.DataFrame, column: str) -> str:

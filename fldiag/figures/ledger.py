@@ -12,25 +12,21 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
-from fldiag import config as configs
 from fldiag.errors import FldiagError
-from fldiag.figures import claims, evidence, reported
+from fldiag.figures import agreement, arithmetic, claims, evidence, reported
+from fldiag.figures.agreement import AS_PROFILED
 from fldiag.figures.caption import unfinished
 from fldiag.figures.gather import KEYS
 from fldiag.figures.reported import Reported
 from fldiag.figures.scales import SCALES
+from fldiag.figures.study import PROFILED
 from fldiag.results import files
 from fldiag.results.table import Row
-from fldiag.results.uncertainty import LEVEL
 
-#: Runs behind a paper's number, where its text says so (FedSOL, FedAlign); taken for the others too.
-PAPER_SEEDS = 3
 COLUMNS = ["kind", "paper", "id", "source", *KEYS, "metric", "reported", "reported_std", "scale", "measured", "measured_std",
-           "seeds", "difference", "agrees", "status", "trained_on", "trained_model", "runs", "machine", "code", "torch", "note"]
-#: Metrics that are counted: no seed changes them.
-COUNTED = ("MFLOPs", "GFLOPs", "params_M", "flops_relative")
+           "seeds", "difference", "agrees", "basis", "status", "trained_on", "trained_model", "runs", "machine", "code", "torch",
+           "note"]
 #: Metrics that are a difference to the method named by the mark ``over``.
 DIFFERENCES = {"accuracy_change": "accuracy", "accuracy_gain": "accuracy"}
 
@@ -65,6 +61,11 @@ def _numbers(row: Reported, every: list[tuple[Path, dict[str, Any]]]) -> Iterato
                  "setting": row.setting, "method": row.method, "model": row.model, "data": row.data, "metric": row.metric,
                  "reported": row.value, "reported_std": row.std, "note": row.note}
     mine = [(file, about) for file, about in every if (about["paper"], about["id"]) == (row.paper, row.id)]
+    again = arithmetic.worked(row)
+    if again is not None:
+        assert row.value is not None
+        yield {**base, "measured": again.value, "difference": again.value - row.value, "basis": "arithmetic",
+               "agrees": "yes" if again.agrees(row) else "no", "status": f"worked out ({again.text})"}
     lines = [line for file, about in mine if (line := _line(row, base, file, about)) is not None]
     yield from lines or [{**base, "status": _why_not(row, mine)}]
 
@@ -87,12 +88,15 @@ def _line(row: Reported, base: Row, file: Path, about: dict[str, Any]) -> Row | 
         spreads = [s for s in (std, base_hit["std"]) if s is not None]
         value, std = value - base_hit["value"], sum(s * s for s in spreads) ** 0.5 if spreads else None
         runs = sorted({*runs, *base_hit["runs"]})
-    std = hit.get("stderr", std)
     line = {**common, "measured": value, "measured_std": std, "seeds": hit["seeds"], "trained_on": hit["trained_on"],
             "trained_model": hit["trained_model"], "runs": " ".join(runs),
+            "basis": "cost" if row.metric in agreement.COSTS else "data" if row.metric in agreement.EXAMPLES else "trained",
             "status": _status(hit)}
     if value is not None and row.value is not None:
-        line |= {"difference": value - row.value, "agrees": _agrees(row, line, value - row.value, about)}
+        line |= {"difference": value - row.value, "agrees": agreement.verdict(row, line, value - row.value, about)}
+        profiled = _find(about, row, row.method, row.metric + PROFILED)
+        if profiled is not None and line["agrees"] == "no" and agreement.printed(row, profiled["value"] - row.value) == "yes":
+            line |= {"agrees": AS_PROFILED, "status": f"{line['status']}; {profiled['value']:.6g} {AS_PROFILED}"}
     return line
 
 
@@ -105,6 +109,8 @@ def _made_by(about: dict[str, Any]) -> Row:
 
 def _find(about: dict[str, Any], row: Reported, method: str, metric: str) -> dict[str, Any] | None:
     wanted = [row.plain, method, row.model, row.data, metric]
+    if not method and not row.model:  # a number of the data
+        return next((dict(hit) for hit in about["measured"] if (hit["data"], hit["metric"]) == (row.data, metric)), None)
     if method != row.method:  # the method compared with has no options of this one
         own = {k for k in row.settings if k not in (*reported.FEDERATION, *reported.MARKS)}
         for plain in (row.plain, ";".join(p for p in row.plain.split(";") if p.split("=")[0] not in own)):
@@ -113,59 +119,6 @@ def _find(about: dict[str, Any], row: Reported, method: str, metric: str) -> dic
                     return dict(hit)
         return None
     return next((dict(hit) for hit in about["measured"] if [hit[k] for k in KEYS] + [hit["metric"]] == wanted), None)
-
-
-def _agrees(row: Reported, line: Row, difference: float, about: dict[str, Any]) -> str:
-    """Whether the difference may be noise, where the protocol is the paper's."""
-    base = line["trained_on"].split("@")[0].rpartition("-")[0] or line["trained_on"]
-    if "protocol unknown" in row.note:
-        return "protocol unknown"
-    if row.data and line["trained_on"] and row.data not in (line["trained_on"], base):
-        return "other data"
-    if _other_public_data(line["runs"].split(), about):
-        return "other data"
-    if row.model and line["trained_model"] and row.model != line["trained_model"]:
-        return "other model"
-    if row.metric in COUNTED:
-        return _printed(row, line["measured_std"], difference)
-    if "not reached within" in row.note:
-        return "bound"
-    if about.get("reduction"):
-        return "reduced"
-    return _within(row.std, line["measured_std"], int(line["seeds"]), difference)
-
-
-def _printed(row: Reported, error: float | None, difference: float) -> str:
-    """Of counts: whether they are the same to the last digit printed, or within two standard errors of what is drawn."""
-    _, _, digits = f"{row.value:.10g}".partition(".")
-    return "yes" if abs(difference) <= 0.5 * 10.0 ** -len(digits) + 2 * (error or 0.0) + 1e-12 else "no"
-
-
-def _within(theirs: float | None, ours: float | None, seeds: int, difference: float) -> str:
-    """Whether 0 lies in the 95 % t-interval of the difference of the two means: Welch's, or with the one deviation that is
-    known taken for both."""
-    known = [(std, n) for std, n in ((theirs, PAPER_SEEDS), (ours, seeds)) if std is not None and n > 1]
-    if not known:
-        return "no spread"
-    if len(known) == 1:
-        (std, n), = known
-        freedom, error = n - 1.0, std * (1 / PAPER_SEEDS + 1 / max(1, seeds)) ** 0.5
-    else:
-        parts = [(std * std / n, n) for std, n in known]
-        total = sum(v for v, _ in parts)
-        error, freedom = total ** 0.5, total ** 2 / sum(v * v / (n - 1) for v, n in parts) if total else 1.0
-    if abs(difference) > stats.t.ppf((1 + LEVEL) / 2, freedom) * error:
-        return "no"
-    return "yes" if len(known) == 2 else "one spread"
-
-
-def _other_public_data(runs: list[str], about: dict[str, Any]) -> bool:
-    """Whether another set stood in for the public data of a paper's protocol."""
-    for run in about["runs"].values():
-        data = run.get("config", {}).get("data", {})
-        if run["hash"] in runs and data.get("public") and data["public"] != configs.load(run["config"]["name"]).data.public:
-            return True
-    return False
 
 
 def _status(hit: dict[str, Any]) -> str:
@@ -203,7 +156,7 @@ def _unreported(about: dict[str, Any]) -> Iterator[Row]:
     printed = {(*(getattr(r, k) if k != "setting" else r.plain for k in KEYS), r.metric)
                for r in reported.rows(about["paper"]) if r.id == about["id"] and r.metric}
     for hit in about["measured"]:
-        if (*(hit[k] for k in KEYS), hit["metric"]) not in printed:
+        if (*(hit[k] for k in KEYS), hit["metric"]) not in printed and not hit["metric"].endswith(PROFILED):
             yield {"kind": "number", "paper": about["paper"], "id": about["id"], "source": about["source"],
                    **{k: hit[k] for k in (*KEYS, "metric", "seeds", "trained_on", "trained_model")}, "scale": about["scale"],
                    "measured": hit["value"], "measured_std": hit["std"], "runs": " ".join(hit["runs"]),
@@ -275,11 +228,15 @@ def _for_this_partition(about: dict[str, Any]) -> str:
 
 
 def write(out: Path) -> list[Path]:
-    """Rebuild ``ledger.md``, ``gallery.md`` and ``ledger.csv``; returns them. Raises FldiagError when it cannot write."""
+    """Rebuild ``ledger.md`` with its picture, ``gallery.md`` and ``ledger.csv``; returns the texts. Raises FldiagError when it
+    cannot write."""
     from fldiag.figures.ledger_page import gallery, page
+    from fldiag.figures.ledger_picture import draw
+    from fldiag.plotting import style
 
     found = rows(out)
     there = made(out)
+    style.save(draw(found), out / "ledger", ("png",))
     pages = {"ledger.md": page(found, there, out), "gallery.md": gallery(there, out),
              "ledger.csv": files.csv_text(found, digits=6)}
     return [files.write_text(out / name, content) for name, content in pages.items()]

@@ -8,15 +8,17 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.figures import reported
+from fldiag.figures import agreement, pictures, reported
 from fldiag.figures.scales import SCALES
+from fldiag.plotting import words
 
 NAMES = {"fedsol": "FedSOL", "fedtoga": "FedTOGA", "fedproj": "FedProj", "fedalign": "FedAlign"}
 
 
 def page(found: pd.DataFrame, made: list[tuple[Path, dict[str, Any]]], out: Path) -> str:
     """Markdown: claims, then every paper's figures with captions and its numbers."""
-    parts = ["# Reported and measured", "", *_intro(found, made)]
+    parts = ["# Reported and measured", "", "![Reported and measured numbers](ledger.png)", "", *_intro(found, made),
+             "## Like for like", "", *_like(found), *_hours(made)]
     parts += ["## Statements", "", *_claims(found[found["kind"] == "claim"])]
     for paper in sorted(reported.papers(), key=lambda p: ([*NAMES, p].index(p), p)):
         parts += [f"## {NAMES.get(paper, paper)}", ""]
@@ -46,30 +48,62 @@ def gallery(made: list[tuple[Path, dict[str, Any]]], out: Path) -> str:
 
 
 def _intro(found: pd.DataFrame, made: list[tuple[Path, dict[str, Any]]]) -> list[str]:
-    numbers = found[(found["kind"] == "number") & found["reported"].notna()]
-    cell = ["paper", "id", "setting", "method", "model", "data", "metric"]
-    whole, there = numbers.drop_duplicates(cell), numbers[numbers["measured"].notna()].drop_duplicates([*cell, "agrees"])
-    elsewhere = there["agrees"].isin(["other data", "other model", "reduced", "protocol unknown"])
-    like = there[~elsewhere].drop_duplicates(cell)
-    others = there[elsewhere].drop_duplicates(cell)
+    whole = agreement.counts(found).attrs
     scales = [f"{sum(a['scale'] == s for _, a in made)} at scale {s}" for s in SCALES if any(a["scale"] == s for _, a in made)]
     return ["Made by `fldiag figures --ledger`; the same in `ledger.csv`. Measured: mean ± one standard deviation over seeds. "
             "Agrees: 0 lies in the 95 % t-interval of the difference (Welch's; a paper's number is taken as of three runs); "
-            "one spread: only one deviation is known, taken for both, and the difference is within its interval; no spread: none "
-            "is known; other data (public data too), other model: another stood in for the paper's; protocol unknown: the "
-            "paper's text lacks what the number depends on; reduced: fewer rounds, clients or examples than the paper's, as the "
-            "caption says; bound: the paper's number is one. Counts agree to the last digit printed, or within two standard "
-            "errors (their ±) where something is drawn at random.",
+            "one spread: only one deviation is known, taken for both, and the difference is within its interval; no spread: "
+            "none is known; other data (public data too), other model, other machine: another stood in for the paper's; protocol "
+            "unknown: the paper's text lacks what the number depends on; reduced: fewer rounds, clients or examples than the "
+            "paper's, as the caption says; bound: the paper's number is one. Counts agree to the last digit printed, numbers "
+            "that are worked out where rounding what they are worked out from may explain the difference.",
             "", "A statement holds or does not hold where the difference is beyond the noise: a paired t-test over the seeds "
             "(95 %) from three seeds on; with fewer, for accuracies alone, twice the root of the test set's variance and "
             "those of two repetitions (the paper's deviation, or 1.5 points). Undecided also: models whose accuracy is within 3 "
             "points of chance, or of what two classes alone give.",
             "", f"Figures and tables made: {', '.join(scales) or 'none'}. "
-            f"Of {len(whole)} reported numbers, {len(like)} were measured under the paper's protocol "
-            f"(as far as the text states it), {len(others)} under a reduced or "
-            "unknown one or with other data or models: these say nothing on "
+            f"Of {whole['printed']} reported numbers, {whole['like']} were measured like for like (by what they rest on: below), "
+            f"{whole['otherwise']} only under a reduced or unknown protocol or with other data or models: these say nothing on "
             "whether the paper's number is right, and with one seed, of methods only what is far above the change from round "
             "to round.", ""]
+
+
+def _like(found: pd.DataFrame) -> list[str]:
+    """How many agree, by what they rest on, and those that do not, each with what is known of the cause."""
+    lines = ["| numbers of the papers | measured | agree | agree as profilers count | do not agree | undecided |",
+             "|---" * 6 + "|"]
+    for basis, row in agreement.counts(found).iterrows():
+        lines.append(f"| {agreement.BASES[str(basis)]} | " + " | ".join(str(n) for n in row) + " |")
+    lines += ["", "Profilers of layers count the pooling before the classifier, and no parameters of batch-norm. Not alike:", "",
+              "| source | method | model, data | metric | reported | measured | note |", "|---" * 7 + "|"]
+    for r in found[found["basis"].notna() & (found["agrees"] == "no") & found["measured"].notna()].to_dict("records"):
+        own = "; ".join(part for part in _text(r["setting"]).split(";") if part.split("=")[0] not in reported.FEDERATION)
+        named = words.method(_text(r["method"])) + (f" ({own})" if own else "")
+        where = ", ".join(filter(None, (_text(r["model"]), words.data(_text(r["data"])))))
+        cells = [r["source"], named, where, pictures.words(r["metric"]), _pair(r["reported"], r["reported_std"]),
+                 _pair(r["measured"], r["measured_std"]), _text(r["note"])]
+        lines.append("| " + " | ".join(map(_cell, cells)) + " |")
+    return [*lines, ""]
+
+
+def _hours(made: list[tuple[Path, dict[str, Any]]]) -> list[str]:
+    """What the runs at the papers' own scale took, each once, by machine and code: a part may have been trained elsewhere."""
+    runs = {name: run for _, about in made if about["scale"] == "paper"
+            for name, run in about["runs"].items() if run.get("segments")}
+    if not runs:
+        return []
+    lines = ["## Hours of the runs at scale paper", "", "| run | rounds | machine | processor | threads | processor [h] | "
+             "clock [h] | code | PyTorch |", "|---" * 9 + "|"]
+    for name, run in sorted(runs.items()):
+        keys = ("machine", "capability", "threads", "commit", "torch")
+        segments = pd.DataFrame(run["segments"]).reindex(columns=[*keys, "first_round", "last_round", "cpu_seconds", "seconds"])
+        for key, part in segments.groupby(list(keys), dropna=False, sort=False):
+            machine, capability, threads, commit, torch = map(_cell, key)
+            rounds = int((part["last_round"] - part["first_round"] + 1).sum())
+            spent = [f"{part[c].sum() / 3600:.2f}" for c in ("cpu_seconds", "seconds")]
+            cells = [name, str(rounds), machine, capability, threads, *spent, commit[:7], torch]
+            lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
 
 
 def _claims(found: pd.DataFrame) -> list[str]:

@@ -13,7 +13,7 @@ from fldiag import config as configs
 from fldiag import registry
 from fldiag.figures import pictures, reported
 from fldiag.figures.reported import FEDERATION, Reported
-from fldiag.figures.study import ACCURACY, Ask, Study, Trial, final
+from fldiag.figures.study import ACCURACY, PROFILED, Ask, Study, Trial, final
 from fldiag.results.select import only
 
 #: Kind of a partition -> how presets are called after it, and the option that follows.
@@ -45,7 +45,17 @@ def table_of(paper: str, id: str, *, title: str, caption: str, ask: tuple[Ask, .
     ``where`` chooses rows; ``over``: overrides of all trials; ``more``: other fields of the study."""
     source = next(row.source for row in reported.rows(paper) if row.id == id)
     return Study(**{"title": title, "source": source.split(" = ")[0], "caption": caption, "ask": ask, "pick": pick,
-                    "trials": trials(paper, id, where=where, over=over), "draw": pictures.dots, "layout": pictures.cells, **more})
+                    "draw": pictures.dots, "layout": pictures.cells,
+                    **({} if "trials" in more else {"trials": trials(paper, id, where=where, over=over)}), **more})
+
+
+def counts_of(paper: str, id: str, *, title: str, caption: str, ask: Ask, pick: Mapping[str, Mapping[str, Any]]) -> Study:
+    """The study of a table's columns that are counted, on the paper's model and without data; each number also as profilers of
+    layers count it, which the picture leaves away."""
+    both = {name + end: {**where, "metric": where["metric"] + end} for name, where in pick.items() for end in ("", PROFILED)}
+    return table_of(paper, id, title=title, caption=caption, ask=(), pick=both,
+                    trials=tuple(replace(t, ask=(ask,), train=False) for t in trials(paper, id)),
+                    draw=lambda table: pictures.dots(table[~table["metric"].str.endswith(PROFILED)]))
 
 
 def trials(paper: str, id: str, *, where: Callable[[Reported], bool] = lambda row: True,

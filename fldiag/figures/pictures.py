@@ -27,6 +27,8 @@ _SHORT = {"sharding": "{shards} shards", "lda": "LDA {alpha}", "dirichlet": "Dir
 #: What is written for a metric.
 WORDS = {"accuracy": "accuracy [%]", "personal_accuracy": "personal accuracy [%]", "params_M": "parameters [M]",
          "MFLOPs": "MFLOPs an image", "GFLOPs": "GFLOPs an image", "seconds_per_round": "seconds a round", "lambda_max": "λ₁",
+         "MFLOPs_saved": "operations saved [%]", "params_M_saved": "parameters saved [%]", "rounds_saved": "rounds saved [%]",
+         "train_examples": "training examples", "test_examples": "test examples", "client_state": "kept by a client",
          "flops_relative": "operations / FedAvg's", "rounds_to_best_of_fedsam": "rounds to the best of FedSAM"}
 
 
@@ -126,6 +128,11 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     rank = {k: i for i, k in enumerate(dict.fromkeys(zip(table["column"], table["row"], strict=True)))}
     return found.iloc[np.argsort([rank[k] for k in zip(found["column"], found["row"], strict=True)], kind="stable")] \
         .reset_index(drop=True).reindex(columns=[*found.columns, *({"reported", "reported_std"} - set(found.columns))])
+
+
+def by_data(table: pd.DataFrame) -> pd.DataFrame:
+    """The same with a row for each data set, for numbers of data and not of methods."""
+    return table.assign(method=[words_of.data(name) for name in table["data"]], data="", model="", setting="")
 
 
 def cells(table: pd.DataFrame) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fldiag import api, known, registry
+from fldiag import api, data, known, registry
 from fldiag.checkpoint.run import Run
 from fldiag.config import Config
 from fldiag.diagnosis.partition import dealt
@@ -134,6 +134,20 @@ def _flops(s: Subject) -> pd.DataFrame:
     return flops(s.config)
 
 
+def _traffic(s: Subject) -> pd.DataFrame:
+    from fldiag.figures.costs import traffic
+
+    assert s.config is not None
+    return traffic(s.config)
+
+
+def _examples(s: Subject) -> pd.DataFrame:
+    assert s.config is not None
+    found = data.load(s.config.data.name, s.config.data.root, s.download)
+    counts = {"train_examples": found.train_y, "test_examples": found.test_y}
+    return table([{"metric": name, "value": len(y)} for name, y in counts.items()], scope="global")
+
+
 def _plane(s: Subject, **options: Any) -> pd.DataFrame:
     from fldiag.toys import plane
 
@@ -150,7 +164,8 @@ def _iris(s: Subject, methods: tuple[str, ...] = ("fedavg", "feddf", "fedproj"),
 
 OWN: dict[str, Callable[..., pd.DataFrame]] = {
     "best": _best, "curve": _curve, "final": _final, "seconds": _seconds, "reach": _reach, "personal": _personal,
-    "partition": _partition, "cost": _cost, "flops": _flops, "plane": _plane, "iris": _iris}
+    "partition": _partition, "cost": _cost, "flops": _flops, "traffic": _traffic, "examples": _examples,
+    "plane": _plane, "iris": _iris}
 
 
 def finite(frame: pd.DataFrame) -> pd.DataFrame:

@@ -34,6 +34,7 @@ class Reported:
     value: float | None
     std: float | None
     note: str
+    rounding: float = 0.0  # half of the last digit printed
 
     @property
     def settings(self) -> dict[str, str]:
@@ -72,8 +73,12 @@ def rows(paper: str) -> tuple[Reported, ...]:
         raise FldiagError(f"unknown paper {paper!r}", nearest(paper, papers()), usage=True)
     with open(folder() / paper / "reported.csv", newline="", encoding="utf-8") as file:
         return tuple(Reported(paper, **{k: v for k, v in row.items() if k not in ("value", "std")},
-                              value=float(row["value"]) if row["value"] else None,
+                              value=float(row["value"]) if row["value"] else None, rounding=_rounding(row["value"]),
                               std=float(row["std"]) if row["std"] else None) for row in csv.DictReader(file))
+
+
+def _rounding(printed: str) -> float:
+    return 0.5 * 10.0 ** -len(printed.partition(".")[2]) if printed else 0.0
 
 
 @cache

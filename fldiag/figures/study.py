@@ -117,7 +117,10 @@ class Trial:
 
 
 #: Questions to a config that need no data.
-COUNTED = ("flops", "cost")
+COUNTED = ("flops", "cost", "traffic")
+#: Ends the name of what is counted as profilers of layers count: with the average over positions before the classifier, and of
+#: the parameters those of convolutions and linear layers alone.
+PROFILED = "_profiled"
 #: What the ledger takes of a table of accuracies.
 ACCURACY: Mapping[str, Mapping[str, Any]] = MappingProxyType({"accuracy": {"metric": "accuracy"}})
 
@@ -210,6 +213,17 @@ def flops(seeds: int | None = 1) -> Ask:
     """``MFLOPs`` (``GFLOPs``): multiply-adds of a local step's forward passes, an image; ``params_M``: parameters kept. For
     trials with ``train=False``: of the paper's model, images and classes at every scale."""
     return Ask("flops", needs="nothing", seeds=seeds)
+
+
+def examples() -> Ask:
+    """``train_examples`` and ``test_examples``: how many the data set has."""
+    return Ask("examples", needs="nothing", seeds=1)
+
+
+def traffic() -> Ask:
+    """``uplink``, ``downlink`` and ``client_state``: what a client sends, receives and keeps between its rounds, in multiples of
+    the model's bytes. For trials with ``train=False``: of the paper's model, images and classes at every scale."""
+    return Ask("traffic", needs="nothing", seeds=1)
 
 
 def plane(**options: Any) -> Ask:

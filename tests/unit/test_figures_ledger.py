@@ -12,7 +12,7 @@ import pytest
 
 from fldiag import config as configs
 from fldiag.errors import FldiagError
-from fldiag.figures import claims, ledger, make, reported
+from fldiag.figures import agreement, arithmetic, claims, ledger, ledger_picture, make, reported
 from fldiag.figures.claims import Claim, Verdict, everywhere, lowest, ordered, per_seed
 from fldiag.figures.paper_tables import markdown
 from fldiag.figures.scales import SCALES
@@ -35,7 +35,7 @@ def put(out, id, measured, scale="small", paper="fedsol", **more):
 
 
 def line(out, id, method="fedavg", setting=SETTING, metric="accuracy", data="cifar10", **more):
-    found = ledger.rows(out)
+    found = ledger.rows(out).query("basis != 'arithmetic'")
     for column, value in {"id": id, "method": method, "setting": setting, "metric": metric, "data": data, **more}.items():
         found = found[found[column] == value]
     assert len(found) == 1, found
@@ -77,9 +77,10 @@ def test_every_file_is_an_id_of_the_inventory():
 def test_every_id_and_number_has_an_entry_even_when_nothing_was_run(tmp_path):
     found = ledger.rows(tmp_path)
     every = [r for paper in reported.papers() for r in reported.rows(paper)]
-    assert len(found) == len(every) + len(claims.claims())
+    worked = found["basis"] == "arithmetic"
+    assert len(found) == len(every) + len(claims.claims()) + worked.sum()
     assert set(zip(found["paper"], found["id"], strict=True)) >= {(r.paper, r.id) for r in every}
-    assert found["measured"].isna().all() and found["status"].notna().all()
+    assert found.loc[~worked, "measured"].isna().all() and found["status"].notna().all()
     assert set(found.loc[found["kind"] == "claim", "status"]) <= {"not run"}
 
 
@@ -105,12 +106,85 @@ def test_agreement_is_a_t_interval(tmp_path, value, std, says):
     assert line(tmp_path, "table2")["agrees"] == says
 
 
-@pytest.mark.parametrize(("value", "stderr", "says"), [(87.34, None, "yes"), (87.36, None, "no"), (88.0, 0.4, "yes"), (88.3, 0.4, "no")])
-def test_a_count_agrees_to_the_printed_digit_or_within_the_error_of_what_is_drawn(tmp_path, value, stderr, says):
-    split = "partition=lda;alpha=0.5;clients=16;ratio=1;epochs=20;rounds=25"
-    mine = hit(value, None, "fedavg", split, "MFLOPs", "cifar100", "cifar100", seeds=1) | {"model": "resnet56", "trained_model": "resnet56", "stderr": stderr}
-    put(tmp_path, "table5_counts", [mine], paper="fedalign")
-    assert line(tmp_path, "table5_counts", "fedavg", split, "MFLOPs", "cifar100", paper="fedalign")["agrees"] == says
+SIXTEEN = "partition=lda;alpha=0.5;clients=16;ratio=1;epochs=20;rounds=25"
+
+
+@pytest.mark.parametrize(("value", "profiled", "says"), [(87.34, 90.0, "yes"), (87.36, 90.0, "no"), (87.24, 87.26, "as profilers count")])
+def test_a_count_agrees_to_the_printed_digit_or_as_profilers_count(tmp_path, value, profiled, says):
+    mine = [hit(v, None, "fedavg", SIXTEEN, metric, "cifar100", "cifar100", seeds=1) | {"model": "resnet56", "trained_model": "resnet56"}
+            for metric, v in (("MFLOPs", value), ("MFLOPs_profiled", profiled))]
+    put(tmp_path, "table5_counts", mine, paper="fedalign")
+    row = line(tmp_path, "table5_counts", "fedavg", SIXTEEN, "MFLOPs", "cifar100", paper="fedalign")
+    assert (row["agrees"], row["basis"]) == (says, "cost") and ("87.26" in row["status"]) == (says == "as profilers count")
+    assert "MFLOPs_profiled" not in set(ledger.rows(tmp_path)["metric"])
+
+
+def test_numbers_are_worked_out_from_the_papers_own():
+    """481 / 135 = 3.563 is printed as 3.6; FedTOGA's own ratio says nothing."""
+    found = {(r.method, r.metric): again for r in reported.rows("fedtoga") if r.id == "table3" and (again := arithmetic.worked(r))}
+    assert found["fedsam", "cost_80"].value == pytest.approx(481 / 135) and found["fedsam", "cost_80"].text == "FedTOGA Table 3: 481 / 135"
+    assert ("fedtoga", "cost_80") not in found and len(found) == 12
+
+
+def test_rounding_what_a_number_is_worked_out_from_may_explain_it():
+    row = next(r for r in reported.rows("fedalign") if r.metric == "MFLOPs_saved" and "n=1" in r.setting)
+    again = arithmetic.worked(row)
+    assert (again.low, again.high) == pytest.approx((100 * (1 - 89.15 / 133.85), 100 * (1 - 89.05 / 133.95)))
+    verdicts = [again.agrees(replace(row, value=value)) for value in (32.8, 33.0, 34.0, 34.1)]
+    assert verdicts == [False, True, True, False]
+
+
+def test_the_number_meant_must_be_the_only_one(monkeypatch):
+    rule = arithmetic.Rule("fedalign", "table5_counts", "MFLOPs_saved", "", "saving", "table7_counts", "MFLOPs", "gradaug")
+    row = next(r for r in reported.rows("fedalign") if r.metric == "MFLOPs_saved")
+    monkeypatch.setattr(arithmetic, "rules", lambda: (rule,))
+    with pytest.raises(FldiagError, match="gradaug has 2 numbers"):
+        arithmetic.worked(replace(row, data="cifar10"))
+    monkeypatch.setattr(arithmetic, "rules", lambda: (replace(rule, how="savings"),))
+    with pytest.raises(FldiagError, match="savings"):
+        arithmetic.worked(row)
+
+
+def test_numbers_are_counted_apart_by_what_they_rest_on(tmp_path):
+    """Twelve ratios, six best weights, four savings and two differences follow from other printed numbers."""
+    put(tmp_path, "table2", [hit(56.13, 1.0)], at="paper", scale="paper")
+    put(tmp_path, "table7", [hit(50_000, None, "fedavg", "", "train_examples", trained_on="cifar10", seeds=1)])
+    put(tmp_path, "table5", [hit(140.0, 1.0, "fedavg", SIXTEEN, "seconds_per_round", "cifar100", "cifar100") | {
+        "model": "resnet56", "trained_model": "resnet56"}], paper="fedalign")
+    found = agreement.counts(ledger.rows(tmp_path))
+    assert found["numbers"].to_dict() == {"trained": 1, "cost": 0, "data": 1, "arithmetic": 24}
+    assert found.loc["arithmetic", "yes"] == 21 and found.loc["data", "yes"] == 1
+    assert (found.attrs["like"], found.attrs["otherwise"]) == (26, 1), "seconds of another machine say nothing"
+    assert found.attrs["printed"] == sum(r.value is not None and bool(r.metric) and "derived" not in r.note
+                                         for paper in reported.papers() for r in reported.rows(paper))
+
+
+def test_hours_are_told_by_run_and_machine(tmp_path):
+    segment = {"machine": "A, 2 cores", "capability": "AVX2", "threads": 1, "commit": "c" * 40, "torch": "2.15",
+               "first_round": 1, "last_round": 20, "seconds": 7200.0, "cpu_seconds": 1800.0}
+    later = [{**segment, "first_round": 21, "last_round": 30, "cpu_seconds": 900.0},
+             {**segment, "machine": "B, 8 cores", "capability": "AVX512", "first_round": 31, "last_round": 300}]
+    runs = {"cifar10-fedavg-s0": {"hash": "abc", "segments": [segment, *later]}, "old": {"hash": "def"}}
+    for id in ("table2", "table10"):
+        put(tmp_path, id, [], scale="paper", runs=runs)
+    page = ledger.write(tmp_path)[0].read_text()
+    assert re.findall(r"(?m)^\| cifar10-fedavg.*", page) == [
+        "| cifar10-fedavg-s0 | 30 | A, 2 cores | AVX2 | 1 | 0.75 | 4.00 | ccccccc | 2.15 |",
+        "| cifar10-fedavg-s0 | 270 | B, 8 cores | AVX512 | 1 | 0.50 | 2.00 | ccccccc | 2.15 |"]
+    put(tmp_path, "table2", [], runs=runs), (tmp_path / "fedsol" / "table10.json").unlink()
+    assert "Hours of the runs" not in ledger.write(tmp_path)[0].read_text()
+
+
+def test_the_picture_has_a_point_for_every_number_with_both(tmp_path):
+    put(tmp_path, "table2", [hit(50.0, 2.0), hit(60.0, None, "fedsol")], reduction="12 instead of 300 rounds")
+    found = ledger.rows(tmp_path)
+    left, right = ledger_picture.draw(found).axes
+    points = [np.column_stack(bar.lines[0].get_data()) for ax in (left, right) for bar in ax.containers]
+    both = found[found["measured"].notna() & found["reported"].notna()]
+    assert sorted(map(tuple, np.concatenate(points))) == sorted(zip(both["reported"], both["measured"], strict=True))
+    assert (left.get_xscale(), left.get_yscale(), right.get_xscale()) == ("log", "log", "linear")
+    emphasised = [bar for bar in right.containers if bar.lines[0].get_color() != ledger_picture.GREY]
+    assert sum(len(bar.lines[0].get_xdata()) for bar in emphasised) == 12, "those that are worked out"
 
 
 def test_another_public_set_is_other_data(tmp_path):
@@ -140,11 +214,12 @@ def test_agreement_needs_a_spread_and_the_same_data(tmp_path):
 def test_a_reduced_protocol_neither_agrees_nor_disagrees(tmp_path):
     put(tmp_path, "table2", [hit(56.13, 1.0)], reduction="12 instead of 300 rounds")
     assert (line(tmp_path, "table2")["agrees"], line(tmp_path, "table2")["difference"]) == ("reduced", 0.0)
-    counted = re.search(r"Of \d+ reported numbers, (\d+) were measured under the paper's protocol .*, (\d+) under a reduced", ledger.write(tmp_path)[0].read_text())
-    assert counted.groups() == ("0", "1")
+    before = agreement.counts(ledger.rows(tmp_path)).attrs
     put(tmp_path, "table2", [hit(56.13, 1.0)], at="paper", scale="paper")
-    counted = re.search(r"numbers, (\d+) were measured under the paper's protocol .*, (\d+) under a reduced", ledger.write(tmp_path)[0].read_text())
-    assert counted.groups() == ("1", "1")
+    after = agreement.counts(ledger.rows(tmp_path)).attrs
+    assert (after["like"] - before["like"], before["otherwise"], after["otherwise"]) == (1, 1, 0)
+    whole = re.search(r"Of (\d+) reported numbers, (\d+) were measured like for like", ledger.write(tmp_path)[0].read_text())
+    assert whole.groups() == (str(after["printed"]), str(after["like"]))
 
 
 def test_seeds_without_a_number_are_told_of(tmp_path):

@@ -14,12 +14,12 @@ ROOT = Path(__file__).parents[2] / "analyses"
 COLUMNS = ["id", "source", "setting", "method", "model", "data", "metric", "value", "std", "note"]
 #: paper -> rows of each of its tables and figures.
 ROWS = {
-    "fedsol": {"table1": 7, "table2": 147, "table3": 36, "table4": 30, "table5": 16, "table6": 1, "table7": 1, "table8": 1,
+    "fedsol": {"table1": 7, "table2": 147, "table3": 36, "table4": 30, "table5": 16, "table6": 1, "table7": 12, "table8": 1,
                "table9": 66, "table10": 7, **{f"fig{i}": 1 for i in range(1, 13)}},
-    "fedtoga": {"table1": 49, "table2": 25, "table2_reference": 40, "table3": 28, "table4": 1, "table5": 1, "table6": 14,
+    "fedtoga": {"table1": 50, "table2": 25, "table2_reference": 40, "table3": 29, "table4": 1, "table5": 4, "table6": 14,
                 "table7": 18, "table8": 72, "table9": 7, "ablation": 14, **{f"fig{i}": 1 for i in range(1, 6)}},
     "fedproj": {"table1": 54, "table2": 24, "table3": 24, "fig1": 3, "fig2": 1, "fig3": 1},
-    "fedalign": {"table1": 30, "table2": 25, "table3": 18, "table4": 30, "table5": 40, "table6": 9, "table7": 64, "fig1": 1,
+    "fedalign": {"table1": 30, "table2": 25, "table3": 18, "table4": 30, "table5": 44, "table6": 9, "table7": 64, "fig1": 1,
                  "fig2": 1},
 }
 #: Keys of a setting that describe the federation, and those that only tell rows apart; all others are options of the method.
@@ -36,7 +36,7 @@ def rows(paper):
 
 
 def settings(row):
-    return dict(pair.split("=") for pair in row["setting"].split(";")) if row["setting"] else {}
+    return dict(pair.split("=", 1) for pair in row["setting"].split(";")) if row["setting"] else {}
 
 
 def find(paper, id, method, metric="accuracy", data=None, model=None, **setting):
@@ -96,7 +96,7 @@ def test_cells_lost_inside_a_table_are_kept_as_such():
 
 def test_names_are_those_of_the_registries_where_the_thing_is_ours():
     every = [row for paper in ROWS for row in rows(paper)]
-    methods = {row["method"] for row in every} | {settings(row).get("over", "") for row in every} - {""}
+    methods = {row["method"] for row in every} | {settings(row).get("over", "").partition(" (")[0] for row in every} - {""}
     strategies = {name for name in methods if name.startswith("strategy:")}
     assert strategies == {f"strategy:A{i}" for i in range(7)}
     assert methods - strategies - {""} <= set(registry.method.names())
@@ -221,12 +221,12 @@ SUMS = {
                "table2": (8877.39 + 70.47 + 63.24 + 69.88, 186.39), "table3": (2239.12, 76.20),
                "table4": (1545.43, 0),
                "table5": (820.39, 0), "table9": (2861.1 + 390.8, 0), "table10": (385.99, 0)},
-    "fedtoga": {"table1": (1937.73 + 290.74 + 7.37 + 74.68, 5.70), "table2": (1099.22 + 413.37 + 81.01 + 81.46 + 77.03 + 83.35, 3.21),
-                "table2_reference": (3239.22, 0), "table3": (4831.2, 0), "table7": (1369.36, 2.86), "table8": (24232 + 9 * 800, 0),
+    "fedtoga": {"table1": (1937.73 + 290.74 + 7.37 + 1 + 74.68, 5.70), "table2": (1099.22 + 413.37 + 81.01 + 81.46 + 77.03 + 83.35, 3.21),
+                "table2_reference": (3239.22, 0), "table3": (4831.2 + 30, 0), "table7": (1369.36, 2.86), "table8": (24232 + 9 * 800, 0),
                 "table6": (3.158 + 4.1995, 0), "table9": (197.79, 0)},
     "fedproj": {"table1": (2525.75, 24.80), "table2": (1103.38, 92.74), "table3": (1139.88, 13.00), "fig1": (64 + 64 + 93.33, 0)},
     "fedalign": {"table1": (81896.65, 0), "table2": (871.70 + 46.5 + 1.7, 4.90), "table3": (964.1, 5.3), "table4": (1324.2, 9.3),
-                 "table5": (4684.0, 2.7), "table6": (443.70, 3.30), "table7": (3551.38, 11.2)},
+                 "table5": (4684.0 + 33 + 47 + 65 + 70, 2.7), "table6": (443.70, 3.30), "table7": (3551.38, 11.2)},
 }
 
 
@@ -307,7 +307,7 @@ def test_fedtoga_rounds_and_costs():
             level = metric.removeprefix("cost")
             ratio = int(rounds[method, "rounds_to" + level]["value"]) / int(rounds["fedtoga", "rounds_to" + level]["value"])
             assert float(row["value"]) == pytest.approx(ratio, abs=0.0501)
-        elif row["value"] != many[method, metric]:
+        elif metric != "rounds_saved" and row["value"] != many[method, metric]:
             differ.append((method, metric, row["value"], many[method, metric]))
     assert differ == [("fedsam", "rounds_to_80", "481", "491")]
     for row in rows("fedtoga"):

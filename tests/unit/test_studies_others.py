@@ -17,7 +17,9 @@ from fldiag.figures import claims, costs, gather, plan, reported
 from fldiag.figures.paper_tables import VALUES, first_rounds
 from fldiag.figures.questions import finite
 from fldiag.figures.scales import SCALES, scale
-from fldiag.figures.study import Trial
+from fldiag.figures.study import PROFILED, Trial
+from fldiag.models.layers.width import channels
+from fldiag.parts.augmentation import resized
 from fldiag.results import files
 from fldiag.results.table import table
 
@@ -37,7 +39,10 @@ def answer(trial, ask, seed, number):
     elif ask.name == "seconds":
         rows = [{"metric": "seconds_per_round", "value": base, "unit": "s", "scope": "global"}]
     elif ask.name == "flops":
-        rows = [{"metric": m, "value": base, "scope": "global"} for m in ("MFLOPs", "GFLOPs", "params_M")]
+        rows = [{"metric": m + end, "value": base, "scope": "global"} for m in ("MFLOPs", "GFLOPs", "params_M") for end in ("", PROFILED)]
+    elif ask.name in ("traffic", "examples"):
+        names = {"traffic": ("uplink", "downlink", "client_state"), "examples": ("train_examples", "test_examples")}
+        rows = [{"metric": m, "value": base, "scope": "global"} for m in names[ask.name]]
     elif ask.name == "partition":
         rows = [{"metric": "count", "client": k, "index": c, "value": k + c, "scope": "client"} for k in range(4) for c in range(10)]
     elif ask.name in ("landscape", "spectrum"):
@@ -105,7 +110,7 @@ def test_every_reported_cell_that_can_be_run_is_a_trial():
     for study in OTHERS.values():
         keys = {tuple(t.key().values()) for t in study.trials}
         lost = {(r.plain, r.method, r.model, r.data) for r in reported.rows(study.paper)
-                if r.id == study.id and r.metric and r.model != "mlp_iris" and r.plain == r.setting
+                if r.id == study.id and r.metric and r.method and r.model != "mlp_iris" and r.plain == r.setting
                 and kept.get(study.id, "") in r.setting} - keys
         assert not lost, study.name
 
@@ -212,6 +217,52 @@ def test_counted_forward_passes(method, over, relative, monkeypatch):
     if method in costs.STORED:
         size = sum(p.numel() for p in module.parameters()) / 1e6
         assert found["params_M"] == pytest.approx({"fedavg": 1, "moon": 3, "mixup": 1}[method] * size)
+
+
+def small(method, **options):
+    """Setup of a method on the small residual network with 8x8 images of three channels and four classes, and an image."""
+    made, _ = images((costs.BATCH * costs.STEPS,), shape=(3, 8, 8))
+    config = Trial("fedalign-cifar10-lda0.5", method, {"model.name": "small_resnet", **options}).protocol()
+    return costs._federation(config, made, 1).setup, made.train_x[:1]
+
+
+def test_blocks_that_are_dropped_count_with_their_probability():
+    """By hand: the branch of block l has two 3x3 convolutions, of 16 channels at 8x8, 32 at 4x4 and 64 at 2x2 positions."""
+    branches = [9 * 64 * (16 * 16 + 16 * 16), 9 * 16 * (16 * 32 + 32 * 32), 9 * 4 * (32 * 64 + 64 * 64)]
+    saved = costs._dropped(*small("stochdepth", **{"method.keep_last": 0.4}))
+    assert saved == pytest.approx([-(0 * branches[0] + 0.3 * branches[1] + 0.6 * branches[2])] * 2)
+
+
+def test_sub_networks_count_with_their_mean_over_what_gradaug_draws():
+    setup, x = small("gradaug", **{"method.n": 2})
+    part, seen = next(iter(setup.method)), {}
+
+    def cost(width, side):
+        kept = (*(channels(n, width) for n in (16, 32, 64)), side)
+        if kept not in seen:
+            seen[kept] = multiply_adds(setup.module.sub, resized(x, side), width)
+        return seen[kept]
+
+    drawn = [sum(cost(*pair) for pair in part.draw(generator)) for generator in [torch.Generator().manual_seed(0)] for _ in range(4000)]
+    mean, pooled = costs._subnetworks(setup, x)
+    assert abs(mean - np.mean(drawn)) < 4 * np.std(drawn) / len(drawn) ** 0.5 and pooled > mean
+
+
+def test_profilers_count_pooling_and_leave_batch_norm_away():
+    """The resnet56 of FedAlign's tables: 605,460 weights of convolutions and the classifier, 8,992 of batch-norm."""
+    module = costs._federation(Trial("fedalign-cifar100-lda0.5", "fedavg").protocol(), costs.blank("cifar100", False), 1).setup.module
+    layers = [m for m in module.modules() if isinstance(m, costs.LAYERS)]
+    assert sum(p.numel() for m in layers for p in m.parameters()) == 614_452 - 8_992
+    assert costs._count(module.eval(), torch.zeros(1, 3, 32, 32)).tolist() == [87_237_632, 87_237_632 + 256 * 8 * 8]
+
+
+@pytest.mark.parametrize(("method", "up", "down", "kept"), [
+    ("fedavg", 1, 1, 0), ("fedsam", 1, 1, 0), ("scaffold", 2, 2, 1), ("fedgamma", 2, 2, 1), ("fedcm", 1, 2, 0), ("feddyn", 1, 1, 1),
+    ("fedsmoo", 2, 2, 2), ("fedlesam", 1, 1, 1), ("fedtoga", 1, 2, 1)])
+def test_what_a_client_sends_and_keeps(method, up, down, kept):
+    config = Trial("fedtoga-cifar10-dir0.6", method, {"model.name": "small_cnn"}).protocol()
+    found = costs.traffic(config).set_index("metric")["value"]
+    assert [found[m] for m in ("uplink", "downlink", "client_state")] == pytest.approx([up, down, kept], abs=1e-3)  # FedLESAM keeps a flag too
 
 
 @pytest.mark.slow

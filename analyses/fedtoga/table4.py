@@ -1,0 +1,16 @@
+"""FedTOGA Table 4: what the methods send and keep more than their base, counted."""
+
+from fldiag.figures import pictures
+from fldiag.figures.study import Study, Trial, traffic
+
+METHODS = ("fedavg", "fedsam", "fedlesam", "fedcm", "mofedsam", "scaffold", "fedgamma", "fedlesam_s", "feddyn", "fedspeed",
+           "fedsmoo", "fedlesam_d", "fedtoga")
+
+STUDY = Study(
+    title="What a client sends, receives and keeps", source="FedTOGA Table 4",
+    caption="What a client uploads and downloads in a round, and keeps until its next one, in multiples of the model's bytes, "
+            "counted on LeNet without data. The paper's table is in words; its base of FedSAM and FedLESAM is FedAvg, of "
+            "MoFedSAM FedCM, of FedGAMMA and FedLESAM-S SCAFFOLD, of FedSpeed, FedSMOO and FedLESAM-D FedDyn, of FedTOGA FedDyn "
+            "and FedCM.",
+    trials=tuple(Trial("fedtoga-cifar10-dir0.6", name, train=False, ask=(traffic(),)) for name in METHODS),
+    pick={m: {"metric": m} for m in ("uplink", "downlink", "client_state")}, draw=pictures.dots, layout=pictures.cells)
