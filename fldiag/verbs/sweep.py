@@ -11,16 +11,20 @@ import pandas as pd
 
 from fldiag.checkpoint.run import Run
 from fldiag.clock import duration
-from fldiag.config import parse_override
+from fldiag.config import Config, parse_override
 from fldiag.console import Console
 from fldiag.diagnosis.measure import LONG as ANNOUNCE
 from fldiag.diagnosis.subjects import user_code
 from fldiag.errors import FldiagError
+from fldiag.execution.choice import chosen
+from fldiag.execution.forecast import START, faster, wall, workers
 from fldiag.execution.shard import Shard
 from fldiag.plotting import words
 from fldiag.results import files
 from fldiag.results.provenance import digest, provenance
 from fldiag.training import sweep as sweeps
+from fldiag.training.forecast import Forecast
+from fldiag.training.forecast import forecast as one
 from fldiag.training.outcome import failure
 from fldiag.verbs import report
 
@@ -78,8 +82,8 @@ def sweep(console: Console, source: str, over: list[str], overrides: list[str], 
     before = f", and before them {asked.tries} candidates for each of {len(asked.settings)} settings" if asked.grid else ""
     console.say(f"{len(wanted)} runs{before}")
     if dry_run:
-        console.table([{"run": sweeps.rounds.run_path(c).name} for c in wanted], {"run": "run"})
-        return console.done()
+        with user_code():
+            return forecast(console, asked, part.part(wanted) if part is not None else wanted, executor, download, device)
     try:
         with user_code():
             runs, tuned = trained(console, asked, out, executor, part, download, device)
@@ -101,6 +105,33 @@ def sweep(console: Console, source: str, over: list[str], overrides: list[str], 
         console.alarm("some runs diverged; the numbers are those of the others")
     report.report(console, [run.path for run in runs], folder / f"{stem}-report", title=None, places=[], compute=False, where={},
                   chosen=[_choice(setting, best) for setting, best in tuned.items()])
+
+
+def forecast(console: Console, asked: Plan, wanted: list[Config], executor: str, download: bool, device: str) -> None:
+    """What the runs take, and before them their candidates; those that differ by the seed alone are taken for alike."""
+    alike: dict[Config, Forecast] = {}
+    firsts = dict.fromkeys(c.replace(seed=0) for c in wanted)
+    with console.progress("forecast") as progress:
+        for i, config in enumerate(firsts):
+            progress(i, len(firsts), config.method.name)
+            alike[config] = one(config, executor="serial" if len(wanted) > 1 else executor, device=device, download=download)
+    found, choice = [alike[c.replace(seed=0)] for c in wanted], chosen(executor)
+    at_a_time = workers(choice) if len(wanted) > 1 else 1
+    runs = [f.seconds for f in found]
+    tried = sum(asked.tries * alike_.serial_seconds for alike_ in alike.values()) if asked.grid else 0.0
+    total = (sum(runs) if at_a_time in (1, None) else wall(runs, at_a_time or 1) + START) + tried
+    size = sum(f.bytes for f in found) + (asked.tries * sum(f.bytes for f in alike.values()) if asked.grid else 0)
+    rows = [{"run": sweeps.rounds.run_path(c).name, "time": duration(f.seconds), "mb": f.bytes / 1e6}
+            for c, f in zip(wanted, found, strict=True)]
+    console.table(rows, {"run": "run", "time": "time", "mb": "MB"})
+    console.result |= {"seconds": total, "serial_seconds": sum(runs) + tried, "bytes": size, "executor": str(choice)}
+    where = {1: "on this machine", None: f"of work for {choice}, by the speed of this machine"}.get(
+        at_a_time, f"with {at_a_time} at a time on this machine ({duration(sum(runs) + tried)} of work)")
+    before = f", {duration(tried)} of it for the candidates" if tried else ""
+    console.say(f"forecast: {duration(total)} of local training {where}{before}, {size / 1e6:,.0f} MB of disk")
+    if len(wanted) > 1 and at_a_time is not None and (better := faster(runs, 1, total - tried)):
+        console.say(f"--executor {better[0]}: {duration(better[1] + tried)} instead of {duration(total)}")
+    console.done()
 
 
 def _choice(setting: str, best: sweeps.Tuned) -> str:

@@ -42,6 +42,15 @@ def test_tuned_with_the_same_budget(here):
     assert all(re.search(f"{m}: lr [0-9.e-]+, the best of 2 candidates", page) for m in ("FedAvg", "FedProx"))
 
 
+def test_a_dry_run_forecasts_all_runs_and_writes_nothing(here):
+    sweep = ("sweep", "digits", "--over", "method.name=fedavg,fedprox", "--over", "seed=0,1", *SHORT, "--dry-run", "--json")
+    found, tuned = (json.loads(run(*sweep, *more).stdout) for more in ((), ("--tune", "train.lr=0.01,0.1")))
+    assert len(found["rows"]) == 4 and found["seconds"] == found["serial_seconds"] > 0 and not list(here.iterdir())
+    assert tuned["bytes"] == 2 * found["bytes"], "two candidates of each setting take the disk of its two seeds"
+    spread = json.loads(run(*sweep, "--executor", "processes:2").stdout)
+    assert spread["seconds"] != spread["serial_seconds"] and spread["executor"] == "processes:2"
+
+
 @pytest.mark.parametrize("arguments, words", [
     (("--over", "seed"), "no key=value,value form"), (("--over", "seed=0", "--over", "seed=1"), "given twice"),
     (("--over", "seed=0,0"), "same run"), (("--over", "seed=0", "--budget", "2"), "there are none"),
