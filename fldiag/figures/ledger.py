@@ -88,6 +88,7 @@ def _line(row: Reported, base: Row, file: Path, about: dict[str, Any]) -> Row | 
         spreads = [s for s in (std, base_hit["std"]) if s is not None]
         value, std = value - base_hit["value"], sum(s * s for s in spreads) ** 0.5 if spreads else None
         runs = sorted({*runs, *base_hit["runs"]})
+    std = hit.get("stderr", std)  # of counts over what was drawn at random
     line = {**common, "measured": value, "measured_std": std, "seeds": hit["seeds"], "trained_on": hit["trained_on"],
             "trained_model": hit["trained_model"], "runs": " ".join(runs),
             "basis": "cost" if row.metric in agreement.COSTS else "data" if row.metric in agreement.EXAMPLES else "trained",

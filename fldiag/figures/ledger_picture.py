@@ -79,9 +79,11 @@ def _named(ax: Axes, alike: pd.DataFrame) -> None:
     for (source, metric), part in off.groupby(["source", "metric"], sort=False):
         names = [words.method(str(name)) for name in part["method"].unique()]
         text = f"{names[0] + ', ' if len(names) == 1 else ''}{source.split(' = ')[0]}: {pictures.words(str(metric))}"
-        lowest = part.loc[part["measured"].idxmin()]
-        ax.annotate("\n".join(style.wrap(text, 1.1, 3, 6)), (lowest["reported"], lowest["measured"]), xytext=(5, -3),
-                    textcoords="offset points", fontsize=6, va="top")
+        last = part.loc[part["reported"].idxmax()]
+        above = last["measured"] > last["reported"]  # the text stands away from the diagonal
+        ax.annotate("\n".join(style.wrap(text, 1.1, 3, 6)), (last["reported"], last["measured"]), fontsize=6,
+                    textcoords="offset points", **({"xytext": (-5, 2), "ha": "right", "va": "bottom"} if above else
+                                                   {"xytext": (5, -2), "ha": "left", "va": "top"}))
 
 
 def _points(ax: Axes, rows: pd.DataFrame, **look: Any) -> None:

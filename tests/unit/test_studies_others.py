@@ -12,6 +12,7 @@ from helpers import images, multiply_adds
 from matplotlib.figure import Figure
 
 from fldiag import config as configs
+from fldiag import models
 from fldiag.errors import FldiagError
 from fldiag.figures import claims, costs, gather, plan, reported
 from fldiag.figures.paper_tables import VALUES, first_rounds
@@ -206,8 +207,6 @@ def test_iris_numbers_are_those_of_the_last_round_under_their_learning_rate(valu
 @pytest.mark.parametrize(("method", "over", "relative"), [("fedavg", {}, 1), ("moon", {}, 3), ("fedsam", {}, 2), ("mixup", {}, 1)])
 @pytest.mark.slow
 def test_counted_forward_passes(method, over, relative, monkeypatch):
-    from fldiag import models
-
     made, _ = images((costs.BATCH * costs.STEPS,), shape=(3, 8, 8))
     monkeypatch.setattr(costs, "blank", lambda *_, **__: made)
     config = configs.build(Trial("fedalign-cifar10-lda0.5", method, {"model.name": "small_resnet", **over}).protocol().model_dump())
@@ -253,6 +252,8 @@ def test_profilers_count_pooling_and_leave_batch_norm_away():
     module = costs._federation(Trial("fedalign-cifar100-lda0.5", "fedavg").protocol(), costs.blank("cifar100", False), 1).setup.module
     layers = [m for m in module.modules() if isinstance(m, costs.LAYERS)]
     assert sum(p.numel() for m in layers for p in m.parameters()) == 614_452 - 8_992
+    other = models.build("resnet18_imagenet", (3, 64, 64), 100, {}, seed=0)  # 11.22 is printed for 200 classes
+    assert sum(p.numel() for m in other.modules() if isinstance(m, costs.LAYERS) for p in m.parameters()) == 11_227_812 - 9_600
     assert costs._count(module.eval(), torch.zeros(1, 3, 32, 32)).tolist() == [87_237_632, 87_237_632 + 256 * 8 * 8]
 
 
