@@ -86,14 +86,21 @@ class Console:
 
 
 def _format(value: Any) -> str:
-    if value is None or value != value:
+    if _absent(value):
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
 
 
+def _absent(value: Any) -> bool:
+    """None, NaN, or the missing entry of a table (pandas' NA, which is neither equal nor unequal to itself)."""
+    return value is None or type(value).__name__ == "NAType" or bool(value != value)
+
+
 def _plain(value: Any) -> Any:
+    if _absent(value):
+        return None
     return value.item() if hasattr(value, "item") else str(value)
 
 

@@ -29,6 +29,8 @@ from fldiag.rounds.history import History
 Subject = Problem | History | Sequence[Run] | Sequence[Problem]
 #: Seconds of a forecast from which on it is told.
 LONG = 60.0
+#: Seconds that nobody waits: ten years. A number with some zeros too many is refused before memory is filled with it.
+NEVER = 10 * 365 * 86400.0
 
 
 def measure(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], *, cache: str | Path | None = None,
@@ -66,6 +68,9 @@ def _build(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], prog
     if entry.check is not None:
         entry.check(subject, options)
     if (seconds := forecast(entry, subject, options)) > LONG:
+        if seconds > NEVER:
+            raise FldiagError(f"{entry.name} would take about {seconds / (365 * 86400):,.0f} years on this machine",
+                              f"ask for less, such as fewer points or draws (fldiag {entry.name} --help)", usage=True)
         tell(f"about {duration(seconds)} on this machine; Ctrl-C loses nothing that a cache keeps")
     with user_code():
         return check(entry.build(subject, progress, **options))

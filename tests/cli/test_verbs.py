@@ -15,6 +15,7 @@ from typer.main import get_command
 
 import fldiag
 from fldiag.cli import app
+from fldiag.console import Console
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "checkpoints" / "example" / "fedsol-digits.pt"
@@ -185,3 +186,12 @@ def test_the_method_of_the_readme_is_complete(tmp_path):
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_missing_entry_is_a_dash_and_null(capsys):
+    for machine in (False, True):
+        console = Console(machine)
+        console.table([{"a": pd.NA, "b": 1.5}], {"a": "a", "b": "b"})
+        console.done(Path("x"))
+        out = capsys.readouterr().out
+        assert json.loads(out)["rows"] == [{"a": None, "b": 1.5}] if machine else "–" in out

@@ -75,3 +75,7 @@ def test_what_is_given_is_taken_apart():
     found = divide(registry.diagnostic.get("spectrum"), {"k": 3, "samples": 20, "memory": "1M", "density": True, "precision": "fp64"})
     assert found.where == {"samples": 20, "memory": 2**20, "precision": "fp64"} and found.own["k"] == 3
     assert list(found.more) == ["density"] and found.flags == ["density"]
+
+
+def test_what_nobody_waits_for_is_refused_before_memory_is_filled(problem):
+    assert "years on this machine" in refused(problem, "basins", draws=10**15)
