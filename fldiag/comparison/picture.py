@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fldiag.comparison import words
-from fldiag.comparison.numbers import NUMBERS
 from fldiag.plotting import style
 from fldiag.plotting.tables import floats, need
+from fldiag.results.numbers import numbers
 
 PICTURE = "picture of diff"
 #: Half intervals that the axis reaches at most; what lies farther out is an arrow at its end.
@@ -64,7 +64,7 @@ def _row(ax: Axes, row: Mapping[str, Any], found: np.ndarray, y: float) -> float
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
         return 0.0
     half = (found[2] - found[0]) / 2
-    sign = 1.0 if NUMBERS[row["metric"]].better == "higher" else -1.0
+    sign = 1.0 if numbers()[row["metric"]].better == "higher" else -1.0
     x = sign * found / half if half > 0 else np.zeros(3)
     color, marker, fill, _ = _LOOKS[row["better"]]
     middle = float(x[1])
