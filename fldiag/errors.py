@@ -73,6 +73,11 @@ def check_name(path: Path) -> None:
                           usage=True) from None
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of somebody else's says first, or its kind where it says nothing."""
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
 def shown(path: Path) -> str:
     """A path for a message: the end of one that is longer than any file system allows."""
     text = str(path)

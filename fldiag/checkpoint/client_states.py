@@ -30,7 +30,7 @@ from torch import Tensor
 
 from fldiag.checkpoint.index import STATES
 from fldiag.checkpoint.tensor_files import read_tensors
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, first_line
 
 State = dict[str, Tensor]
 #: Bytes of new states that wait in memory between stored rounds; when there are more, all go to the disk.
@@ -146,7 +146,7 @@ def _opened(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except (OSError, SafetensorError, RuntimeError) as error:
-        raise FldiagError(f"{path} cannot be read: {(str(error) or type(error).__name__).splitlines()[0]}",
+        raise FldiagError(f"{path} cannot be read: {first_line(error)}",
                           "restore the file from a copy, or train again") from None
 
 

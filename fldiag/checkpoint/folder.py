@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fldiag.data import partition as partitions
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, first_line
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 #: Programs -> how they name the files of clients and of global models, whose patterns need not be given.
@@ -162,7 +162,7 @@ def read_partition(path: Path) -> dict[str, np.ndarray]:
                 held = dict(enumerate(partitions.load_parts(path)))
         found = {str(k): np.sort(np.asarray(v if len(v) else np.empty(0, dtype=np.int64))) for k, v in held.items()}
     except Exception as error:  # a damaged file can make its reader raise anything
-        raise FldiagError(f"{path} is not a partition: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+        raise FldiagError(f"{path} is not a partition: {first_line(error)}",
                           "give an npz or JSON file: client -> indices of its training examples") from None
     for name, index in found.items():
         if index.ndim != 1 or index.dtype.kind not in "iu" or (len(index) and index[0] < 0):

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fldiag.checkpoint import flat
-from fldiag.errors import FldiagError, check_name, out_of_memory, shown
+from fldiag.errors import FldiagError, check_name, first_line, out_of_memory, shown
 
 #: What a file may claim to hold: so many times its own size, and so many bytes more. Compression and shared storages make a
 #: tensor larger than its bytes in the file, though never by much in a checkpoint.
@@ -77,7 +77,7 @@ def _safetensors(path: Path) -> Any:
     except OSError:
         raise
     except Exception as error:  # a damaged file can make the reader raise anything
-        raise FldiagError(f"checkpoint {path} is not a readable safetensors file: {_first_line(error)}",
+        raise FldiagError(f"checkpoint {path} is not a readable safetensors file: {first_line(error)}",
                           "copy it again, or use another file") from None
 
 
@@ -148,7 +148,3 @@ def _claim(path: Path, claimed: int, size: int) -> None:
 def _damaged(path: Path) -> FldiagError:
     return FldiagError(f"checkpoint {path} is truncated, damaged or not a checkpoint at all",
                        "copy it again, or use another round's file")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]

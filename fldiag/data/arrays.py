@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, first_line
 
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 
@@ -41,7 +41,7 @@ def read_npz(path: str | os.PathLike[str], *, join_val: bool = False) -> tuple[T
     except FldiagError:
         raise
     except Exception as error:  # a damaged archive can make the reader raise anything
-        raise FldiagError(f"{path} is not a readable npz file ({_first_line(error)})",
+        raise FldiagError(f"{path} is not a readable npz file ({first_line(error)})",
                           "write it again with np.savez") from None
     out = []
     for split in ("train", "test"):
@@ -159,7 +159,3 @@ def _channels_first(array: np.ndarray, where: str) -> Tensor:
         return inputs(array.astype(np.float32) if array.dtype.kind in "biuf" else array, where)
     raise FldiagError(f"{where} has shape {list(array.shape)}",
                       "use N,H,W or N,H,W,C for images, N,D for features")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]

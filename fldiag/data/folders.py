@@ -26,7 +26,7 @@ from torch import Tensor
 from fldiag.data.dataset import Dataset
 from fldiag.data.images import need_folder, register
 from fldiag.data.preprocessing import Preprocessing, choose
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, first_line
 from fldiag.seeding import numpy_rng
 
 Progress = Callable[[int, int, str], None]
@@ -146,7 +146,7 @@ def decode(path: Path, side: int, *, exact: bool = False) -> np.ndarray:
         with Image.open(path) as file:
             picture = file.convert("RGB")
     except (OSError, SyntaxError, ValueError) as error:
-        raise FldiagError(f"{path} is not a readable picture ({str(error).splitlines()[0]})",
+        raise FldiagError(f"{path} is not a readable picture ({first_line(error)})",
                           "fetch it again, or remove it") from None
     if exact and picture.size != (side, side):
         raise FldiagError(f"{path} has {picture.size[0]}x{picture.size[1]} pixels, not {side}x{side}",

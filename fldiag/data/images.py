@@ -14,7 +14,7 @@ from fldiag import registry
 from fldiag.data.arrays import inputs, labels, read_npz
 from fldiag.data.dataset import Dataset
 from fldiag.data.preprocessing import choose, sentence
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, first_line
 
 Arrays = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -144,7 +144,7 @@ def _torchvision(spec: ImageSet, at: Path, download: bool) -> tuple[Arrays | Non
         try:
             source = getattr(datasets, spec.torchvision)(str(at), download=download, **split)
         except Exception as error:  # whatever stops it, the user needs the list of places and this reason
-            return None, (str(error) or type(error).__name__).splitlines()[0].strip()
+            return None, first_line(error).strip()
         images = np.asarray(source.data)
         if images.ndim == 3:
             images = images[:, None]

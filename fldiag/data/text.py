@@ -17,7 +17,7 @@ from fldiag.data.arrays import spread
 from fldiag.data.dataset import Dataset
 from fldiag.data.images import need_folder
 from fldiag.data.words import Text, Words
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, first_line
 from fldiag.sections import LENGTH, VOCABULARY
 
 #: Names that a column may have, in the order in which they are looked for.
@@ -113,7 +113,7 @@ def _read(path: Path) -> pd.DataFrame:
     except FileNotFoundError:
         raise FldiagError(f"no file {path}", "check the path after csv:") from None
     except (OSError, ValueError, EOFError) as error:  # pandas' own errors are ValueErrors
-        raise FldiagError(f"{path} is not a readable table ({str(error).splitlines()[0]})",
+        raise FldiagError(f"{path} is not a readable table ({first_line(error)})",
                           "write it in UTF-8 with the columns label and text") from None
 
 

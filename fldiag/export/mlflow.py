@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, first_line
 from fldiag.export.scalars import Scalars, environment, need
 
 METRICS, PARAMS = 1000, 100  # entries that MLflow takes at once
@@ -27,7 +27,7 @@ def export(scalars: Scalars, out: Path, experiment: str = "fldiag") -> Path:
             with _quiet("mlflow", "alembic"):
                 return _write(scalars, out.resolve(), experiment)
         except MlflowException as error:
-            raise FldiagError(f"MLflow refuses {out / 'mlflow.db'}: {str(error).splitlines()[0]}",
+            raise FldiagError(f"MLflow refuses {out / 'mlflow.db'}: {first_line(error)}",
                               "choose another folder with --out") from None
 
 

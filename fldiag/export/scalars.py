@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from fldiag.checkpoint.run import Run
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, first_line
 from fldiag.results.files import provenance_beside, read_csv_bytes
 from fldiag.results.table import COLUMNS
 
@@ -133,7 +133,7 @@ def _read(path: Path) -> pd.DataFrame:
             return pd.read_parquet(path)
         return pd.read_csv(io.BytesIO(read_csv_bytes(path, provenance_beside(path))))
     except (OSError, ValueError, pd.errors.ParserError) as error:
-        raise FldiagError(f"{path} cannot be read: {str(error).splitlines()[0]}", "give a csv or parquet table") from None
+        raise FldiagError(f"{path} cannot be read: {first_line(error)}", "give a csv or parquet table") from None
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, first_line
 
 CONFIG = "config.json"
 #: transformers' own ways from a config to a class, the most special first.
@@ -36,7 +36,7 @@ def build(folder: Path) -> nn.Module:
         config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     except Exception as error:  # it says in many ways that it does not know a config
         raise FldiagError(f"{folder / CONFIG} describes no model that transformers {transformers.__version__} knows: "
-                          f"{(str(error) or type(error).__name__).splitlines()[0]}",
+                          f"{first_line(error)}",
                           "code of a model's folder is never run: give the model yourself: --model pkg.mod:factory") from None
     config.use_cache = False  # keys and values of former tokens, which nothing here asks for
     for auto in (getattr(transformers, kind, None) for kind in AUTO):

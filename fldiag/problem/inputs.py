@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, first_line
 from fldiag.params import Layout, flatten
 from fldiag.problem.trees import Tree, count, cut, join, named
 
@@ -121,7 +121,7 @@ def _collated(examples: list[Any]) -> Any:
     try:
         return default_collate(examples)
     except (RuntimeError, TypeError) as error:
-        raise FldiagError(f"the examples of the Dataset do not make a batch: {str(error).splitlines()[0]}",
+        raise FldiagError(f"the examples of the Dataset do not make a batch: {first_line(error)}",
                           "pad all examples to one length, or give a DataLoader with a collate_fn", usage=True) from None
 
 

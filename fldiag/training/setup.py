@@ -20,7 +20,7 @@ from fldiag.data.arrays import ready
 from fldiag.data.public import deal, load_public
 from fldiag.data.text import Reading
 from fldiag.device import device_of
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, first_line
 from fldiag.local import Local
 from fldiag.method import Method
 from fldiag.models.network import Network, forward_macs
@@ -144,7 +144,7 @@ class Setup:
         except ValueError as error:
             raise FldiagError(f"client {client} has a minibatch of {smallest} example{'s' * (smallest > 1)}"
                               f"{', of which this method makes parts' if cuts > 1 else ''}, and batch-norm cannot train on one "
-                              f"example ({str(error).splitlines()[0]})", "choose train.batch_size so that no client's last "
+                              f"example ({first_line(error)})", "choose train.batch_size so that no client's last "
                               "minibatch is that small, or train.drop_last = true", usage=True) from None
 
     def _stack(self) -> bool:
@@ -168,7 +168,7 @@ class Setup:
                 out = self.network.bind(self.initial().unsqueeze(0), buffers)(x.unsqueeze(0))
         except (RuntimeError, ValueError, TypeError) as error:
             raise FldiagError(f"model {self.config.model.name!r} does not take inputs of shape {self.dataset.shape}: "
-                              f"{str(error).splitlines()[0]}", "choose a model that fits the data") from None
+                              f"{first_line(error)}", "choose a model that fits the data") from None
         if out.shape[1:] != (len(x), self.dataset.classes):
             raise FldiagError(f"model {self.config.model.name!r} returns {tuple(out.shape[2:])} numbers an example, the data has "
                               f"{self.dataset.classes} classes", "give the model as many outputs as there are classes")

@@ -1,12 +1,16 @@
 """The language of conditions: what it says, and what it refuses at which place."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fldiag import registry
 from fldiag.comparison.conditions import parse
 from fldiag.errors import FldiagError
-from fldiag.results.numbers import numbers
+from fldiag.report import summary
+from fldiag.results.numbers import Number, numbers
 
 
 @pytest.mark.parametrize(("text", "says"), [
@@ -47,3 +51,12 @@ def test_any_text_is_a_condition_or_one_error(text):
         assert parse(text).number.name in numbers()
     except FldiagError as error:
         assert "position" in error.what
+
+
+def test_a_diagnostic_brings_its_numbers(monkeypatch):
+    """To the conditions, and to the first table of a report."""
+    mine = Number("wiggle", "how far it wiggles", "lower", {"metric": "wiggle"}, column="Wiggle of the weights", short="wiggle")
+    entry = dataclasses.replace(registry.diagnostic.get("trace"), name="mine", numbers=(mine,))
+    monkeypatch.setitem(registry.diagnostic._entries, "mine", entry)
+    assert parse("wiggle < 3").number == dataclasses.replace(mine, source="mine")
+    assert "Wiggle of the weights" in summary.head()

@@ -19,7 +19,7 @@ from fldiag.diagnostics.doctor import fails
 from fldiag.diagnostics.doctor.checks import CHECKS
 from fldiag.diagnostics.doctor.data import Parts
 from fldiag.diagnostics.doctor.examine import examine
-from fldiag.diagnostics.doctor.findings import Finding, Skip, holm
+from fldiag.diagnostics.doctor.findings import Finding, Skip, beyond_chance
 
 BAD = ("fault", "warning")
 
@@ -381,14 +381,14 @@ def test_holm_keeps_what_its_steps_allow():
         return Finding("warning", str(p), "", "", "", p=p)
 
     said = [one(0.002), one(0.0033), one(0.006), one(1e-9), Skip("x")]
-    assert [s.what for s in holm(said[:3], 4) if isinstance(s, Finding)] == ["0.002", "0.0033"]
-    assert holm([one(0.004)], 4) == [] and len(holm(said, 5)) == 4
-    assert holm([Finding("fault", "", "", "", "")], 0)
+    assert [s.what for s in beyond_chance(said[:3], 4) if isinstance(s, Finding)] == ["0.002", "0.0033"]
+    assert beyond_chance([one(0.004)], 4) == [] and len(beyond_chance(said, 5)) == 4
+    assert beyond_chance([Finding("fault", "", "", "", "")], 0)
 
 
 def test_holm_holds_the_family_wise_rate():
     rng = np.random.default_rng(0)
-    alarms = sum(bool(holm([Finding("warning", "", "", "", "", p=float(p)) for p in rng.random(30)], 30)) for _ in range(4000))
+    alarms = sum(bool(beyond_chance([Finding("warning", "", "", "", "", p=float(p)) for p in rng.random(30)], 30)) for _ in range(4000))
     assert alarms <= binom.ppf(0.9999, 4000, 0.01)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fldiag import registry
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,7 +109,7 @@ class Seen:
 
 
 class Case:
-    """A run and what is known of it. ``history`` opens model and data, or says in ``closed`` why it cannot."""
+    """A run and what is known of it. ``opened`` opens model and data, or says why it cannot."""
 
     def __init__(self, run: Run, options: Mapping[str, Any]):
         self.run, self.options = run, options
@@ -133,16 +133,27 @@ class Case:
         try:
             return History.of(self.run, model=self.run.model, data=self.run.data, **self.options)
         except (FldiagError, RuntimeError) as error:  # a model that does not fit its data
-            self.closed = str(error).splitlines()[0]
+            self.closed = first_line(error)
             return None
+
+    def opened(self, *, classes: bool = False, parts: bool = False) -> History:
+        """The history; with ``classes``, of data that have some; with ``parts``, where the clients' examples are known.
+
+        Raises FldiagError that says what is missing."""
+        if self.history is None:
+            raise FldiagError(self.closed)
+        if classes and (self.history.dataset.regression or self.history.dataset.classes < 2):
+            raise FldiagError("the data have no classes")
+        if parts and not any(map(len, self.history.parts)):
+            raise FldiagError("the run does not say which examples belong to which client")
+        return self.history
 
     @cached_property
     def models(self) -> Models:
-        """Its models at work. Only where there is a history."""
+        """Its models at work."""
         from fldiag.diagnostics.doctor.models import Models
 
-        assert self.history is not None
-        return Models(self.history)
+        return Models(self.opened())
 
     @cached_property
     def sizes(self) -> dict[int, int]:

@@ -10,7 +10,7 @@ import pandas as pd
 from fldiag.checkpoint.run import Run
 from fldiag.diagnostics.doctor.case import Case
 from fldiag.diagnostics.doctor.checks import CHECKS
-from fldiag.diagnostics.doctor.findings import HEALTHY, UNCHECKED, Check, Clear, Finding, Said, Skip, holm
+from fldiag.diagnostics.doctor.findings import HEALTHY, UNCHECKED, Check, Clear, Finding, Said, Skip, beyond_chance
 from fldiag.errors import FldiagError
 from fldiag.registry import Progress
 from fldiag.results.table import Row, table
@@ -29,7 +29,7 @@ def examine(runs: Sequence[Run], options: Mapping[str, Any], progress: Progress 
                 progress(j, len(made), f"{case.run.path.name}: {check.title}")
             check.peers = [others[j] for k, (_, others) in enumerate(seen) if k != i]
             said += [(check, one) for one in _of(check)]
-        kept = holm([one for _, one in said], sum(check.tests for check in made))
+        kept = beyond_chance([one for _, one in said], sum(check.tests for check in made))
         rows = [_row(check, one) for check, one in said if any(one is other for other in kept)]
         clear = [check for check in made if check.name not in {row["metric"] for row in rows}]
         rows += [_row(check, Clear("what chance explains was left out")) for check in clear]
@@ -54,10 +54,12 @@ def _watched(run: Run, options: Mapping[str, Any], checks: Sequence[type[Check]]
 
 def _of(check: Check) -> list[Said]:
     """What a check says: its findings; if it has none, what it could not see, or that there is nothing."""
+    said: list[Said] = []
     try:
-        said = list(check.end())
+        for one in check.end():
+            said.append(one)
     except FldiagError as error:
-        said = [Skip(error.what)]
+        said.append(Skip(error.what))
     found: list[Said] = [one for one in said if isinstance(one, Finding)]
     rest: list[Said] = [one for one in said if not isinstance(one, Finding)]
     return found or rest[:1] or [Skip("the run holds nothing that it could look at")]

@@ -19,7 +19,7 @@ LEVEL = 0.01
 @dataclass(frozen=True)
 class Finding:
     """``what`` is wrong, by which numbers (``evidence``), what follows (``consequence``), and what to do (``remedy``).
-    ``rounds``, ``client`` and ``layer`` say where; ``p``: the p-value of a statistical check, which ``holm`` judges."""
+    ``rounds``, ``client`` and ``layer`` say where; ``p``: the p-value of a statistical check, which ``beyond_chance`` judges."""
 
     severity: str
     what: str
@@ -72,16 +72,14 @@ class Check:
         yield from ()
 
 
-def holm(said: Sequence[Said], tests: int, level: float = LEVEL) -> list[Said]:
+def beyond_chance(said: Sequence[Said], tests: int, level: float = LEVEL) -> list[Said]:
     """Findings without a p-value, and those that Holm's step-down procedure keeps of ``tests`` tests: the chance of any
     false one is at most ``level``. (A test that gave no finding counts in ``tests`` only.)"""
-    tested = sorted(s.p for s in said if isinstance(s, Finding) and s.p is not None)
-    bound = -1.0
-    for i, p in enumerate(tested):
-        if p > level / max(tests - i, 1):
-            break
-        bound = p
-    return [s for s in said if not isinstance(s, Finding) or s.p is None or s.p <= bound]
+    from fldiag.results.uncertainty import holm  # imports scipy
+
+    ps = [s.p if isinstance(s, Finding) else None for s in said]
+    others = tests - sum(p is not None for p in ps)
+    return [s for s, p in zip(said, holm([*ps, *[1.0] * others]), strict=False) if p is None or p <= level]
 
 
 def about(clients: Sequence[int], most: int = 6) -> str:

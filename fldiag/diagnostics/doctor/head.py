@@ -25,10 +25,7 @@ class Head(Check):
     name, title = "head", "Head knows all classes"
 
     def end(self) -> Iterator[Said]:
-        history = self.case.history
-        if history is None or history.dataset.regression or history.dataset.classes < 2:
-            yield Skip(self.case.closed or "the data have no classes")
-            return
+        history = self.case.opened(classes=True)
         models, pool = self.case.models, history.pool
         rounds = [r for r in models.rounds if r in models.scores]
         if not rounds:
@@ -65,10 +62,7 @@ class Dead(Check):
     name, title = "dead_units", "Units are alive"
 
     def end(self) -> Iterator[Said]:
-        history = self.case.history
-        if history is None:
-            yield Skip(self.case.closed)
-            return
+        history = self.case.opened()
         from torch import nn
 
         r = history.rounds[-1]

@@ -52,10 +52,7 @@ class Reported(Check):
 
     def end(self) -> Iterator[Said]:
         yield from self._again()
-        history = self.case.history
-        if history is None or history.dataset.regression:
-            yield Skip(self.case.closed or "the data have no classes")
-            return
+        history = self.case.opened(classes=True)
         models, test = self.case.models, history.pool.test
         now = {r: float(s.right[test].mean()) for r,
                s in models.scores.items() if s.right is not None and np.isfinite(s.loss).all()}
@@ -212,10 +209,7 @@ class Chance(Check):
     name, title = "chance", "Better than chance"
 
     def end(self) -> Iterator[Said]:
-        history = self.case.history
-        if history is None or history.dataset.regression:
-            yield Skip(self.case.closed or "the data have no classes")
-            return
+        history = self.case.opened(classes=True)
         from scipy.stats import binom
 
         models, pool = self.case.models, history.pool

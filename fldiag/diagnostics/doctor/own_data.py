@@ -42,10 +42,7 @@ class OwnData(Check):
             self.rounds.setdefault(i, []).append(seen.round)
 
     def end(self) -> Iterator[Said]:
-        history = self.case.history
-        if history is None or not any(map(len, history.parts)):
-            yield Skip(self.case.closed or "the run does not say which examples belong to which client")
-            return
+        self.case.opened(parts=True)
         gains, middle = self.case.models.gains, self.case.models.gain
         if middle is None:
             yield Skip("no round holds what clients received and made of it")

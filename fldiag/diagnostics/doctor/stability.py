@@ -28,10 +28,7 @@ class Edge(Check):
     name, title = "edge", "Below the edge of stability"
 
     def end(self) -> Iterator[Said]:
-        history, train = self.case.history, self.case.section("train")
-        if history is None or not any(map(len, history.parts)):
-            yield Skip(self.case.closed or "the run does not say which examples belong to which client")
-            return
+        history, train = self.case.opened(parts=True), self.case.section("train")
         r = history.rounds[-1]
         lr = float(train["lr"]) * float(train.get("lr_decay", 1.0)) ** max(r - 1, 0) if "lr" in train else self._told(r)
         if not lr or train.get("optimizer", "sgd") != "sgd":

@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, first_line
 from fldiag.problem.eigenpairs import RATIO_INDEX, loss_row
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress
@@ -112,7 +112,7 @@ def _run(problem: Problem, seed: int, purpose: str, work: Callable[[], Any]) -> 
         try:
             return work()
         except (RuntimeError, AttributeError, TypeError) as error:
-            raise FldiagError(f"PyHessian cannot differentiate this model: {str(error).splitlines()[0]}",
+            raise FldiagError(f"PyHessian cannot differentiate this model: {first_line(error)}",
                               "leave out --engine pyhessian") from error
 
 
