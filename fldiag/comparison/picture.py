@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fldiag.comparison import words
-from fldiag.comparison.numbers import NUMBERS
 from fldiag.plotting import style
 from fldiag.plotting.tables import floats, need
+from fldiag.results.numbers import numbers
 
 PICTURE = "picture of diff"
 #: Half intervals that the axis reaches at most; what lies farther out is an arrow at its end.
@@ -39,7 +39,8 @@ def draw(table: pd.DataFrame) -> Figure:
         far = [_row(ax, row, ends, -place) for place, (row, ends) in enumerate(zip(rows, found, strict=True))]
         reach = min(max([1.5, *far]), REACH + 1) * 1.05
         ax.axvline(0, color="black", linewidth=0.7, zorder=1)
-        ax.set(xlim=(-reach, reach), ylim=(0.6 - len(rows), 0.6), xlabel="← B is better   (half intervals)   A is better →")
+        ax.set(xlim=(-reach, reach), ylim=(0.6 - len(rows), 0.6),
+               xlabel="difference in half intervals\n← B is better      A is better →")
         ax.set_yticks([-place for place in range(len(rows))],
                       [_NAMES.get(row["metric"], row["metric"].replace("_", " ")) for row in rows])
         ax.tick_params(axis="y", length=0)
@@ -64,7 +65,7 @@ def _row(ax: Axes, row: Mapping[str, Any], found: np.ndarray, y: float) -> float
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
         return 0.0
     half = (found[2] - found[0]) / 2
-    sign = 1.0 if NUMBERS[row["metric"]].better == "higher" else -1.0
+    sign = 1.0 if numbers()[row["metric"]].better == "higher" else -1.0
     x = sign * found / half if half > 0 else np.zeros(3)
     color, marker, fill, _ = _LOOKS[row["better"]]
     middle = float(x[1])
