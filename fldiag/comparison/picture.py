@@ -39,7 +39,8 @@ def draw(table: pd.DataFrame) -> Figure:
         far = [_row(ax, row, ends, -place) for place, (row, ends) in enumerate(zip(rows, found, strict=True))]
         reach = min(max([1.5, *far]), REACH + 1) * 1.05
         ax.axvline(0, color="black", linewidth=0.7, zorder=1)
-        ax.set(xlim=(-reach, reach), ylim=(0.6 - len(rows), 0.6), xlabel="← B is better   (half intervals)   A is better →")
+        ax.set(xlim=(-reach, reach), ylim=(0.6 - len(rows), 0.6),
+               xlabel="difference in half intervals\n← B is better      A is better →")
         ax.set_yticks([-place for place in range(len(rows))],
                       [_NAMES.get(row["metric"], row["metric"].replace("_", " ")) for row in rows])
         ax.tick_params(axis="y", length=0)
