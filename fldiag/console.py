@@ -106,7 +106,7 @@ def _plain(value: Any) -> Any:
 
 @contextlib.contextmanager
 def errors(debug: bool) -> Iterator[None]:
-    """One message with the remedy instead of a traceback. Exit codes: 1 failed, 2 wrong use, 130 stopped. With ``debug`` the
+    """One message with the remedy instead of a traceback. Exit codes: 1 failed or stopped, 2 wrong use. With ``debug`` the
     traceback, which ends with the versions of what a report of it needs."""
     try:
         try:
@@ -124,7 +124,7 @@ def errors(debug: bool) -> Iterator[None]:
         if debug:
             raise
         _complain(*(stop.args or ("stopped", "what was finished is kept; the same command goes on from there")))
-        sys.exit(130)  # as shells number an end by Ctrl-C
+        sys.exit(1)
     except Exception as error:
         if debug:
             raise

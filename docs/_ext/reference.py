@@ -33,7 +33,7 @@ LEADS = {
     "presets": "What `fldiag train NAME` starts from; every key is changed with `--set key=value`.",
     "figures": "What `fldiag figures NAME` makes again. `--scale smoke` takes seconds, `paper` is the papers' own protocol.",
     "verbs": "Every verb has `--help` with an example. The last line that it prints is the path of what it wrote. Exit codes: 0 "
-             "done, 1 failed, 2 wrong use, 3 training diverged or a check that failed, 130 stopped by Ctrl-C.",
+             "done, 1 failed or stopped by Ctrl-C, 2 wrong use, 3 training diverged or a check that failed.",
 }
 KEY = re.compile(r"^([A-Za-z][\w ,]{0,12}):\s+(?=\S)")
 

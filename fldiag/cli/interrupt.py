@@ -37,7 +37,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 def stop() -> NoReturn:
     """End the process, whatever it is in the middle of."""
     os.write(2, b"error: stopped\n")
-    os._exit(130)
+    os._exit(1)
 
 
 def importing(frame: FrameType | None) -> bool:

@@ -89,7 +89,7 @@ def test_stopped_and_asked_again(monkeypatch):
         return original(shared, job)
 
     monkeypatch.setattr(iris, "trained", stop_at_third)
-    assert "stopped" in run(*SMALL, code=130).stderr
+    assert "stopped" in run(*SMALL, code=1).stderr
     monkeypatch.setattr(iris, "trained", lambda shared, job: done.append(job) or original(shared, job))
     run(*SMALL)
     assert len(done) == len(set(done)) == 6
