@@ -33,7 +33,7 @@ MAY = {
     "diagnosis": GROUND | {"known", "data", "models", "checkpoint", "results", "problem", "rounds", "plotting"},
     "comparison": MIDDLE | {"diagnostics"}, "presets": set(), "known": {"errors", "registry", "config"}, "write_catalogue": {"known", "registry", "config", "figures"},
     "api": MIDDLE | {"known", "training", "comparison"}, "report": MIDDLE | {"api", "known"}, "toys": MIDDLE | {"api", "method", "local", "step", "training"},
-    "export": MIDDLE | {"api", "training"}, "figures": FIGURES | {"toys"},
+    "export": MIDDLE | {"api", "training"}, "figures": FIGURES | {"toys", "parts"},
     "verbs": FIGURES | {"comparison", "console", "figures", "toys", "report", "export"},
     "cli": FIGURES | {"comparison", "console", "figures", "toys", "report", "export", "verbs"},
     "": {"errors", "config", "registry", "api", "checkpoint", "method", "problem", "rounds", "version"},
