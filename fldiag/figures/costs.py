@@ -20,7 +20,6 @@ from fldiag.figures import shapes
 from fldiag.figures.study import PROFILED
 from fldiag.models.layers.width import channels
 from fldiag.models.residual import Block
-from fldiag.parts.augmentation import SubNetworks, resized
 from fldiag.results.table import table
 from fldiag.training.federation import Federation
 from fldiag.training.rows import round_rows
@@ -115,7 +114,7 @@ def _dropped(setup: Setup, x: Tensor) -> np.ndarray:
 
 def _subnetworks(setup: Setup, x: Tensor) -> np.ndarray:
     """What GradAug's sub-networks cost on average over the widths and sides that it draws from."""
-    part = next(p for p in setup.method if isinstance(p, SubNetworks))
+    part: Any = next(p for p in setup.method if hasattr(p, "sides"))
     module: Any = setup.module.train()
     sizes = sorted({m.weight.shape[0] for m in module.modules() if isinstance(m, nn.Conv2d)})
 
@@ -124,7 +123,8 @@ def _subnetworks(setup: Setup, x: Tensor) -> np.ndarray:
         alike: dict[tuple[int, ...], list[float]] = {}
         for width in widths:
             alike.setdefault(tuple(channels(size, width) for size in sizes), []).append(width)
-        each = [len(same) * _count(module.sub, resized(x, side), same[0]) for same in alike.values() for side in part.sides]
+        sized = [x.new_zeros(*x.shape[:2], *(max(1, round(side * s)) for s in x.shape[-2:])) for side in part.sides]
+        each = [len(same) * _count(module.sub, image, same[0]) for same in alike.values() for image in sized]
         return np.asarray(np.sum(each, axis=0) / (sum(map(len, alike.values())) * len(part.sides)))
 
     fixed = part.widths == "code"  # the first alone

@@ -81,9 +81,9 @@ def _named(ax: Axes, alike: pd.DataFrame) -> None:
         text = f"{names[0] + ', ' if len(names) == 1 else ''}{source.split(' = ')[0]}: {pictures.words(str(metric))}"
         last = part.loc[part["reported"].idxmax()]
         above = last["measured"] > last["reported"]  # the text stands away from the diagonal
-        ax.annotate("\n".join(style.wrap(text, 1.1, 3, 6)), (last["reported"], last["measured"]), fontsize=6,
-                    textcoords="offset points", **({"xytext": (-5, 2), "ha": "right", "va": "bottom"} if above else
-                                                   {"xytext": (5, -2), "ha": "left", "va": "top"}))
+        ax.annotate("\n".join(style.wrap(text, 0.75 if above else 1.1, 3, 6)), (last["reported"], last["measured"]), fontsize=6,
+                    xytext=(-5, 2) if above else (5, -2), textcoords="offset points", ha="right" if above else "left",
+                    va="bottom" if above else "top")
 
 
 def _points(ax: Axes, rows: pd.DataFrame, **look: Any) -> None:
