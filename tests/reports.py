@@ -101,6 +101,8 @@ def forgetting(rounds=3, clients=CLIENTS, classes=CLASSES, drop=0.2):
         rows += [{**base, "metric": "class_forgetting", "moment": "trained", "scope": "client", "client": c, "index": k,
                   "value": None if (c, k) == (clients[0], 0) else (c - 4) * (k + 1) * r / 100}
                  for c in clients for k in range(classes)]
+        rows += [{**base, "metric": m, "moment": "trained", "scope": "client", "client": c, "value": v} for i, c in enumerate(clients)
+                 for m, v in (("drop", drop + (0.1, -0.1, 0.05)[i % 3]), ("accuracy_seen", 0.9), ("forgotten", 0.05 + i / 10))]
     return rows + [{"metric": "class_examples", "scope": "client", "client": c, "index": k, "value": float(k != 1)}
                    for c in clients for k in range(classes)]
 

@@ -2,12 +2,14 @@
 
 from fldiag.figures.study import Study, Trial, partition
 from fldiag.plotting import partition as bubbles
+from fldiag.plotting import words
 
 FEW = {"clients.total": 10}
 
 
 def draw(table):
-    return bubbles.draw(table.rename(columns={"index": "class", "value": "count"}))
+    title = f"{words.data(table['trained_on'].iloc[0])}, {table['client'].nunique()} clients"
+    return bubbles.draw(table.rename(columns={"index": "class", "value": "count"}), title=title)
 
 
 STUDY = Study(

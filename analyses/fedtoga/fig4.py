@@ -2,13 +2,15 @@
 
 from fldiag.figures.study import Study, Trial, partition
 from fldiag.plotting import partition as bubbles
+from fldiag.plotting import words
 
 SPLITS = {"dir0.6": "Dirichlet 0.6", "dir0.1": "Dirichlet 0.1", "path6": "6 classes a client", "path3": "3 classes a client"}
 FEW = {"clients.total": 40}
 
 
 def draw(table):
-    return bubbles.draw(table.rename(columns={"index": "class", "value": "count"}))
+    title = f"{words.data(table['trained_on'].iloc[0])}, {table['client'].nunique()} clients"
+    return bubbles.draw(table.rename(columns={"index": "class", "value": "count"}), title=title)
 
 
 STUDY = Study(

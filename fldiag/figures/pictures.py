@@ -189,7 +189,7 @@ def dots(table: pd.DataFrame) -> Figure:
         for ax in axes.flat[len(heads):]:
             ax.remove()
         (metric, *others) = found["metric"].dropna().unique()
-        for ax in axes.flat[across * (down - 1):len(heads)]:
+        for ax in axes.flat[max(len(heads) - across, 0):len(heads)]:  # the lowest of every column
             if not others:  # else it stands above every panel
                 ax.set_xlabel(style.plain(words(metric)))
             elif all(str(m).startswith("rounds_to") for m in (metric, *others)):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -48,7 +46,7 @@ def write(found: Collected, path: str | Path, *, title: str | None = None, progr
     parts = sections()
     made: list[Section] = []
     with ThreadPoolExecutor(1) as beside:
-        beside.submit(_packed_plotly)  # takes about as long as all sections
+        beside.submit(pages.packed_plotly)  # takes about as long as all sections
         for i, (name, part) in enumerate(parts):
             told(i, len(parts) + 1, name)
             made += part(found)
@@ -112,21 +110,8 @@ def render(found: Collected, sections: Sequence[Section], title: str) -> str:
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), version=version(), shapes=_SHAPES,
         stops=", ".join(scale), style=(home / "report.css").read_text("utf-8"), script=script,
         policy=pages.policy(plotly, script),
-        packed={"plotly": _packed_plotly(), "data": pack(json.dumps(data, allow_nan=False, separators=(",", ":")))},
-        tables=[pack(s.raw) for s in found.sources]))
-
-
-@cache
-def _packed_plotly() -> str:
-    from plotly.offline import get_plotlyjs
-
-    return pack(get_plotlyjs())
-
-
-def pack(content: str | bytes) -> str:
-    """gzip in base64, which cannot end the element that it stands in; the same content gives the same text."""
-    raw = content.encode("utf-8") if isinstance(content, str) else content
-    return base64.b64encode(gzip.compress(raw, 9, mtime=0)).decode()
+        packed={"plotly": pages.packed_plotly(), "data": pages.pack(json.dumps(data, allow_nan=False, separators=(",", ":")))},
+        tables=[pages.pack(s.raw) for s in found.sources]))
 
 
 def colours(name: str) -> list[str]:

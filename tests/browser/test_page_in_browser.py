@@ -43,11 +43,11 @@ def test_every_figure_is_drawn_without_complaint_or_request(desktop, made):
     drawn = desktop.run("""Array.from(document.querySelectorAll('.plot'), (plot) => {
         const canvas = plot.querySelector('canvas'), box = plot.getBoundingClientRect();
         return {kind: data_kind(plot), size: [box.width, box.height],
-                marks: plot.querySelectorAll('.trace path, .point path, .hm image, .bars path, .boxlayer path').length,
+                marks: plot.querySelectorAll('.trace path, .point path, .hm image, .bars path, .boxlayer path, .contourlayer path').length,
                 scene: Boolean(canvas && canvas.width > 50 && plot._fullLayout.scene)};
         function data_kind(p) { return p.classList[1]; }
     })""")
-    assert len(drawn) > 30 and {d["kind"] for d in drawn} == {"lines", "scene", "heatmap", "bars", "terms", "boxes"}
+    assert len(drawn) > 30 and {d["kind"] for d in drawn} == {"lines", "scene", "map", "heatmap", "bars", "terms", "boxes"}
     for figure in drawn:
         assert min(figure["size"]) > 150 and (figure["scene"] if figure["kind"] == "scene" else figure["marks"] > 0), figure
     assert desktop.errors == [] and desktop.requests == [made[1].resolve().as_uri()]
@@ -115,6 +115,35 @@ def test_a_choice_changes_its_figure(desktop):
     before = desktop.run(value)
     desktop.run(f"{first}.value = '2'; {first}.dispatchEvent(new Event('input', {{bubbles: true}}))")
     assert desktop.wait(f"{value} !== {before} && [{value}]")[0] == pytest.approx(0.0)
+
+
+CLIENTS = "Array.from(document.querySelectorAll('#forgetting table')).find((t) => t.caption.textContent.includes('Clients'))"
+
+
+def test_clients_are_sorted_by_mouse_and_keyboard(desktop):
+    drops = f"Array.from({CLIENTS}.tBodies[0].rows, (r) => parseFloat(r.cells[6].textContent))"
+    head = f"{CLIENTS}.tHead.rows[0].cells[6]"
+    before = desktop.run(drops)
+    desktop.run(f"{head}.querySelector('button').click()")
+    assert desktop.run(drops) == sorted(before) != before and desktop.run(f"{head}.ariaSort") == "ascending"
+    desktop.run(f"{head}.querySelector('button').focus()")
+    desktop.key(" ", 32)
+    assert desktop.wait(f"{head}.ariaSort === 'descending'") and desktop.run(drops) == sorted(before, reverse=True)
+    desktop.run(f"{CLIENTS}.tHead.rows[0].cells[0].querySelector('button').click()")
+    assert desktop.run(f"{CLIENTS}.querySelectorAll('[aria-sort]').length") == 1
+
+
+def test_a_link_to_what_is_folded_away_opens_it(desktop):
+    desktop.run("location.hash = '#config-1'")
+    assert desktop.wait("document.getElementById('config-1').open")
+    assert desktop.run("""Array.from(document.querySelectorAll('h2 .link, h3 .link'))
+        .every((a) => document.getElementById(a.hash.slice(1)))""")
+
+
+def test_a_class_map_has_no_bands_beyond_its_classes(desktop):
+    ranges = desktop.run("""Array.from(document.querySelectorAll('#forgetting .plot.heatmap'), (p) =>
+        [p._fullLayout.xaxis.range, p._fullLayout.yaxis.range, p.data[0].x.length, p.data[0].y.length])""")
+    assert ranges and all(x == [-0.5, columns - 0.5] and y == [rows - 0.5, -0.5] for x, y, columns, rows in ranges)
 
 
 def test_a_run_can_be_hidden(desktop):

@@ -70,7 +70,10 @@ def page(found, folder):
 
 
 def part(text, mark):
-    return re.search(rf'<section id="{mark}".*?</section>', text, re.DOTALL).group()
+    """A section, without its links and the buttons of its heads."""
+    found = re.search(rf'<section id="{mark}".*?</section>', text, re.DOTALL).group()
+    found = re.sub(r' <a class="link"[^>]*>#</a>|(?<=<h3) id="[^"]*"', "", found)
+    return re.sub(r'<button type="button" class="sort"[^>]*>(.*?)</button>', r"\1", found)
 
 
 def pictures(text):

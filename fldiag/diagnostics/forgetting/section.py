@@ -66,8 +66,29 @@ def section(found: Collected) -> Section:
         made.tables.append(Table("Last round, test split, mean over clients", (
             "Run", "Round", "Received", "Trained ± std", "Aggregated", "Lost (drop)", "Forgotten", "Learned", "Restored",
             "Largest loss of a class"), rows))
+    if clients := [r for m, s in found.having("forgetting") for r in _clients(m, s.frame)]:
+        made.tables.append(Table("Clients in the last round, test split", (
+            "Client", "Run", "Training examples", "Classes held", "Accuracy on its classes", "Accuracy on others", "Lost (drop)",
+            "Forgotten", "Largest loss of a class"), clients))
     made.sources = [s.place for _, s in found.having("forgetting")]
     return made
+
+
+def _clients(m: Member, frame: pd.DataFrame) -> list[list[str]]:
+    """A row a client that was trained in the last round."""
+    rows = only(frame, scope="client", moment="trained", slice="test", index=None)
+    last = last_round(only(rows, metric="drop"))
+    if last is None:
+        return []
+    wide = only(rows, round=last).drop_duplicates(["client", "metric"]).pivot(index="client", columns="metric", values="value")
+    held = only(frame, metric="class_examples").dropna(subset=["value"]).groupby("client")["value"]
+    examples, classes = held.sum(), held.agg(lambda v: (v > 0).sum())
+
+    def count(of: pd.Series, k: float) -> str:
+        return f"{int(of[k]):,}" if k in of.index else "–"
+
+    return [[f"{int(k)}", m.label, count(examples, k), count(classes, k), *(percent(row.get(name)) for name in (
+        "accuracy_seen", "accuracy_unseen", "drop", "forgotten", "forgetting"))] for k, row in wide.iterrows()]
 
 
 def _match(figures: Sequence[Figure]) -> None:

@@ -44,7 +44,7 @@ def page(table: pd.DataFrame, *, title: str = "Loss landscape", clip: float | Li
     data = {"scenes": scenes[:len(beside)], "marks": beside, "layout": layout(grids, shared, names)}
     return template.render(panels=panels,
         title=title, grids=grids, number=style.number, notes=shared.notes(), policy=pages.policy(plotly, script),
-        plotly=plotly, script=script, data=_inert(data),
+        plotly=pages.packed_plotly(), script=script, data=_inert(data),
         stops=", ".join(to_hex(c) for c in matplotlib.colormaps[style.COLORMAP](np.linspace(0, 1, 17))),
         ticks=[(100 * (t - shared.low) / (shared.high - shared.low), shared.label(t)) for t in shared.ticks(5)])
 

@@ -135,7 +135,8 @@ def _contours(ax, grid: Surface, fine: Fine, shared: Scale, limits, names: tuple
     x, y, height = fine
     levels = np.linspace(shared.low, shared.high, 21)
     ax.contourf(x, y, height, levels=levels, cmap=style.COLORMAP, norm=Normalize(shared.low, shared.high))
-    ax.contour(x, y, height, levels=levels[1:-1], colors="white", linewidths=0.3, alpha=0.7)
+    ax.contour(x, y, height, levels=levels[1:-1], colors="white", linestyles="solid", linewidths=0.3,
+               alpha=0.7)
     ax.set(xlim=limits[0], ylim=limits[1], xlabel=style.plain(names[0]))
     trajectory(ax, grid.marks)
     if all(low <= 0 <= high for low, high in limits):

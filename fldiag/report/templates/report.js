@@ -180,9 +180,11 @@
       }
       const layout = base(spec, null);
       layout.plot_bgcolor = t.empty;
-      Object.assign(layout.xaxis, { type: "category", showgrid: false, categoryorder: "array", categoryarray: frame.x });
-      Object.assign(layout.yaxis, { type: "category", showgrid: false, autorange: "reversed", categoryorder: "array", categoryarray: frame.y,
-        tickformat: "" });
+      // Ranges of their own: marks at the edge would widen them by an empty band.
+      Object.assign(layout.xaxis, { type: "category", showgrid: false, categoryorder: "array", categoryarray: frame.x,
+        range: [-0.5, frame.x.length - 0.5] });
+      Object.assign(layout.yaxis, { type: "category", showgrid: false, categoryorder: "array", categoryarray: frame.y,
+        range: [frame.y.length - 0.5, -0.5], tickformat: "" });
       if (frame.x.length <= 16) layout.xaxis.dtick = 1;
       if (frame.y.length <= 24) layout.yaxis.dtick = 1;
       if (spec.square) Object.assign(layout.yaxis, { scaleanchor: "x", constrain: "domain" });
@@ -190,20 +192,24 @@
       return [traces, layout];
     },
 
-    scene(spec, frame, plot) {
-      const t = theme(), layout = base({}, null);
-      if (plot.dataset.flat) { // no WebGL: the same numbers and colours as a map
-        const s = frame.surface;
-        const traces = [{ type: "contour", x: s.x, y: s.y, z: s.z, zmin: s.cmin, zmax: s.cmax, colorscale: s.colorscale, text: s.text,
-          hoverinfo: "text", showscale: false, contours: { coloring: "heatmap" } }];
-        for (const m of frame.marks) {
-          traces.push({ type: "scatter", mode: m.mode, x: m.x, y: m.y, text: m.text, hoverinfo: "text", line: { color: "#000000" },
-            marker: { color: "#ffffff", line: { color: "#000000", width: 1 } } });
-        }
-        layout.xaxis.title.text = spec.scene.xaxis.title.text;
-        layout.yaxis.title.text = spec.scene.yaxis.title.text;
-        return [traces, layout];
+    map(spec, frame) { // the same numbers and colours as the scene's
+      const s = frame.surface, layout = base({}, null);
+      const traces = [{ type: "contour", x: s.x, y: s.y, z: s.z, zmin: s.cmin, zmax: s.cmax, colorscale: s.colorscale, text: s.text,
+        hoverinfo: "text", showscale: false, line: { color: "rgba(255, 255, 255, 0.5)", width: 0.5 },
+        contours: { coloring: "fill", start: s.cmin, end: s.cmax, size: (s.cmax - s.cmin) / 20 } }];
+      for (const m of frame.marks) {
+        traces.push({ type: "scatter", mode: m.mode, x: m.x, y: m.y, text: m.text, hoverinfo: "text", line: { color: "#000000" },
+          marker: { color: "#ffffff", line: { color: "#000000", width: 1 } } });
       }
+      for (const name of ["xaxis", "yaxis"]) {
+        layout[name].title.text = spec.scene[name].title.text;
+        layout[name].range = spec.scene[name].range;
+      }
+      return [traces, layout];
+    },
+
+    scene(spec, frame) {
+      const t = theme(), layout = base({}, null);
       const scene = JSON.parse(JSON.stringify(spec.scene));
       for (const name of ["xaxis", "yaxis", "zaxis"]) {
         Object.assign(scene[name], { color: t.text, gridcolor: t.line, zerolinecolor: t.line, linecolor: t.line, backgroundcolor: t.raised,
@@ -229,11 +235,11 @@
       plot.dataset.tall = "yes";
     }
     const found = frame && (!frame.x || frame.x.length) ? frame : null;
-    const [traces, layout] = found ? builders[spec.kind](spec, found, plot) : [[], base(spec, null)];
+    const flat = spec.kind !== "scene" || plot.dataset.flat;
+    const [traces, layout] = found ? builders[spec.kind === "scene" && flat ? "map" : spec.kind](spec, found) : [[], base(spec, null)];
     if (!found) {
       layout.annotations = [{ text: "nothing here for this choice", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5 }];
     }
-    const flat = spec.kind !== "scene" || plot.dataset.flat;
     const caption = plot.parentElement.querySelector("figcaption").textContent;
     return Plotly.react(plot, traces, layout, {
       displaylogo: false, responsive: true, displayModeBar: coarse ? false : "hover",
@@ -285,6 +291,7 @@
   async function drawAll() {
     let scenes = webgl() ? 0 : SCENES;
     for (const plot of plots) {
+      if (plot.classList.contains("map")) plot.dataset.flat = "yes";
       const scene = plot.classList.contains("scene");
       if (scene && scenes++ >= SCENES) plot.dataset.flat = "yes";
       await render(plot);
@@ -321,10 +328,39 @@
     });
   }
 
+  // -- tables
+
+  function worth(row, column) {
+    const text = row.cells[column].textContent.trim().replaceAll(",", "").replace("−", "-"), value = parseFloat(text);
+    return Number.isNaN(value) ? text : value;
+  }
+
+  function order(head) {
+    const rows = Array.from(head.closest("table").tBodies[0].rows), column = head.cellIndex;
+    const way = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
+    head.parentElement.querySelectorAll("[aria-sort]").forEach((other) => other.removeAttribute("aria-sort"));
+    head.setAttribute("aria-sort", way === 1 ? "ascending" : "descending");
+    rows.sort((a, b) => {
+      const [x, y] = [worth(a, column), worth(b, column)];
+      if (typeof x !== typeof y) return typeof x === "number" ? -1 : 1; // what has no number stands last
+      return way * (typeof x === "number" ? x - y : x.localeCompare(y, undefined, { numeric: true }));
+    });
+    rows.forEach((row) => row.parentElement.append(row));
+  }
+
+  // A link to what is folded away opens it.
+  function unfold() {
+    const place = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    for (let at = place; at; at = at.parentElement) if (at.tagName === "DETAILS") at.open = true;
+    if (place) place.scrollIntoView();
+  }
+
+  window.addEventListener("hashchange", unfold);
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("button");
     if (!button) return;
     try {
+      if (button.classList.contains("sort")) order(button.closest("th"));
       if (button.dataset.file !== undefined) save(await unpack("file-" + button.dataset.file), data.files[button.dataset.file]);
       if (button.dataset.table) {
         const shown = button.closest("table").cloneNode(true);
@@ -354,6 +390,7 @@
         await drawAll();
       }
       listen();
+      unfold();
       root.dataset.ready = "yes";
     } catch (error) {
       trouble(error);
