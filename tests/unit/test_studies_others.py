@@ -121,7 +121,7 @@ def test_values_of_a_paper_reach_its_trials():
     for (place, name), over in VALUES.items():
         paper, id, data = place.split("-")[0].split("/")[0], place.partition("/")[2], place.partition("-")[2]
         mine = [(s, t) for s in OTHERS.values() if s.paper == paper and id in ("", s.id) for t in s.trials
-                if t.method == name and data in ("", t.preset.split("-")[1])]
+                if t.train and t.method == name and data in ("", t.preset.split("-")[1])]
         for study, t in mine:
             more = {k: v for where in (f"{paper}-{t.preset.split('-')[1]}", f"{paper}/{study.id}")
                     for k, v in VALUES.get((where, name), {}).items()}
