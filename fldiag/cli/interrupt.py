@@ -1,6 +1,7 @@
-"""Ctrl-C while modules are being imported: nothing has begun yet, so the program ends at once, without a traceback.
+"""Ctrl-C before a verb works: nothing has begun yet, so the program ends at once, without a traceback.
 
-An import that KeyboardInterrupt cuts short may also go on with half a module, or say that something else is wrong.
+An import that KeyboardInterrupt cuts short may also go on with half a module, or say that something else is wrong; and the
+package that reads the command line ends with words and an exit code of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import NoReturn
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """For as long as the block runs. Elsewhere than in an import, and where somebody else handles Ctrl-C, nothing changes."""
+    """For as long as the block runs. Where a verb works, and where somebody else handles Ctrl-C, nothing changes."""
     default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not default or threading.current_thread() is not threading.main_thread():
         yield
@@ -29,7 +30,7 @@ def quiet() -> Iterator[None]:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    if importing(frame):
+    if importing(frame) or not working(frame):
         stop()
     raise KeyboardInterrupt
 
@@ -49,3 +50,13 @@ def importing(frame: FrameType | None) -> bool:
             return False
         frame = frame.f_back
     return found
+
+
+def working(frame: FrameType | None) -> bool:
+    """Whether a frame lies inside what a verb does: in fldiag, beyond the reading of the command line."""
+    while frame is not None:
+        room = frame.f_globals.get("__name__", "")
+        if room.startswith("fldiag.") and not room.startswith("fldiag.cli") and frame.f_code.co_name != "<module>":
+            return True
+        frame = frame.f_back
+    return False

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fldiag.cli import interrupt
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import signal, sys
@@ -31,3 +33,11 @@ def test_ctrl_c_while_it_starts(after, tmp_path):
     _, said = child.communicate()
     assert child.returncode == 1 and said.startswith("error: stopped") and "Traceback" not in said
     assert not (tmp_path / "run" / "owner.json").exists()
+
+
+def test_the_reading_of_the_command_line_is_no_work():
+    scope = {"__name__": "fldiag.verbs.train", "sys": sys, "working": interrupt.working}
+    exec("def verb():\n    return working(sys._getframe())\n", scope)
+    assert scope["verb"]() and not interrupt.working(sys._getframe())
+    scope["__name__"] = "fldiag.cli.training"
+    assert not scope["verb"]()
