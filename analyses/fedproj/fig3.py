@@ -1,13 +1,13 @@
 """FedProj Figure 3a: accuracy over the rate of projection."""
 
-from fldiag.figures import pictures
+from fldiag.figures.lines import lines
 from fldiag.figures.study import ACCURACY, Study, Trial, final
 
 RATES = (0.0, 0.3, 0.7, 1.0)
 
 
 def draw(table):
-    return pictures.lines(table, "proj_rate", {"accuracy": "test accuracy [%]"}, xlabel="rate of projection")
+    return lines(table, "proj_rate", {"accuracy": "test accuracy [%]"}, xlabel="rate of projection")
 
 
 STUDY = Study(

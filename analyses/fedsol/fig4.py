@@ -1,6 +1,7 @@
 """FedSOL Figure 4: FedAvg and FedSOL over learning factors."""
 
 from fldiag.figures import pictures
+from fldiag.figures.lines import means
 from fldiag.figures.study import Study, Trial, final
 from fldiag.plotting import style
 
@@ -34,7 +35,7 @@ def draw(table):
                 if factor == "rho" and label == "FedAvg":  # without a radius
                     ax.axhline(part["value"].mean(), color=look.color, linestyle=look.dash, linewidth=1, label=label)
                     continue
-                pictures.means(ax, part, "at", look, label)
+                means(ax, part, "at", look, label)
                 lost = part[part["value"].isna()]
                 ax.plot(lost["at"], [0.04 if label == "FedAvg" else 0.12] * len(lost), "x", color=look.color, markersize=5,
                         markeredgewidth=1.2, transform=ax.get_xaxis_transform())

@@ -3,6 +3,7 @@
 from matplotlib.ticker import LogLocator
 
 from fldiag.figures import pictures
+from fldiag.figures.lines import means
 from fldiag.figures.study import Study, Trial, diagnostic, final
 from fldiag.plotting import style
 
@@ -16,7 +17,7 @@ def draw(table):
         accuracy = table[table["metric"] == "accuracy"]
         accuracy = accuracy.assign(rho=[float(pictures.parse(s)["rho"]) for s in accuracy["setting"]])
         for label, look in style.looks(accuracy["label"]).items():
-            pictures.means(left, accuracy[accuracy["label"] == label], "rho", look, label)
+            means(left, accuracy[accuracy["label"] == label], "rho", look, label)
         left.set(xlabel="radius ρ", ylabel="test accuracy [%]", xticks=RHOS)
         style.legend(left, *left.get_legend_handles_labels())
         left.grid(True)

@@ -1,6 +1,7 @@
 """FedTOGA Figure 2: how much its accuracy depends on each option."""
 
 from fldiag.figures import pictures
+from fldiag.figures.lines import lines
 from fldiag.figures.study import ACCURACY, Study, Trial, best
 from fldiag.plotting import words
 
@@ -18,7 +19,7 @@ def place(option):
 def draw(table):
     parsed = [next(iter(pictures.parse(s).items())) for s in table["setting"]]
     panels = table.assign(metric=[k for k, _ in parsed], at=[float(v) for _, v in parsed])
-    figure = pictures.lines(panels, "at", dict.fromkeys(GRID, ""), sharey=True)
+    figure = lines(panels, "at", dict.fromkeys(GRID, ""), sharey=True)
     for ax, option in zip(figure.axes, GRID, strict=True):
         ax.set(xlabel=NAMES.get(option) or words.symbol(option), ylabel="test accuracy [%]" if option == "lr_decay" else "",
                xscale="log" if option in LOG else "linear")

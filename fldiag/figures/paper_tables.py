@@ -13,7 +13,8 @@ from fldiag import config as configs
 from fldiag import registry
 from fldiag.figures import pictures, reported
 from fldiag.figures.reported import FEDERATION, Reported
-from fldiag.figures.study import ACCURACY, PROFILED, Ask, Study, Trial, final
+from fldiag.figures.study import ACCURACY, PROFILED, Ask, Study, Trial, examples, final
+from fldiag.plotting import words
 from fldiag.results.select import only
 
 #: Kind of a partition -> how presets are called after it, and the option that follows.
@@ -56,6 +57,15 @@ def counts_of(paper: str, id: str, *, title: str, caption: str, ask: Ask, pick: 
     return table_of(paper, id, title=title, caption=caption, ask=(), pick=both,
                     trials=tuple(replace(t, ask=(ask,), train=False) for t in trials(paper, id)),
                     draw=lambda table: pictures.dots(table[~table["metric"].str.endswith(PROFILED)]))
+
+
+def sizes_of(presets: Mapping[str, str], *, source: str, caption: str) -> Study:
+    """The study of how many examples data sets have: name -> a preset that loads them."""
+    return Study(
+        title="Sizes of the data sets", source=source, caption=caption,
+        trials=tuple(Trial(preset, label=words.data(name), data=name, train=False) for name, preset in presets.items()),
+        ask=(examples(),), pick={m: {"metric": m} for m in ("train_examples", "test_examples")},
+        draw=lambda table: pictures.dots(pictures.by_data(table)), layout=lambda table: pictures.cells(pictures.by_data(table)))
 
 
 def trials(paper: str, id: str, *, where: Callable[[Reported], bool] = lambda row: True,

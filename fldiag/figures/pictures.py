@@ -1,8 +1,7 @@
-"""Pictures that several studies share: measured beside reported, and numbers over a setting."""
+"""The picture that most studies share: measured beside reported numbers."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,10 +16,8 @@ from fldiag.figures.reported import FEDERATION, MARKS
 from fldiag.plotting import style
 from fldiag.plotting import words as words_of
 from fldiag.plotting.tables import need
-from fldiag.results.select import only
 
 PICTURE = "picture of measured beside reported numbers"
-FAINT = "#bbbbbb"
 MEASURED, REPORTED = style.look(2), style.look(0)
 _SHORT = {"sharding": "{shards} shards", "lda": "LDA {alpha}", "dirichlet": "Dir {alpha}", "pathological": "{classes} classes",
           "iid": "iid"}
@@ -288,77 +285,3 @@ def _panel(ax: Any, part: pd.DataFrame, rows: Mapping[str, str]) -> None:
     ax.set_yticks(list(at.values()), [style.plain(style.shorten(r, 34)) for r in rows.values()])
     ax.set_ylim(-0.6, len(rows) - 0.4)
     ax.grid(True, axis="both")
-
-
-def lines(table: pd.DataFrame, x: str, metrics: Mapping[str, str], *, by: str = "label", xlabel: str = "", log: bool = False,
-          sharey: bool = False) -> Figure:
-    """Mean and standard deviation (bars, over seeds) of metrics over a column of the table; a panel each, a line a label.
-
-    ``metrics``: name -> text of the axis. ``x``: a column, or a key of the setting. Rows without it are drawn as a
-    horizontal line. Raises FldiagError for a metric without rows."""
-    table = table if x in table.columns else table.assign(**{x: [_number(parse(s).get(x)) for s in table["setting"]]})
-    names = list(dict.fromkeys(table[by].dropna()))
-    looks = style.looks(names)
-    with style.paper():
-        fig, axes = style.panels(len(metrics), 2.5, width=min(style.TWO_COLUMNS, 0.4 + 3.25 * len(metrics)),
-                                 across=len(metrics), least=1.3, sharey=sharey)
-        for ax, (metric, text) in zip(axes, metrics.items(), strict=True):
-            rows = only(table, metric=metric)
-            if rows.empty:
-                raise FldiagError(f"the picture over {x} has no rows of metric {metric!r}", "ask the runs for it")
-            for name, part in rows.groupby(by, sort=False):
-                _line(ax, part, x, looks[name])
-            ax.set(xlabel=xlabel or x, ylabel=text)
-            if log:
-                ax.set_xscale("log")
-            ax.grid(True)
-        keys = [Line2D([], [], color=looks[n].color, linestyle=looks[n].dash, marker=looks[n].marker) for n in names]
-        if len(names) == 1:  # what the caption is about
-            keys, names = [], []
-        if any(drawn.get_label() == "_sampled" for ax in axes for drawn in ax.containers):
-            keys.append(Line2D([], [], color=FAINT, linewidth=1.6))
-            names.append("± standard error over the test examples, one seed")
-        if names:
-            style.legend(fig, keys, names, loc="outside lower center", ncols=min(len(names), 4))
-    return fig
-
-
-def _line(ax: Any, part: pd.DataFrame, x: str, look: style.Look) -> None:
-    values = part.assign(value=pd.to_numeric(part["value"]).astype(float))
-    _sampled(ax, values, x)
-    flat = values[values[x].isna()]["value"]
-    if len(flat):
-        ax.axhline(flat.mean(), color=look.color, linestyle=look.dash, linewidth=1)
-    if values[x].notna().any():
-        means(ax, values, x, look)
-
-
-def _sampled(ax: Any, part: pd.DataFrame, x: str) -> None:
-    """Of an accuracy of one seed: a faint bar of its standard error over the test examples."""
-    if not {"n_examples", "unit"} <= set(part.columns) or part.groupby(x).size().max() != 1:
-        return
-    rows = part[part["unit"].eq("%")].dropna(subset=[x, "value"])
-    share = rows["value"].to_numpy(float) / 100
-    error = 100 * np.sqrt(share * (1 - share) / rows["n_examples"].to_numpy(float))
-    ax.errorbar(rows[x].to_numpy(float), 100 * share, yerr=error, fmt="none", ecolor=FAINT, elinewidth=1.6, zorder=1,
-                label="_sampled")
-
-
-def means(ax: Any, part: pd.DataFrame, x: str, look: style.Look, label: str | None = None) -> None:
-    """The mean of ``value`` over ``x``, with bars of one standard deviation where there are several seeds."""
-    found = part.dropna(subset=[x]).astype({"value": float}).groupby(x)["value"].agg(["mean", "std"]).sort_index()
-    if found.empty:
-        return
-    at = found.index.to_numpy(float)
-    ax.plot(at, found["mean"], color=look.color, linestyle=look.dash, marker=look.marker, markersize=3.6, label=label)
-    several = found["std"].notna().to_numpy()
-    if several.any():
-        ax.errorbar(at[several], found["mean"][several], yerr=found["std"][several], fmt="none", ecolor=look.color,
-                    elinewidth=0.8)
-
-
-def _number(text: str | None) -> float:
-    try:
-        return float(text) if text is not None else math.nan
-    except ValueError:
-        return math.nan

@@ -15,6 +15,7 @@ from fldiag.data import load
 from fldiag.errors import FldiagError
 from fldiag.figures import gather, ledger, make, pictures, plan, questions, reported, workers
 from fldiag.figures.caption import public
+from fldiag.figures.lines import lines, means
 from fldiag.figures.scales import scale
 from fldiag.figures.study import Trial
 
@@ -378,17 +379,17 @@ def test_dots_stand_where_the_numbers_are():
 
 def test_lines_over_a_setting():
     table = pd.concat([cells(setting=f"rho={r}").assign(value=10.0 * r) for r in (0.5, 2.0)]).query("origin == 'measured'")
-    (ax,) = pictures.lines(table.assign(label=table["method"]), "rho", {"accuracy": "accuracy [%]"}).axes
+    (ax,) = lines(table.assign(label=table["method"]), "rho", {"accuracy": "accuracy [%]"}).axes
     assert ax.lines[0].get_xdata().tolist() == [0.5, 2.0] and ax.lines[0].get_ydata().tolist() == [5.0, 20.0]
 
 
 def test_bars_stand_where_there_are_several_seeds():
     part = pd.DataFrame({"rho": [1.0, 1.0, 2.0], "value": [1.0, 3.0, 5.0]})
     ax = Figure().subplots()
-    pictures.means(ax, part, "rho", pictures.MEASURED)
+    means(ax, part, "rho", pictures.MEASURED)
     (bar,) = ax.containers[0][2][0].get_segments()
     assert ax.lines[0].get_ydata().tolist() == [2.0, 5.0] and bar[:, 0].tolist() == [1.0, 1.0]
     assert bar[:, 1].tolist() == pytest.approx([2 - 2**0.5, 2 + 2**0.5])
     ax = Figure().subplots()
-    pictures.means(ax, part.iloc[1:], "rho", pictures.MEASURED)
+    means(ax, part.iloc[1:], "rho", pictures.MEASURED)
     assert not ax.containers

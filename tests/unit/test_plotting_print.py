@@ -20,6 +20,7 @@ from fldiag.diagnostics.matching import picture as matching
 from fldiag.diagnostics.profile import picture as profile
 from fldiag.diagnostics.spectrum import picture as spectrum
 from fldiag.figures import make, pictures, reported
+from fldiag.figures.lines import lines
 from fldiag.plotting import curves, layers, partition, sheet, style
 from fldiag.results import files
 from fldiag.results.table import table
@@ -248,9 +249,9 @@ def test_one_method_in_many_settings_is_a_table():
 def test_an_accuracy_of_one_seed_has_its_standard_error_over_the_examples():
     rows = [dict(label="FedAvg", setting="", rate=r, metric="accuracy", unit="%", value=80.0, n_examples=400, seed=s)
             for r in (0.1, 0.2) for s in (0,)]
-    one = pictures.lines(table(rows), "rate", {"accuracy": "accuracy"})
+    one = lines(table(rows), "rate", {"accuracy": "accuracy"})
     (bars,) = [c for c in one.axes[0].containers if c.get_label() == "_sampled"]
     (segment, _) = bars.lines[2][0].get_segments()
     assert segment[:, 1] == pytest.approx([80 - 100 * (0.16 / 400) ** 0.5, 80 + 100 * (0.16 / 400) ** 0.5])
-    several = pictures.lines(table([*rows, *({**r, "seed": 1} for r in rows)]), "rate", {"accuracy": "accuracy"})
+    several = lines(table([*rows, *({**r, "seed": 1} for r in rows)]), "rate", {"accuracy": "accuracy"})
     assert not [c for c in several.axes[0].containers if c.get_label() == "_sampled"]
