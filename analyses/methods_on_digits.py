@@ -116,9 +116,10 @@ def text(frame: pd.DataFrame) -> str:
 
 
 def write(frame: pd.DataFrame, out: Path, rounds: int, seeds: int) -> None:
+    about = provenance(rounds=rounds, seeds=seeds, preset="digits")  # the commit, before its own files change the tree
     out.mkdir(parents=True, exist_ok=True)
     frame.to_csv(out / "digits.csv", index=False)
-    (out / "digits.json").write_text(json.dumps(provenance(rounds=rounds, seeds=seeds, preset="digits"), indent=1))
+    (out / "digits.json").write_text(json.dumps(about, indent=1))
     (out / "digits.md").write_text(text(frame))
 
 
