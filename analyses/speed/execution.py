@@ -15,7 +15,7 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -114,19 +114,26 @@ def works(folder: Path) -> dict[str, Callable[[str], float]]:
     }
 
 
-def speedup(turns: int, only: list[str]) -> list[dict[str, object]]:
+def speedup(turns: int, only: list[str]) -> Iterator[dict[str, object]]:
     torch.set_num_threads(1)
-    rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as folder:
         for name, seconds in works(Path(folder)).items():
             if name not in only:
                 continue
             pairs = [(seconds("serial"), seconds("processes:2")) for _ in range(turns)]
-            rows.append({"part": name, "serial_s": round(statistics.median(a for a, _ in pairs), 2),
-                         "processes_2_s": round(statistics.median(b for _, b in pairs), 2),
-                         "speed_up": round(statistics.median(a / b for a, b in pairs), 2)})
-            print(rows[-1], flush=True)
-    return rows
+            yield {"part": name, "serial_s": round(statistics.median(a for a, _ in pairs), 2),
+                   "processes_2_s": round(statistics.median(b for _, b in pairs), 2),
+                   "speed_up": round(statistics.median(a / b for a, b in pairs), 2)}
+
+
+def save(rows: list[dict[str, object]], about: dict[str, object], file: Path) -> None:
+    """What is measured again takes the place of what was."""
+    found = pd.DataFrame(rows).assign(**about)
+    if file.exists():
+        former = pd.read_csv(file)
+        found = pd.concat([former[~former["part"].isin(found["part"])], found])
+    file.parent.mkdir(parents=True, exist_ok=True)
+    found.to_csv(file, index=False)
 
 
 def main() -> None:
@@ -139,15 +146,12 @@ def main() -> None:
              "threads": 1, "turns": given.turns}
     print(about)
     parts = given.only or ["overhead", *WORKS]
-    rows = overhead(given.turns) if "overhead" in parts else []
-    rows += speedup(given.turns, [part for part in parts if part != "overhead"])
-    found = pd.DataFrame(rows).assign(**about)
-    given.out.mkdir(parents=True, exist_ok=True)
     file = given.out / "execution.csv"
-    if file.exists():  # what is measured again takes the place of what was
-        former = pd.read_csv(file)
-        found = pd.concat([former[~former["part"].isin(found["part"])], found])
-    found.to_csv(file, index=False)
+    if "overhead" in parts:
+        save(overhead(given.turns), about, file)
+    for row in speedup(given.turns, [part for part in parts if part != "overhead"]):
+        print(row, flush=True)
+        save([row], about, file)  # a part that is done stays, whatever becomes of the next
     print(file)
 
 
