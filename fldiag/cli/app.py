@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Annotated, Any
 
 import typer
-from click import NoSuchOption
 from typer.core import TyperCommand, TyperGroup
 
 from fldiag import known
 from fldiag.cli.derived import command
+
+#: Typer 0.26 and later carry their own copy of click and do not install click; earlier ones use the installed click.
+NoSuchOption: Any = importlib.import_module(typer.BadParameter.__module__).NoSuchOption
 
 
 class Verbs(TyperGroup):
@@ -40,7 +43,7 @@ class Verbs(TyperGroup):
             raise _explained(error) from None
 
 
-def _explained(error: NoSuchOption) -> NoSuchOption:
+def _explained(error: Any) -> Any:
     """Of a verb that takes a config: an unknown option that is one of its keys names the way to set it."""
     from fldiag import sections
     from fldiag.config import Config

@@ -1,6 +1,9 @@
 """Imports go one way: what each package may know, read from the source."""
 
 import ast
+import re
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -123,6 +126,22 @@ def test_no_modules_import_each_other_in_a_circle():
 def test_circles_are_found():
     arrows = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": {"d"}, "f": {"a"}, "g": set()}
     assert circles(arrows) == {frozenset("abc"), frozenset("de")}
+
+
+#: Imported name -> the dependency that brings it, where they differ.
+BROUGHT_BY = {"sklearn": "scikit-learn", "mpl_toolkits": "matplotlib", "numpy": "pandas"}
+
+
+def test_what_a_module_imports_at_once_is_a_dependency():
+    """A package that only the development environment holds would stop fldiag from starting anywhere else."""
+    declared = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = {re.split(r"[<>=\[ ]", line)[0] for line in declared} | sys.stdlib_module_names | {"fldiag"}
+    for file in FILES:
+        for node in ast.parse(file.read_text()).body:
+            found = [a.name for a in node.names] if isinstance(node, ast.Import) else \
+                [node.module] if isinstance(node, ast.ImportFrom) else []
+            tops = {name.split(".")[0] for name in found}
+            assert {BROUGHT_BY.get(t, t) for t in tops} <= names, f"{file.relative_to(ROOT)} imports {tops}"
 
 
 BELOW = [f for f in FILES if package(f) not in {"cli", "console", "verbs"}]
