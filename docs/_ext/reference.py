@@ -29,9 +29,9 @@ LEADS = {
                "$p_k$ the weight of a client in the mean, $P$ a pass forwards and backwards.",
     "models": "Architectures with the parameter counts of the papers. `model.name = \"mypkg.nets:factory\"` names your own.",
     "datasets": "What `data.name` and `--data` take. Nothing is fetched without `--download`.",
-    "diagnostics": "Each is one object: a verb, a table, a picture, a section of the report and a question of a paper's figure.",
-    "presets": "What `fldiag train NAME` starts from; every key is changed with `--set key=value`.",
-    "figures": "What `fldiag figures NAME` makes again. `--scale smoke` takes seconds, `paper` is the papers' own protocol.",
+    "diagnostics": "Each diagnostic is a verb, a table, a picture and a section of the report, and a paper's figure can use it.",
+    "presets": "What `fldiag train NAME` starts from; change any key with `--set key=value`.",
+    "figures": "What `fldiag figures NAME` reproduces. `--scale smoke` takes seconds; `paper` is the papers' own protocol.",
     "verbs": "Every verb has `--help` with an example. The last line that it prints is the path of what it wrote. Exit codes: 0 "
              "done, 1 failed or stopped by Ctrl-C, 2 wrong use, 3 training diverged or a check that failed.",
 }
@@ -59,7 +59,8 @@ def _statements(ledger: pd.DataFrame) -> str:
     counts, claims = agreement.counts(ledger), ledger[ledger["kind"] == "claim"]
     whole = counts.attrs
     counted = ", ".join(f"{n} {word}" for word, n in claims["agrees"].value_counts().items())
-    text = (f"Of {whole['printed']} numbers in the papers' texts, {whole['like']} were measured like for like, and "
+    text = (f"Of {whole['printed']} numbers in the papers' texts, {whole['like']} were measured under the paper's conditions, "
+            "and "
             f"{whole['otherwise']} only on other data or at a reduced size.\n\n")
     text += _table(("numbers of the papers", "measured", "agree", "agree as profilers count", "do not agree", "undecided"),
                    [(agreement.BASES[str(basis)], *map(str, row)) for basis, row in counts.iterrows()])

@@ -2,7 +2,7 @@
 The whole spectrum
 ==================
 
-Most eigenvalues are near zero; a few, about as many as there are classes, stand apart.
+Most eigenvalues are near zero; a few, about as many as there are classes, are much larger.
 """
 
 import fldiag
