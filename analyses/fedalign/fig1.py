@@ -12,7 +12,7 @@ def draw(table):
 
 STUDY = Study(
     title="Loss landscapes", source="FedAlign Figure 1",
-    caption="Training loss of the final global models of FedAvg and GradAug along the top two Hessian eigenvectors "
-            "(λ ± the bound of its numerical error, not a spread).",
+    caption="Training loss of the final global models of FedAvg and GradAug along the top two Hessian eigenvectors (λ ± the "
+            "bound of its numerical error, not a spread over seeds).",
     trials=(Trial(PRESET, "fedavg", label="FedAvg"), Trial(PRESET, "gradaug", label="GradAug")),
     ask=(diagnostic("spectrum"), diagnostic("landscape", seeds=1)), draw=draw)

@@ -5,6 +5,6 @@ from fldiag.figures.study import ACCURACY, final, seconds
 
 STUDY = table_of(
     "fedalign", "table5", title="Accuracy and seconds",
-    caption="Final test accuracy in percent; seconds of processor time per round on one thread of this machine: only their "
-            "ratios mean something. What is counted is beside it (table5_counts).",
+    caption="Final test accuracy in percent, and seconds of processor time per round on one thread of this machine, of which "
+            "only the ratios are meaningful. Counted costs are in table5_counts.",
     ask=(final(), seconds()), pick={**ACCURACY, "seconds_per_round": {"metric": "seconds_per_round"}})

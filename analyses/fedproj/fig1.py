@@ -23,8 +23,8 @@ def derive(table):
 STUDY = Study(
     title="Forgetting on Iris in the plane", source="FedProj Figure 1",
     caption="Decision regions of the clients after local training and of the global model in the last round, on Iris in the "
-            "plane of its first two principal components, one class a client; in percent: test examples that are right, and "
-            "area in which a client's regions differ from the global ones. Split, minibatch, public data and scaling are not "
-            "given in the paper and chosen here; the picture is of seed 0 at lr = 0.01, the ledger has the means over the "
-            "seeds, and also the paper's lr = 0.001.",
+            "plane of its first two principal components, one class per client. Percentages: correctly classified test "
+            "examples, and the area in which a client's regions differ from the global ones. The paper does not give split, "
+            "minibatch, public data and scaling; they are chosen here. The picture shows seed 0 at lr = 0.01; the ledger has "
+            "the means over the seeds, also for the paper's lr = 0.001.",
     alone=(iris(), iris(lr=1e-3)), derive=derive, draw=draw, seeds=5)

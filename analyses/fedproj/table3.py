@@ -3,4 +3,5 @@
 from fldiag.figures.paper_tables import table_of
 
 STUDY = table_of("fedproj", "table3", title="FedProj and its weight penalty",
-                 caption="Final test accuracy in percent over gamma_wd, whose term is inert in the released code and not here.")
+                 caption="Final test accuracy in percent against gamma_wd, whose term has no effect in the released code but is "
+                         "active here.")

@@ -18,7 +18,7 @@ def draw(table):
 
 STUDY = Study(
     title="Learning curves", source="FedSOL Figure 10",
-    caption="Test accuracy over the rounds under LDA 0.1 (of thirty rounds and more: moving mean over a fifteenth of them, raw "
-            "curves faint).",
+    caption="Test accuracy over the rounds under LDA 0.1. With thirty rounds or more, lines are moving means over a fifteenth "
+            "of the rounds, and raw curves are faint.",
     trials=trials("fedsol", "table2", where=lambda row: row.setting == "partition=lda;alpha=0.1"),
     ask=(curve(),), draw=draw)

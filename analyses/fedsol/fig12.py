@@ -11,6 +11,6 @@ def draw(table):
 
 STUDY = Study(
     title="FedSOL and FedProx in the plane", source="FedSOL Figure 12",
-    caption="Paths of clients with one optimum and different curvatures: FedSOL ends on the line from the global to the local "
-            "optimum whatever the curvature, FedProx beside it unless a = 1. The same at every scale.",
+    caption="Paths of clients with the same optimum and different curvatures. FedSOL ends on the line from the global to the "
+            "local optimum for every curvature; FedProx ends beside it unless a = 1. The figure is the same at every scale.",
     alone=(plane(rho=1.5, beta=1.0),), draw=draw)

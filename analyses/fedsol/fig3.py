@@ -18,8 +18,9 @@ def draw(table):
 
 STUDY = Study(
     title="Proximal orthogonality", source="FedSOL Figure 3",
-    caption="Cosine of the gradient that is applied and the proximal gradient (KL), all parameters, mean over the local steps of "
-            "the sampled clients (left); the clients' proximal loss on their own data after training (right). FedAvg is rho = 0.",
+    caption="Left: cosine between the applied gradient and the proximal gradient (KL) over all parameters, mean over the local "
+            "steps of the sampled clients. Right: proximal loss of the clients on their own data after training. rho = 0 is "
+            "FedAvg.",
     trials=(Trial(PRESET, "fedavg", label="FedAvg"),
             *(Trial(PRESET, "fedsol", {"method.rho": rho}, label=f"FedSOL, rho {rho}") for rho in (0.5, 1.0, 2.0))),
     ask=(diagnostic("drift", steps="kl", rho=(), gradients=False, representation=False, propositions=False),), draw=draw, seeds=3)

@@ -57,8 +57,8 @@ def draw(table):
 
 STUDY = Study(
     title="Learning factors", source="FedSOL Figure 4",
-    caption="Final test accuracy over the share of clients sampled, local epochs, learning rate and rho (elsewhere 1.5). The "
-            "axes have the values that were trained. A cross: the weights diverged.",
+    caption="Final test accuracy against the share of sampled clients, the local epochs, the learning rate and rho (1.5 where "
+            "it does not vary). The axes show the values that were trained. A cross marks diverged weights.",
     trials=(*(Trial(PRESET, method, over, label, setting=f"{factor}={value}") for factor, value, over in SWEEPS
               for method, label in (("fedavg", "FedAvg"), ("fedsol", "FedSOL"))),
             Trial(PRESET, "fedavg", label="FedAvg", setting="rho=0"),

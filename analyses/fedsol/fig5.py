@@ -44,9 +44,9 @@ def _strength(ax, rows):
 
 STUDY = Study(
     title="Adaptive strength", source="FedSOL Figure 5",
-    caption="Final test accuracy over rho with adaptive and with fixed strength, the head perturbed (left); mean strength of "
-            "the layers at the clients' trained weights in round 200, or the last before, rho = 1 (right; times the "
-            "root of the layer's size it is 1 when all entries move alike).",
+    caption="Left: final test accuracy against rho with adaptive and with fixed strength, with the head perturbed. Right: mean "
+            "strength of each layer at the clients' trained weights in round 200, or in the last round if that is earlier, rho "
+            "= 1; multiplied by the square root of the layer's size, it is 1 if all entries move equally.",
     trials=tuple(Trial(PRESET, "fedsol", {"method.rho": rho, **more}, label, setting=f"rho={rho}", ask=ask)
                  for label, more in (("adaptive", {}), ("fixed", {"method.strength": "fixed"})) for rho in RHOS
                  for ask in [(diagnostic("drift", rho=(), gradients=False, representation=False, propositions=False),)

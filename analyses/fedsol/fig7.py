@@ -43,7 +43,7 @@ def draw(table):
 
 STUDY = Study(
     title="Knowledge preservation", source="FedSOL Figure 7",
-    caption="Test accuracy of the model that the clients receive, and mean test accuracy of their trained models (left); test "
-            "accuracy of the averaged model by class (right), means over the seeds. Two shards a client, rho = 2.",
+    caption="Left: test accuracy of the model that the clients receive, and mean test accuracy of their trained models. Right: "
+            "test accuracy of the averaged model by class, means over the seeds. Two shards per client, rho = 2.",
     trials=(Trial(PRESET, "fedavg", label="FedAvg"), Trial(PRESET, "fedsol", {"method.rho": 2.0}, label="FedSOL")),
     ask=(diagnostic("forgetting"),), draw=draw, seeds=3)

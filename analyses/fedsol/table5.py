@@ -11,5 +11,5 @@ def own(trial):
 
 
 STUDY = table_of("fedsol", "table5", title="Partial perturbation",
-                 caption="Final test accuracy in percent. What it costs is beside it (table5_counts).",
+                 caption="Final test accuracy in percent. Costs are in table5_counts.",
                  trials=tuple(map(own, trials("fedsol", "table5"))))

@@ -7,8 +7,8 @@ from fldiag.figures.study import cost
 
 STUDY = table_of(
     "fedsol", "table5_counts", title="Cost of partial perturbation, counted",
-    caption="Multiply-adds of a local step over those of FedAvg, counted on the paper's model, images and classes at every "
-            "scale, without the received model's outputs (the paper's delta). Both passes of the head share the body's "
-            "features here; the paper counts another forward pass.",
+    caption="Multiply-adds of a local step divided by those of FedAvg, counted at every scale on the paper's model, images and "
+            "classes, without the received model's outputs (the paper's delta). Here both passes of the head share the body's "
+            "features; the paper counts one more forward pass.",
     trials=tuple(replace(t, ask=(cost(),), train=False) for t in trials("fedsol", "table5_counts")),
     ask=(), pick={"flops_relative": {"metric": "flops_relative"}})

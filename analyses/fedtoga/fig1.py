@@ -12,8 +12,8 @@ def draw(table):
 
 STUDY = Study(
     title="Loss landscapes and heterogeneity", source="FedTOGA Figure 1",
-    caption="Training loss of FedAvg's final global models along the top two Hessian eigenvectors, from alike to unlike clients "
-            "(λ ± the bound of its numerical error, not a spread). "
-            "The paper's text names neither method nor partitions of its panels a to c; d to f are a sketch.",
+    caption="Training loss of FedAvg's final global models along the top two Hessian eigenvectors, from similar to dissimilar "
+            "clients (λ ± the bound of its numerical error, not a spread over seeds). The paper's text names neither the method "
+            "nor the partitions of its panels a to c; panels d to f are a sketch.",
     trials=tuple(Trial(f"fedtoga-cifar10-{split}", "fedavg", label=text) for split, text in SPLITS.items()),
     ask=(diagnostic("spectrum"), diagnostic("landscape", seeds=1)), draw=draw)

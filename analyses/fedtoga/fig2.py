@@ -31,8 +31,8 @@ def draw(table):
 
 STUDY = Study(
     title="Sensitivity of FedTOGA", source="FedTOGA Figure 2",
-    caption="Highest test accuracy of any round over one option at a time, Dirichlet 0.6; the values are those of the paper's "
-            "table of options.",
+    caption="Highest test accuracy of any round, varying one option at a time, Dirichlet 0.6; the values are those of the "
+            "paper's table of options.",
     trials=tuple(Trial(PRESET, "fedtoga", {place(option): value}, "FedTOGA", f"{option}={value:g}")
                  for option, values in GRID.items() for value in values),
     ask=(best(),), pick=ACCURACY, draw=draw)

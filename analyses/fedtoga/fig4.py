@@ -15,6 +15,6 @@ def draw(table):
 
 STUDY = Study(
     title="Label distributions", source="FedTOGA Figure 4",
-    caption="Examples of every class and client, 40 clients of equal size.",
+    caption="Number of examples per class and client, 40 clients of equal size.",
     trials=tuple(Trial(f"fedtoga-cifar10-{split}", over=FEW, label=text, train=False) for split, text in SPLITS.items()),
     ask=(partition(),), draw=draw)

@@ -28,8 +28,8 @@ def draw(table):
 
 STUDY = Study(
     title="Learning curves", source="FedTOGA Figure 5 and following",
-    caption="Test accuracy of the global model by round, LeNet; 10 % of 100 clients or 5 % of 200; "
-            "three of the six methods where no table needs the others.",
+    caption="Test accuracy of the global model by round, LeNet; 10 % of 100 clients or 5 % of 200 per round. Only three of the "
+            "six methods are shown where no table needs the others.",
     trials=tuple(own(Trial(f"fedtoga-{data}-{split}", method, {"clients.total": clients}, METHODS[method],
                            f"{name}, {text}, {'10 % of 100' if clients == 100 else '5 % of 200'}"))
                  for data, name in DATA.items() for clients in (100, 200) for split, text in SPLITS.items()

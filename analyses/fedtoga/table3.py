@@ -23,8 +23,8 @@ def cost(table, level):
 
 STUDY = table_of(
     "fedtoga", "table3", title="Rounds to an accuracy",
-    caption="First round with 80 and 82 % test accuracy, and its ratio to FedTOGA's (of runs that do not get there "
-            "their length, as in the paper: at least). The paper does not state the model; here "
-            "LeNet. Where these levels are out of reach: first round with the best accuracy that FedSAM has in the same "
-            "federation and seed. No dot here: not reached by all seeds.",
+    caption="First round with 80 and 82 % test accuracy, and its ratio to FedTOGA's. A run that does not reach the level counts "
+            "with its length, as in the paper, which gives a lower bound. The paper does not state the model; here LeNet. Where "
+            "these levels are out of reach: first round with the best accuracy that FedSAM reaches in the same federation and "
+            "seed. A missing dot: not reached by all seeds.",
     ask=(reach(*LEVELS), curve()), pick={f"rounds_to_{n}": {"metric": f"rounds_to_{n}"} for n in LEVELS}, derive=derive, seeds=3)

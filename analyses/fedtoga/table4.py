@@ -8,9 +8,9 @@ METHODS = ("fedavg", "fedsam", "fedlesam", "fedcm", "mofedsam", "scaffold", "fed
 
 STUDY = Study(
     title="What a client sends, receives and keeps", source="FedTOGA Table 4",
-    caption="What a client uploads and downloads in a round, and keeps until its next one, in multiples of the model's bytes, "
-            "counted on LeNet without data. The paper's table is in words; its base of FedSAM and FedLESAM is FedAvg, of "
-            "MoFedSAM FedCM, of FedGAMMA and FedLESAM-S SCAFFOLD, of FedSpeed, FedSMOO and FedLESAM-D FedDyn, of FedTOGA FedDyn "
-            "and FedCM.",
+    caption="What a client uploads and downloads in a round and keeps until its next one, in multiples of the model's bytes, "
+            "counted on LeNet without data. The paper's table is in words and relative to a base method: FedAvg for FedSAM and "
+            "FedLESAM, FedCM for MoFedSAM, SCAFFOLD for FedGAMMA and FedLESAM-S, FedDyn for FedSpeed, FedSMOO and FedLESAM-D, "
+            "FedDyn and FedCM for FedTOGA.",
     trials=tuple(Trial("fedtoga-cifar10-dir0.6", name, train=False, ask=(traffic(),)) for name in METHODS),
     pick={m: {"metric": m} for m in ("uplink", "downlink", "client_state")}, draw=pictures.dots, layout=pictures.cells)

@@ -3,4 +3,4 @@
 from fldiag.figures.paper_tables import sizes_of
 
 STUDY = sizes_of({name: f"fedtoga-{name}-dir0.6" for name in ("cifar10", "cifar100")},
-                 source="FedTOGA Table 5", caption="Examples that train and test.")
+                 source="FedTOGA Table 5", caption="Number of training and test examples.")

@@ -16,8 +16,9 @@ def levels(trial):
 
 STUDY = table_of(
     "fedtoga", "table8", title="Rounds to an accuracy, four partitions",
-    caption="First round with the test accuracies of the paper's columns, and (rounds_to_best_of_fedsam) with the best one that "
-            "FedSAM has in the same federation. No dot here: not reached by all seeds; the paper's 800 is its number of rounds. "
+    caption="First round with the test accuracies of the paper's columns, and (rounds_to_best_of_fedsam) with the best accuracy "
+            "that FedSAM reaches in the same federation. A missing dot: not reached by all seeds; 800 in the paper is its "
+            "number of rounds. "
             "The paper does not state the model; here LeNet.",
     trials=tuple(replace(t, ask=(reach(*levels(t)),)) for t in trials("fedtoga", "table8")), ask=(curve(),),
     pick={f"rounds_to_{n}": {"metric": f"rounds_to_{n}"} for n in (76, 78, 80, 82)},

@@ -8,7 +8,7 @@ METHODS = ("fedsam", "mofedsam", "fedgamma", "fedspeed", "fedsmoo", "fedlesam_d"
 
 STUDY = Study(
     title="Seconds per round", source="FedTOGA Table 9",
-    caption="Median over the rounds after the first, processor time of one thread of this machine: only ratios of methods mean "
-            "something. The paper states neither model nor data; chosen here: LeNet, CIFAR-10, Dirichlet 0.6.",
+    caption="Median over the rounds after the first of the processor time on one thread of this machine; only ratios between "
+            "methods are meaningful. The paper states neither model nor data; here: LeNet, CIFAR-10, Dirichlet 0.6.",
     trials=tuple(own(Trial("fedtoga-cifar10-dir0.6", m, model="", data="")) for m in METHODS), ask=(seconds(),),
     pick={"seconds_per_round": {"metric": "seconds_per_round"}}, draw=pictures.dots, layout=pictures.cells)

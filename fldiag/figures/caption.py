@@ -90,7 +90,7 @@ def _failed(study: Study, the_plan: Plan, cells: Cells, errors: Mapping[str, str
 def _of_the_scale(study: Study, the_plan: Plan, less: str, trains: bool) -> Iterator[str]:
     scale = the_plan.scale
     if less:
-        named = "Heads and axes name the paper's settings. " if any(t.setting for t in study.trials) else ""
+        named = "Titles and axes show the paper's settings. " if any(t.setting for t in study.trials) else ""
         yield f"{named}Scale {scale.name}: {less}."
     used = {task.config.data.name for task in the_plan.tasks.values() if study.name in task.users}
     if notes := [note for name, note in scale.notes.items() if name in used]:
@@ -104,7 +104,7 @@ def _of_the_answers(study: Study, the_plan: Plan, seeds: Sequence[int], trains: 
     ours = [trial for n, trial in enumerate(study.trials) if (study.name, n) not in the_plan.left_out]
     asked = questions(the_plan.scale, [ask for trial in ours for ask in (*study.ask, *trial.ask)] + list(study.alone), len(seeds))
     if asked:
-        yield f"Asked with {asked}."
+        yield f"Diagnostics: {asked}."
     if len(seeds) > 1 or (trains and seeds):
         yield f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}."
 

@@ -18,7 +18,7 @@ NAMES = {"fedsol": "FedSOL", "fedtoga": "FedTOGA", "fedproj": "FedProj", "fedali
 def page(found: pd.DataFrame, made: list[tuple[Path, dict[str, Any]]], out: Path) -> str:
     """Markdown: claims, then every paper's figures with captions and its numbers."""
     parts = ["# Reported and measured", "", "![Reported and measured numbers](ledger.png)", "", *_intro(found, made),
-             "## Like for like", "", *_like(found), *_hours(made)]
+             "## Measured under the paper's conditions", "", *_like(found), *_hours(made)]
     parts += ["## Statements", "", *_claims(found[found["kind"] == "claim"])]
     for paper in sorted(reported.papers(), key=lambda p: ([*NAMES, p].index(p), p)):
         parts += [f"## {NAMES.get(paper, paper)}", ""]
@@ -35,8 +35,8 @@ def page(found: pd.DataFrame, made: list[tuple[Path, dict[str, Any]]], out: Path
 
 def gallery(made: list[tuple[Path, dict[str, Any]]], out: Path) -> str:
     """Markdown: every picture with its caption and the command that makes it."""
-    parts = ["# Gallery", "", "Made by `fldiag figures --ledger` from the pictures beside it. Numbers beside the papers' own: "
-             "[ledger](ledger.md).", ""]
+    parts = ["# Gallery", "", "Made by `fldiag figures --ledger` from the pictures in this folder. The numbers are compared "
+             "with the papers' in the [ledger](ledger.md).", ""]
     for paper, name in NAMES.items():
         mine = sorted((pair for pair in made if pair[1]["paper"] == paper), key=lambda pair: _natural(pair[1]["id"]))
         parts += [f"## {name}", ""] if mine else []
@@ -50,22 +50,27 @@ def gallery(made: list[tuple[Path, dict[str, Any]]], out: Path) -> str:
 def _intro(found: pd.DataFrame, made: list[tuple[Path, dict[str, Any]]]) -> list[str]:
     whole = agreement.counts(found).attrs
     scales = [f"{sum(a['scale'] == s for _, a in made)} at scale {s}" for s in SCALES if any(a["scale"] == s for _, a in made)]
-    return ["Made by `fldiag figures --ledger`; the same in `ledger.csv`. Measured: mean ± one standard deviation over seeds. "
-            "Agrees: 0 lies in the 95 % t-interval of the difference (Welch's; a paper's number is taken as of three runs); "
-            "one spread: only one deviation is known, taken for both, and the difference is within its interval; no spread: "
-            "none is known; other data (public data too), other model, other machine: another stood in for the paper's; protocol "
-            "unknown: the paper's text lacks what the number depends on; reduced: fewer rounds, clients or examples than the "
-            "paper's, as the caption says; bound: the paper's number is one. Counts agree to the last digit printed, numbers "
-            "that are worked out where rounding what they are worked out from may explain the difference.",
-            "", "A statement holds or does not hold where the difference is beyond the noise: a paired t-test over the seeds "
-            "(95 %) from three seeds on; with fewer, for accuracies alone, twice the root of the test set's variance and "
-            "those of two repetitions (the paper's deviation, or 1.5 points). Undecided also: models whose accuracy is within 3 "
-            "points of chance, or of what two classes alone give.",
+    return ["Made by `fldiag figures --ledger`; `ledger.csv` holds the same. Measured: mean ± one standard deviation over seeds. "
+            "What the column *agrees* says:", "",
+            "- yes, no: whether 0 lies in the 95 % t-interval of the difference (Welch's; a paper's number counts as the mean of "
+            "three runs). Counts agree if they are equal to the last printed digit, and numbers worked out from others if the "
+            "rounding of those may explain the difference.",
+            "- one spread: only one standard deviation is known and is used for both; the difference is within its interval.",
+            "- no spread: no standard deviation is known.",
+            "- other data (also public data), other model, other machine: not those of the paper.",
+            "- protocol unknown: the paper's text does not say what the number depends on.",
+            "- reduced: fewer rounds, clients or examples than in the paper, as the caption says.",
+            "- bound: the paper's number is a bound.",
+            "",
+            "A statement holds, or does not hold, where the difference is larger than the noise. With three seeds or more, this "
+            "is a paired t-test over the seeds (95 %). With fewer seeds, and for accuracies only, the noise is twice the root of "
+            "the summed variances of the test set and of two repetitions (the paper's deviation, or 1.5 points). Models whose "
+            "accuracy is within 3 points of chance, or of what two classes alone give, are undecided too.",
             "", f"Figures and tables made: {', '.join(scales) or 'none'}. "
-            f"Of {whole['printed']} reported numbers, {whole['like']} were measured like for like (by what they rest on: below), "
-            f"{whole['otherwise']} only under a reduced or unknown protocol or with other data or models: these say nothing on "
-            "whether the paper's number is right, and with one seed, of methods only what is far above the change from round "
-            "to round.", ""]
+            f"Of {whole['printed']} reported numbers, {whole['like']} were measured under the paper's conditions (by kind: see "
+            f"below), {whole['otherwise']} only under a reduced or unknown protocol or with other data or models. These do not "
+            "show whether the paper's number is right. With one seed, they compare methods only where the difference is far "
+            "larger than the changes from round to round.", ""]
 
 
 def _like(found: pd.DataFrame) -> list[str]:
@@ -74,7 +79,8 @@ def _like(found: pd.DataFrame) -> list[str]:
              "|---" * 6 + "|"]
     for basis, row in agreement.counts(found).iterrows():
         lines.append(f"| {agreement.BASES[str(basis)]} | " + " | ".join(str(n) for n in row) + " |")
-    lines += ["", "Profilers of layers count the pooling before the classifier, and no parameters of batch-norm. Not alike:", "",
+    lines += ["", "Layer profilers count the pooling before the classifier, and no parameters of batch-norm. Numbers that do "
+                  "not agree:", "",
               "| source | method | model, data | metric | reported | measured | note |", "|---" * 7 + "|"]
     for r in found[found["basis"].notna() & (found["agrees"] == "no") & found["measured"].notna()].to_dict("records"):
         own = "; ".join(part for part in _text(r["setting"]).split(";") if part.split("=")[0] not in reported.FEDERATION)

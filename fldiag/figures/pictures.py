@@ -149,7 +149,7 @@ def _text(r: Mapping[str, Any]) -> str:
 
 
 def _pair(r: Mapping[str, Any], name: str) -> str:
-    """A number ± its standard deviation; nothing where there is no number."""
+    """A number ± its standard deviation; nothing where there is none."""
     value, std = r[name], r[f"{name}_std"]
     if value is None or pd.isna(value):
         return ""

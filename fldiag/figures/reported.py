@@ -94,7 +94,7 @@ def module(path: Path) -> ModuleType:
     except FldiagError:
         raise
     except Exception as error:
-        raise FldiagError(f"{path.parent.name}/{path.name}: {type(error).__name__}: {error}", "mend the file") from error
+        raise FldiagError(f"{path.parent.name}/{path.name}: {type(error).__name__}: {error}", "correct the file") from error
     return made
 
 

@@ -218,7 +218,7 @@ def test_a_reduced_protocol_neither_agrees_nor_disagrees(tmp_path):
     put(tmp_path, "table2", [hit(56.13, 1.0)], at="paper", scale="paper")
     after = agreement.counts(ledger.rows(tmp_path)).attrs
     assert (after["like"] - before["like"], before["otherwise"], after["otherwise"]) == (1, 1, 0)
-    whole = re.search(r"Of (\d+) reported numbers, (\d+) were measured like for like", ledger.write(tmp_path)[0].read_text())
+    whole = re.search(r"Of (\d+) reported numbers, (\d+) were measured under the paper's conditions", ledger.write(tmp_path)[0].read_text())
     assert whole.groups() == (str(after["printed"]), str(after["like"]))
 
 
