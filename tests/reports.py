@@ -1,5 +1,7 @@
 """Runs and tables as the verbs leave them on disk, made up in a moment: what a report is made from."""
 
+import base64
+import gzip
 import json
 
 import numpy as np
@@ -11,6 +13,14 @@ from fldiag.results.table import table
 
 EVIL = "<script>alert(1)</script>"
 CLIENTS, CLASSES = (1, 4, 7), 3
+
+
+def unpacked(text, columns=0):
+    """What ``pages.pack`` packed, or ``pages.pack_table`` by so many columns."""
+    raw = gzip.decompress(base64.b85decode(text.translate(str.maketrans("/,.", "&<>"))))
+    cells = raw.split(b"\n")
+    rows = len(cells) // columns if columns else 0
+    return b"".join(b",".join(cells[row::rows]) + b"\n" for row in range(rows)) if columns else raw
 
 
 def run(folder, method="fedavg", seed=0, rounds=3, data="d0", keep="sampled", accuracy=0.5, status="finished", salt="", steps=0,

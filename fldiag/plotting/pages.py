@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import gzip
 import hashlib
 from functools import cache
+from importlib import resources
 
 
 def policy(*scripts: str) -> str:
@@ -19,10 +21,29 @@ def policy(*scripts: str) -> str:
             "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'")
 
 
+#: The letters of base 85 that HTML gives a meaning, and what stands for them.
+_LETTERS = bytes.maketrans(b"&<>", b"/,.")
+
+
 def pack(content: str | bytes) -> str:
-    """gzip in base64, which cannot end the element that it stands in; the same content gives the same text."""
+    """gzip in base 85 without letters that could end the element around it; the same content gives the same text."""
     raw = content.encode("utf-8") if isinstance(content, str) else content
-    return base64.b64encode(gzip.compress(raw, 9, mtime=0)).decode()
+    return base64.b85encode(gzip.compress(raw, 9, mtime=0)).translate(_LETTERS).decode()
+
+
+def pack_table(raw: bytes) -> tuple[str, int]:
+    """A csv table, packed column by column, which takes much less space, and its number of columns; 0 where it is packed as it
+    is, because its lines have different numbers of commas."""
+    rows = [line.split(b",") for line in raw.removesuffix(b"\n").split(b"\n")]
+    columns = len(rows[0])
+    if not raw.endswith(b"\n") or raw.startswith(codecs.BOM_UTF8) or any(len(row) != columns for row in rows):
+        return pack(raw), 0
+    return pack(b"\n".join(cell for column in zip(*rows, strict=True) for cell in column)), columns
+
+
+def unpacking() -> str:
+    """The script that both need which read what is packed."""
+    return (resources.files("fldiag.plotting") / "unpack.js").read_text("utf-8")
 
 
 @cache

@@ -97,7 +97,7 @@ def render(found: Collected, sections: Sequence[Section], title: str) -> str:
     page = Environment(loader=PackageLoader("fldiag.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
                        lstrip_blocks=True).get_template("report.html")
     home = resources.files("fldiag.report") / "templates"
-    plotly, script = get_plotlyjs(), (home / "report.js").read_text("utf-8")
+    plotly, script = get_plotlyjs(), pages.unpacking() + (home / "report.js").read_text("utf-8")
     scale = colours(style.COLORMAP)
     data = {"figures": [f.spec for f in figures], "looks": [_look(m.look) for m in found.members],
             "colours": {"sequential": scale, "diverging": colours(style.DIVERGING)}, "files": [_file(s) for s in found.sources]}
@@ -111,7 +111,7 @@ def render(found: Collected, sections: Sequence[Section], title: str) -> str:
         stops=", ".join(scale), style=(home / "report.css").read_text("utf-8"), script=script,
         policy=pages.policy(plotly, script),
         packed={"plotly": pages.packed_plotly(), "data": pages.pack(json.dumps(data, allow_nan=False, separators=(",", ":")))},
-        tables=[pages.pack(s.raw) for s in found.sources]))
+        tables=[pages.pack_table(s.raw) for s in found.sources]))
 
 
 def colours(name: str) -> list[str]:

@@ -1,7 +1,5 @@
 """``fldiag report`` as a user types it, on tables that the other verbs wrote."""
 
-import base64
-import gzip
 import json
 import re
 import shlex
@@ -9,11 +7,12 @@ from pathlib import Path
 
 import pytest
 from commands import run
+from reports import unpacked
 
 
 def figures(path):
     packed = re.search(r'id="data">([^<]*)<', Path(path).read_text("utf-8")).group(1)
-    return json.loads(gzip.decompress(base64.b64decode(packed)))["figures"]
+    return json.loads(unpacked(packed))["figures"]
 
 
 def commands(path):

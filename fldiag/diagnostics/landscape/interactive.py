@@ -32,7 +32,7 @@ def page(table: pd.DataFrame, *, title: str = "Loss landscape", clip: float | Li
     grids = surfaces(table)
     shared = scale(grids, clip, height)
     home = resources.files("fldiag.diagnostics.landscape")
-    plotly, script = get_plotlyjs(), (home / "landscape.js").read_text("utf-8")
+    plotly, script = get_plotlyjs(), pages.unpacking() + (home / "landscape.js").read_text("utf-8")
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
         (home / "landscape.html").read_text("utf-8"))
     looks = style.looks(g.run for g in grids)

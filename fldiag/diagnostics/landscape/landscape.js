@@ -58,9 +58,8 @@
   }
 
   async function start() {
-    const bytes = Uint8Array.from(atob(document.getElementById("plotly").textContent), (c) => c.charCodeAt(0));
     const code = document.createElement("script");
-    code.textContent = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+    code.textContent = await (await unpack("plotly")).text();
     document.head.append(code);
     await Promise.all(plots.map((plot, i) =>
       Plotly.newPlot(plot, [data.scenes[i]].concat(data.marks[i]), JSON.parse(JSON.stringify(data.layout)), options)

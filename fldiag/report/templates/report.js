@@ -14,12 +14,6 @@
   const theme = () => THEMES[dark.matches && !printing ? "dark" : "light"];
   const ink = (colour) => (colour === "#000000" ? theme().text : colour);
 
-  async function unpack(id) {
-    const packed = atob(document.getElementById(id).textContent);
-    const bytes = Uint8Array.from(packed, (c) => c.charCodeAt(0));
-    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).blob();
-  }
-
   function save(blob, name) {
     const link = document.createElement("a");
     link.href = URL.createObjectURL(blob);
