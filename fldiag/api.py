@@ -38,9 +38,9 @@ def train(config: Config, *, out: str | Path | None = None, resume: bool = False
     Args:
         config: what to train; ``Config.load("digits")`` is a start.
         out: the run's folder; by default ``checkpoints/NAME-METHOD-sSEED-HASH``.
-        resume: go on with a run that was stopped; on the same machine its weights are bit for bit those of one that was not.
+        resume: continue a stopped run; on the same machine its weights are bit-for-bit those of an uninterrupted run.
         executor: ``serial``, ``processes[:N]``, ``dask[:ADDRESS]``, or any executor of ``concurrent.futures``.
-        device: auto (CUDA where it is usable, else the CPU), cpu, cuda, cuda:N or mps.
+        device: auto (CUDA if it is usable, else the CPU), cpu, cuda, cuda:N or mps.
         download: fetch a missing public data set.
         setup: replaces what the config would build (own data, partition, module or schedule).
         on_event: gets a dict at the start, after every round, and at the end.
@@ -66,14 +66,14 @@ def train(config: Config, *, out: str | Path | None = None, resume: bool = False
 def sweep(config: Config | str | Path, over: Mapping[str, Sequence[Any]], *, out: str | Path | None = None,
           executor: str | Executor = "serial", shard: str | None = None, device: str = "auto", download: bool = False,
           on_event: Callable[[dict[str, Any]], None] | None = None) -> list[Run]:
-    """Train every combination of some keys' values. What a former call finished is read, and what it began goes on.
+    """Train every combination of the given values. Runs that an earlier call finished are read; unfinished ones are continued.
 
     Args:
-        config: a config, or a preset's name or TOML file, of which every run gets what that says of its method.
+        config: a config, or a preset's name or TOML file, whose settings for single methods apply to the runs of these methods.
         over: key -> values, such as ``{"method.name": ["fedavg", "fedsol"], "seed": [0, 1, 2]}``.
         out: folder of the runs; by default ``checkpoints``.
-        executor: as of ``train``: where the runs are trained.
-        shard: only a part of the runs, ``"I/N"``, and returns these; a call without it returns all.
+        executor: where the runs are trained, see ``train``.
+        shard: train and return only a part of the runs, ``"I/N"``; a call without it returns all.
         device: see ``train``.
         download: fetch a missing public data set.
         on_event: gets the events of every run, see ``train``.
@@ -98,22 +98,22 @@ def sweep(config: Config | str | Path, over: Mapping[str, Sequence[Any]], *, out
 
 def diagnose(target: Target | str | Path | Sequence[Target | str | Path], name: str, *, cache: str | Path | None = None,
              progress: Progress | None = None, tell: Callable[[str], None] | None = None, **options: Any) -> pd.DataFrame:
-    """Ask a diagnostic (``fldiag.catalogue("diagnostics")``) and return its tidy table.
+    """Run a diagnostic (``fldiag.catalogue("diagnostics")``) and return its tidy table.
 
     Args:
         target: a Run, a Checkpoint, a Problem, a History, a path, or several of these.
         name: the diagnostic's.
-        cache: a folder in which the table is kept under a digest of all it depends on: asked again, it is read back and
-            verified; a long one that was interrupted goes on.
+        cache: a folder in which the table is stored under a digest of everything it depends on. A repeated call reads and
+            verifies it; a long computation that was interrupted continues.
         progress: is called with done, total and what is being done.
         tell: is told remarks in words, such as how long it will take.
-        **options: the diagnostic's own (``fldiag explain NAME``), its flags, and those that all share (of a checkpoint or a run
-            that is still to be read): ``slice``, ``samples``, ``client``, ``round``, ``rounds``, ``device``, ``precision``,
-            ``memory``, ``stack``, ``name``, ``model``, ``data``, ``root``, ``download``, ``executor``.
+        **options: the diagnostic's own (``fldiag explain NAME``), its flags, and those that all diagnostics share (for a
+            checkpoint or a run given by its path): ``slice``, ``samples``, ``client``, ``round``, ``rounds``, ``device``,
+            ``precision``, ``memory``, ``stack``, ``name``, ``model``, ``data``, ``root``, ``download``, ``executor``.
 
     Returns:
-        One row a number. ``attrs`` says which diagnostic it is of, for ``fldiag.draw``. Where a flag asked for another one
-        too (``density=True``), the column ``diagnostic`` says it of each row.
+        One row per number. ``attrs`` names the diagnostic, for ``fldiag.draw``. If a flag added another diagnostic
+        (``density=True``), the column ``diagnostic`` names that of each row.
 
     Raises:
         FldiagError: unknown names and options, targets of the wrong kind, or what cannot be computed.
@@ -142,11 +142,11 @@ def _bar(progress: Progress | None) -> Iterator[Progress]:
 def check(a: Given, b: Given | None = None, *, fail_if: Sequence[str] = (), pair: Pairing = "seed", level: float = 0.95,
           model: Any = None, data: Any = None, root: str | None = None, download: bool = False, device: str = "auto",
           cache: bool = False, progress: Progress | None = None) -> Checked:
-    """Is A better than B, and is A still as good as its baseline B?
+    """Test whether A is better than B, or still as good as its baseline B.
 
     One run or checkpoint on each side: two given models, compared over test examples (McNemar's exact test, paired bootstrap) and
     clients. Several runs on each side: methods, compared over pairs of runs of equal seed (paired t; three pairs at least). The
-    result says which of the two was asked.
+    result says which of the two questions it answers.
 
     Args:
         a: a run, a checkpoint, a path, a pattern, a folder that holds runs of one method, or several runs that differ by the
@@ -155,7 +155,7 @@ def check(a: Given, b: Given | None = None, *, fail_if: Sequence[str] = (), pair
         fail_if: conditions such as ``"accuracy < baseline - 1pt"`` or ``"forgetting > 0.2"`` (see
             ``fldiag.comparison.conditions``); by default ``"accuracy < baseline"``.
         pair: how runs are paired: by ``seed``, or by ``order``, where seeds are not known.
-        level: of the intervals; all verdicts of a check are right together with this probability (Holm).
+        level: confidence level of the intervals; all verdicts of a check are correct together with this probability (Holm).
         model: as for ``diagnose``, of plain weights.
         data: likewise.
         root: folder that holds the data.
@@ -165,7 +165,7 @@ def check(a: Given, b: Given | None = None, *, fail_if: Sequence[str] = (), pair
         progress: is called with done, total and what is being done.
 
     Returns:
-        ``verdict`` (pass, fail or undecided), ``table`` (a row a condition), ``question`` and ``notes``.
+        ``verdict`` (pass, fail or undecided), ``table`` (one row per condition), ``question`` and ``notes``.
 
     Raises:
         FldiagError: a condition that cannot be read, sides on different data, or runs that cannot be paired.
@@ -184,7 +184,7 @@ def check(a: Given, b: Given | None = None, *, fail_if: Sequence[str] = (), pair
 def diff(a: Given, b: Given, *, numbers: Sequence[str] | None = None, pair: Pairing = "seed", level: float = 0.95,
          model: Any = None, data: Any = None, root: str | None = None, download: bool = False, device: str = "auto",
          cache: bool = False, progress: Progress | None = None) -> pd.DataFrame:
-    """Every number of two sides next to each other, with its difference and interval; ``check`` without conditions.
+    """Compare all numbers of two sides, each with its difference and interval; like ``check``, but without conditions.
 
     Args:
         a, b: the two sides, as for ``check``.
@@ -192,8 +192,8 @@ def diff(a: Given, b: Given, *, numbers: Sequence[str] | None = None, pair: Pair
         pair, level, model, data, root, download, device, cache, progress: as for ``check``.
 
     Returns:
-        A row a number: ``value``, ``baseline``, ``difference`` with its interval (``low``, ``high``), ``p`` and Holm's
-        ``p_holm``; ``masked``, with the reason in ``note``, where the two cannot be compared by it. ``attrs`` say the question
+        One row per number: ``value``, ``baseline``, ``difference`` with its interval (``low``, ``high``), ``p`` and Holm's
+        ``p_holm``; ``masked``, with the reason in ``note``, where the two cannot be compared by it. ``attrs`` hold the question
         and the notes.
 
     Raises:
@@ -216,7 +216,7 @@ def draw(table: pd.DataFrame, ax: Axes | None = None, *, name: str = "", width: 
     Args:
         table: what ``diagnose`` or ``diff`` returned; several of one diagnostic may stand one below the other.
         ax: draw into these axes, where the picture is one pair of axes.
-        name: the diagnostic's, for a table that does not say (as one that was read from a csv), or that has rows of several.
+        name: the diagnostic's name, for a table that does not hold it (such as one read from a csv), or that has rows of several.
         width: of the figure: single, double (a journal's columns), or millimetres.
 
     Returns:
@@ -251,13 +251,13 @@ def draw(table: pd.DataFrame, ax: Axes | None = None, *, name: str = "", width: 
 
 
 def catalogue(kind: str) -> dict[str, str]:
-    """What there is, with one line on each.
+    """The names of what is registered, with one-line descriptions.
 
     Args:
         kind: methods, models, datasets, diagnostics, presets or figures.
 
     Returns:
-        Name -> description. Of what other packages bring and is not imported yet, the package's name stands there.
+        Name -> description. For entries of other packages that are not imported yet, the package's name instead.
 
     Raises:
         FldiagError: an unknown kind.

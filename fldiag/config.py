@@ -81,7 +81,7 @@ class Config(Section):
     def _ids(self) -> Config:
         keep = self.checkpoint.clients
         if isinstance(keep, tuple) and not all(0 <= i < self.clients.total for i in keep):
-            raise ValueError(f"checkpoint.clients = {list(keep)} names clients outside 0..{self.clients.total - 1}; mend it")
+            raise ValueError(f"checkpoint.clients = {list(keep)} names clients outside 0..{self.clients.total - 1}; correct it")
         return self
 
     @model_validator(mode="after")
@@ -220,7 +220,7 @@ def parse_override(text: str) -> tuple[str, Any]:
     """``"method.rho=2.0"`` -> ("method.rho", 2.0). The value is read as TOML, else as a bare string."""
     key, eq, value = text.partition("=")
     if not eq or not key.strip():
-        raise FldiagError(f"--set {text!r} has no key=value form", "write for example --set method.rho=2.0", usage=True)
+        raise FldiagError(f"--set {text!r} is not of the form key=value", "write for example --set method.rho=2.0", usage=True)
     try:
         return key.strip(), tomllib.loads(f"v = {value.strip()}")["v"]
     except tomllib.TOMLDecodeError:
@@ -286,7 +286,7 @@ def _read(source: str | Path) -> dict[str, Any]:
         try:
             content = Path(text).read_text("utf-8")
         except (OSError, ValueError) as error:
-            raise FldiagError(f"{text} is no text that can be read ({type(error).__name__})", "give a TOML file",
+            raise FldiagError(f"{text} is not readable text ({type(error).__name__})", "give a TOML file",
                               usage=True) from None
     elif name in _presets():
         content = _presets()[name]
@@ -298,4 +298,4 @@ def _read(source: str | Path) -> dict[str, Any]:
     try:
         return tomllib.loads(content)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise FldiagError(f"{text}: not valid TOML: {error}", "mend the line named", usage=True) from None
+        raise FldiagError(f"{text}: not valid TOML: {error}", "correct the line named above", usage=True) from None

@@ -123,7 +123,7 @@ def errors(debug: bool) -> Iterator[None]:
     except KeyboardInterrupt as stop:
         if debug:
             raise
-        _complain(*(stop.args or ("stopped", "what was finished is kept; the same command goes on from there")))
+        _complain(*(stop.args or ("stopped", "finished work is kept; run the same command again to continue")))
         sys.exit(1)
     except Exception as error:
         if debug:

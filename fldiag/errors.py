@@ -69,7 +69,7 @@ def check_name(path: Path) -> None:
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        raise FldiagError(f"{shown(path)}: this name holds bytes that are no UTF-8", "rename the file or folder",
+        raise FldiagError(f"{shown(path)}: this name contains bytes that are not UTF-8", "rename the file or folder",
                           usage=True) from None
 
 

@@ -254,7 +254,7 @@ class Registry(Generic[E]):
                 package = point.dist.name if point.dist else point.value
                 why = str(cause) if isinstance(cause, FldiagError) else f"{type(cause).__name__}: {cause}"
                 error = FldiagError(f"the {self.kind} {point.name!r} of the package {package} cannot be used ({why})",
-                                    "mend or remove that package")
+                                    "fix or remove that package")
             self._loaded[point] = error
         return self._loaded[point]
 

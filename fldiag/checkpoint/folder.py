@@ -38,7 +38,7 @@ def pattern(text: str) -> re.Pattern[str]:
         elif piece.startswith("{"):
             name = piece[1:-1]
             if name not in ("round", "client") or name in seen:
-                raise FldiagError(f"pattern {text!r}: {piece} {'stands there twice' if name in seen else 'is not known'}",
+                raise FldiagError(f"pattern {text!r}: {piece} {'occurs twice' if name in seen else 'is not known'}",
                                   "use {round} and {client}, each once, and * for any text", usage=True)
             seen.add(name)
             parts.append(r"(?P<round>\d+)" if name == "round" else r"(?P<client>[^/]+?)")

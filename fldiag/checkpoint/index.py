@@ -38,7 +38,7 @@ def read_index(path: Path) -> tuple[Path, dict[str, Any], list[Row]]:
         what = "is not a run folder: it has no run.json" if os.path.isdir(path) else "is not there"
         raise FldiagError(f"{shown(path)} {what}", "give the folder that fldiag train printed", usage=True)
     if not os.path.isfile(file):
-        raise FldiagError(f"{file} is not valid: it is no file", EDITED)
+        raise FldiagError(f"{file} is not valid: it is not a file", EDITED)
     try:
         index = json.loads(file.read_text("utf-8"))
         check(index)
@@ -90,7 +90,7 @@ def check(index: Any) -> None:
             raise ValueError(f"it lists {name!r}, which no run has")
     odd = [k for k in index["state"] if k != "server" and not k.isdecimal() and not re.fullmatch(STATES, k)]
     if odd:
-        raise ValueError(f"state of {odd[0]!r}, which is no client")
+        raise ValueError(f"state of {odd[0]!r}, which is not a client")
     for key in ("metrics", "journal"):
         if not isinstance(index.get(key, ""), str):
             raise ValueError(f"{key} is a {type(index[key]).__name__}, not text")

@@ -44,7 +44,7 @@ class Owner:
         """Raises FldiagError when another process took the folder over: this one slept for long, or was cut off."""
         if _read(self.file).get("token") != self.token:
             raise FldiagError(f"{self.file.parent} was taken over by another process while this one did not answer",
-                              "let the other one go on; what was stored before is intact")
+                              "let the other process continue; everything stored so far is intact")
 
     def release(self) -> None:
         self._stop.set()
@@ -187,5 +187,5 @@ def _read(file: Path) -> dict[str, Any]:
 def _taken(file: Path, about: dict[str, Any]) -> FldiagError:
     return FldiagError(f"{file.parent} is being trained by process {about.get('process', '(unknown)')} on "
                        f"{about.get('host', '(unknown)')} since {about.get('since', '(unknown)')}",
-                       f"wait for it, or stop it; an owner that was killed on another machine is known as dead after {DEAD:g} s",
+                       f"wait for it, or stop it; if it was killed on another machine, the folder is released after {DEAD:g} s",
                        usage=True)

@@ -33,7 +33,7 @@ def read(folder: Path) -> Checkpoint:
     state: dict[str, Tensor] = {}
     for name in files:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise FldiagError(f"{folder / SHARDS} names {name!r}, which is no file of safetensors in this folder",
+            raise FldiagError(f"{folder / SHARDS} names {name!r}, which is not a safetensors file in this folder",
                               "use the original")
         state |= read_tensors(folder / name)
     check_kinds(folder, state)

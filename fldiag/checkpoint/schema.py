@@ -159,7 +159,7 @@ def _check(c: Checkpoint) -> None:
         raise FldiagError(f"checkpoint {c.path}: its manifest is not valid", "the file was edited; use the original")
     vectors = {name: value for name, value in (("clients", c.clients), ("received", c.received)) if value is not None}
     if not all(isinstance(value, Tensor) and value.ndim for value in vectors.values()):
-        raise FldiagError(f"checkpoint {c.path}: its client weights are no tensors", "the file was edited; use the original")
+        raise FldiagError(f"checkpoint {c.path}: its client weights are not tensors", "the file was edited; use the original")
     for tensors in (c.state, c.buffers, vectors):
         check_kinds(c.path, tensors)
     if c.clients is not None and len(c.clients) != len(c.client_ids):

@@ -43,7 +43,7 @@ def read_tensors(path: Path) -> Any:
     """
     check_name(path)
     if not os.path.isfile(path):
-        what = "is no file" if os.path.exists(path) else "is not there"
+        what = "is not a file" if os.path.exists(path) else "is not there"
         raise FldiagError(f"checkpoint {shown(path)} {what}", "give the path of a .pt or .safetensors file", usage=True)
     try:
         size = path.stat().st_size
@@ -65,7 +65,7 @@ def check_kinds(path: Path, state: Mapping[str, Tensor]) -> None:
                               "save the model after its weights were loaded")
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.dtype not in DTYPES:
             kind = str(tensor.dtype if tensor.layout == torch.strided else tensor.layout).removeprefix("torch.")
-            raise FldiagError(f"checkpoint {path}: {name} is a {kind} tensor, with which fldiag does not compute",
+            raise FldiagError(f"checkpoint {path}: {name} is a {kind} tensor, which fldiag does not support",
                               "save it as float32: tensor.dequantize(), .to_dense() or .float()")
 
 
@@ -92,7 +92,7 @@ def _pt(path: Path, size: int) -> Any:
         if start[:2] != b"PK" and start[:1] != b"\x80":
             raise _damaged(path) from None
         names = re.findall(r"GLOBAL ([\w.]+)", str(error))
-        what = f"a pickled object ({names[0]})" if names else "something else than tensors"
+        what = f"a pickled object ({names[0]})" if names else "something other than tensors"
         raise FldiagError(f"checkpoint {path} holds {what} and was refused; nothing in it was executed",
                           "save only the state_dict: torch.save(model.state_dict(), path); docs/other_frameworks.md has the two "
                           "lines that make such a file of a whole module") from None
@@ -117,7 +117,7 @@ def _verify(path: Path, size: int) -> None:
     except Exception:  # a damaged archive can make the reader raise anything
         raise _damaged(path) from None
     if bad is not None:
-        raise FldiagError(f"checkpoint {path} is damaged: the checksum of its member {bad[-80:]} does not hold",
+        raise FldiagError(f"checkpoint {path} is damaged: the checksum of its member {bad[-80:]} does not match",
                           "copy it again, or use another round's file")
 
 

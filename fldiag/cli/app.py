@@ -63,8 +63,8 @@ def _explained(error: Any) -> Any:
 
 app = typer.Typer(cls=Verbs, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                   context_settings={"help_option_names": ["-h", "--help"]},
-                  help="Diagnose federated learning: train, and look at what the checkpoints say.")
-toy = typer.Typer(no_args_is_help=True, help="The two toys: pictures one can check by hand.")
+                  help="Diagnose federated learning: train models and analyse their checkpoints.")
+toy = typer.Typer(no_args_is_help=True, help="Two toy problems whose results can be checked by hand.")
 
 
 @app.callback(invoke_without_command=True)

@@ -100,8 +100,8 @@ def _option(option: known.Item) -> Any:
     if option["type"] == "bool" and option["default"]:
         return typer.Option(f"{name}/--no-{name[2:]}", help=option["help"])
     default = option["default"]
-    several = f" Several times; default {', '.join(f'{v:g}' if isinstance(v, float) else str(v) for v in default)}." \
-        if isinstance(default, list) else ""
+    several = "" if not isinstance(default, list) else \
+        f" May be given several times; default {', '.join(f'{v:g}' if isinstance(v, float) else str(v) for v in default)}."
     names = [name, f"-{option['name']}"] if len(option["name"]) == 1 else [name]
     return typer.Option(*names, help=option["help"] + several)
 

@@ -21,12 +21,12 @@ def add(name: str) -> None:
 
 @app.command()
 def diagnose(name: Annotated[str, typer.Argument(help="A diagnostic (fldiag list diagnostics).")],
-             targets: Annotated[list[Path], typer.Argument(help="What it is asked of: checkpoint files or run folders.")],
-             set_: Annotated[list[str] | None, typer.Option("--set", help="option=value, several times (fldiag explain "
-                                                                          "NAME).")] = None,
+             targets: Annotated[list[Path], typer.Argument(help="Checkpoint files or run folders.")],
+             set_: Annotated[list[str] | None, typer.Option("--set", help="option=value; may be given several times. fldiag "
+                                                                          "explain NAME lists the options.")] = None,
              out: Out = None, width: Width = None, format: Format = None, json: Json = False,
              device: Device = "auto", debug: Debug = False) -> None:
-    """Ask any diagnostic, also one of another package; its options by --set.
+    """Run any diagnostic, including those of other packages; set its options with --set.
 
     Example: fldiag diagnose spectrum checkpoints/example/fedsol-digits.pt --set k=3
     """

@@ -16,8 +16,8 @@ NEEDS = {"public": "unlabelled public inputs (data.public)", "stages": "a model 
 
 
 @app.command("list")
-def list_(what: Annotated[str | None, typer.Argument(help="methods, models, datasets, diagnostics, presets or figures; "
-                                                          "without it all of them.")] = None,
+def list_(what: Annotated[str | None, typer.Argument(help="methods, models, datasets, diagnostics, presets or figures. Default: "
+                                                          "all of them.")] = None,
           json: Json = False, debug: Debug = False) -> None:
     """List methods, models, data sets, diagnostics, presets or figures, or all of them.
 
@@ -39,7 +39,7 @@ def list_(what: Annotated[str | None, typer.Argument(help="methods, models, data
 
 @app.command()
 def explain(name: str, json: Json = False, debug: Debug = False) -> None:
-    """A method, model, data set or diagnostic: equations, options with defaults, source.
+    """Describe a method, model, data set or diagnostic: equations, options with defaults, source.
 
     Example: fldiag explain fedsol
     """

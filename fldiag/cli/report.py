@@ -15,14 +15,15 @@ from fldiag.device import device_of
 
 @app.command()
 def report(runs: Annotated[list[Path], typer.Argument(help="One or more run folders.")],
-           from_: Annotated[list[Path] | None, typer.Option("--from", help="Also look for tables in this folder and those below "
-                                                                           "it, or take this table; several times.")] = None,
+           from_: Annotated[list[Path] | None, typer.Option("--from", help="Also use the tables in this folder and its "
+                                                                           "subfolders, or this table; may be given several "
+                                                                           "times.")] = None,
            title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
-           compute: Annotated[bool, typer.Option("--compute", help="First make the cheap tables that are missing: forgetting and "
+           compute: Annotated[bool, typer.Option("--compute", help="First compute missing tables that are cheap: forgetting and "
                                                                    "drift.")] = False,
            root: Root = None, download: Download = False, out: Out = None, json: Json = False, device: Device = "auto",
            debug: Debug = False) -> None:
-    """One HTML file that compares runs, for any browser and without network, to send around.
+    """Write one HTML file that compares runs. It works offline in any browser.
 
     It shows the tables that the other verbs have written: those in the runs' own folders, beside them, in fldiag-out here and
     in --from. What is missing is named with the command that makes it.

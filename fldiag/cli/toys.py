@@ -14,9 +14,9 @@ from fldiag.console import Console, errors
 @toy.command()
 def plane(rho: Annotated[float, typer.Option(help="FedSOL's perturbation radius.")] = 1.5,
           beta: Annotated[float, typer.Option(help="FedProx's weight.")] = 1.0,
-          a: Annotated[list[float] | None, typer.Option(help="Curvature along x, once per client.")] = None,
+          a: Annotated[list[float] | None, typer.Option(help="Curvature along x; give it once per client.")] = None,
           out: Out = None, width: Width = None, format: Format = None, json: Json = False, debug: Debug = False) -> None:
-    """FedSOL against FedProx in the plane: where clients end, drawn and compared with the closed forms.
+    """FedSOL and FedProx in the plane: where the clients end up, drawn and compared with the closed forms.
 
     Example: fldiag toy plane --rho 0.5
     """
@@ -29,23 +29,23 @@ def plane(rho: Annotated[float, typer.Option(help="FedSOL's perturbation radius.
 
 
 @toy.command()
-def iris(split: Annotated[str | None, typer.Option(help="Classes of a client: one, two, mixed (two and a tenth of the third) "
-                                                        "or dominant (80/10/10). Default: one.")] = None,
+def iris(split: Annotated[str | None, typer.Option(help="Classes per client: one, two, mixed (two and a tenth of the third) or "
+                                                        "dominant (80/10/10). Default: one.")] = None,
          lr: Annotated[float | None, typer.Option(help="Learning rate of clients and distillation. Default: 0.01.")] = None,
          raw: Annotated[bool, typer.Option("--raw", help="Do not standardise the features before the PCA.")] = False,
-         full_batch: Annotated[bool, typer.Option("--full-batch", help="Whole clients as minibatches, instead of 5 "
+         full_batch: Annotated[bool, typer.Option("--full-batch", help="Use full batches instead of minibatches of 5 "
                                                                        "flowers.")] = False,
-         train_test: Annotated[bool, typer.Option("--train-test", help="Train on 80 %, measure on the other 20 %, instead of "
-                                                                       "both on all.")] = False,
+         train_test: Annotated[bool, typer.Option("--train-test", help="Train on 80 % and test on the other 20 %. Default: "
+                                                                       "train and test on all examples.")] = False,
          rounds: Annotated[int, typer.Option(help="Rounds of 5 local epochs.")] = 20,
-         seeds: Annotated[int, typer.Option(help="How many seeds.")] = 5,
-         methods: Annotated[str, typer.Option(help="Methods to compare, by comma.")] = "fedavg,feddf,fedproj",
-         variants: Annotated[bool, typer.Option("--variants", help="A table of protocols, the paper's learning rate among "
-                                                                   "them.")] = False,
+         seeds: Annotated[int, typer.Option(help="Number of seeds.")] = 5,
+         methods: Annotated[str, typer.Option(help="Methods to compare, separated by commas.")] = "fedavg,feddf,fedproj",
+         variants: Annotated[bool, typer.Option("--variants", help="Compare several protocols, one of them with the paper's "
+                                                                   "learning rate, in a table.")] = False,
          executor: Executor = "serial",
          seed: Seed = None, out: Out = None, width: Width = None, format: Format = None,
          json: Json = False, debug: Debug = False) -> None:
-    """Decision regions on Iris: what three clients forget under FedAvg, FedDF and FedProj, beside the paper's numbers.
+    """Decision regions on Iris: what three clients forget under FedAvg, FedDF and FedProj, compared with the paper's numbers.
 
     Example: fldiag toy iris --split two --seeds 3
     """

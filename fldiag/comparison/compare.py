@@ -51,7 +51,7 @@ def check(sides: Sides, fail_if: Sequence[str], reader: Reader, level: float) ->
     if not conditions:
         conditions = [parse(_usual(sides, reader))]
     if not sides.b and (lost := next((c for c in conditions if c.relative), None)):
-        raise FldiagError(f"condition {lost.text!r} speaks of a baseline, and none is given", "give --baseline RUN", usage=True)
+        raise FldiagError(f"condition {lost.text!r} refers to a baseline, and none is given", "give --baseline RUN", usage=True)
     numbers = {c.number.name: c.number for c in conditions}  # each is looked at once, however many conditions there are
     seen = {name: evidence.of(number, sides, reader, level) for name, number in numbers.items()}
     found = [seen[c.number.name] for c in conditions]
@@ -65,8 +65,8 @@ def check(sides: Sides, fail_if: Sequence[str], reader: Reader, level: float) ->
 
 
 def diff(sides: Sides, numbers: Sequence[str] | None, reader: Reader, level: float) -> pd.DataFrame:
-    """Every number of both sides with its difference; ``better``: the side that clearly is. ``attrs`` say the question and the
-    notes."""
+    """Every number of both sides with its difference; ``better``: the side that clearly is.
+    ``attrs`` hold the question and the notes."""
     _check_level(level)
     there = known()
     unknown = next((n for n in numbers or () if n not in there), None)
@@ -84,9 +84,10 @@ def diff(sides: Sides, numbers: Sequence[str] | None, reader: Reader, level: flo
 
 
 def _check_level(level: float) -> None:
-    """Raises FldiagError for what is no confidence level."""
+    """Raises FldiagError for what is not a confidence level."""
     if not 0 < level < 1:
-        raise FldiagError(f"level = {level!r} is no confidence level", "use a number between 0 and 1, such as 0.95", usage=True)
+        raise FldiagError(f"level = {level!r} is not a confidence level",
+                          "use a number between 0 and 1, such as 0.95", usage=True)
 
 
 def _usual(sides: Sides, reader: Reader) -> str:
@@ -123,7 +124,7 @@ def _note(e: Evidence, seen: Interval, level: float, ranks: float | None) -> str
     if e.why:
         return e.why
     if seen.p is None and not seen.certain:
-        return "no interval: every resampling gives the same" if e.estimator == evidence.EXAMPLES else \
+        return "no interval: every resample gives the same value" if e.estimator == evidence.EXAMPLES else \
             "no interval: all differences are equal, so there is no spread to judge by"
     if ranks is not None and seen.p is not None and (seen.p <= 1 - level) != (ranks <= 1 - level):
         return f"Wilcoxon's test says otherwise (p = {ranks:.2g})"
@@ -163,8 +164,8 @@ def _notes(sides: Sides, rows: Sequence[Row], level: float) -> list[str]:
     said = list(sides.notes)
     count = sum(row["p"] is not None for row in rows)
     if count > 1:
-        said.append(f"{count} numbers are compared: each interval is a {100 * level:g} % one by itself; p (Holm), by which is "
-                    "decided, counts all of them")
+        said.append(f"{count} numbers are compared: each {100 * level:g} % interval holds for its number alone; verdicts use p "
+                    "(Holm), which accounts for all comparisons")
     done = [[_done(m) for m in side] for side in (sides.a, sides.b)]
     if sides.b and done[0] != done[1] and None not in [*done[0], *done[1]]:
         said.append(f"trained for different numbers of rounds: {_counts(done[0])} and {_counts(done[1])}")

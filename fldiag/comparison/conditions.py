@@ -57,7 +57,8 @@ class _Reader:
         self.text, self.tokens, at = text, [], 0
         if len(text) > LONGEST:
             self.text = f"{text[:20]}…"
-            raise self.error(LONGEST, f"it has {len(text):,} characters", "one comparison a condition; give several conditions")
+            raise self.error(LONGEST, f"it has {len(text):,} characters", "write one comparison per condition; give several "
+                                                                          "conditions")
         while text[at:].strip():
             match = _TOKEN.match(text, at)
             if match is None:
@@ -78,7 +79,7 @@ class _Reader:
         """The next token, which must be of this kind."""
         found, word, at = self.next
         if found != kind:
-            raise self.error(at, f"{word if found == 'end' else repr(word)} where {wanted} must stand", remedy)
+            raise self.error(at, f"{word if found == 'end' else repr(word)} where {wanted} is expected", remedy)
         self.tokens.pop(0)
         return word
 
@@ -104,11 +105,12 @@ def parse(text: str) -> Condition:
     at = reader.next[2]
     sign = reader.take("sign", "a comparison", f"write one of {' '.join(OPERATORS)}")
     if sign not in OPERATORS:
-        raise reader.error(at, f"{sign!r} where a comparison must stand", f"write one of {' '.join(OPERATORS)}")
+        raise reader.error(at, f"{sign!r} where a comparison is expected", f"write one of {' '.join(OPERATORS)}")
     scale, offset = _value(reader, number)
     kind, word, at = reader.next
     if kind != "end":
-        raise reader.error(at, f"{word!r} after the end of the condition", "one comparison a condition; give several conditions")
+        raise reader.error(at, f"{word!r} after the end of the condition", "write one comparison per condition; give several "
+                                                                           "conditions")
     return Condition(" ".join(text.split()), number, sign, scale, offset)
 
 
@@ -122,13 +124,13 @@ def _value(reader: _Reader, number: Number) -> tuple[float, float]:
         value, unit = _amount(reader, number, relative=False)
         return 0.0, sign * value / (100 if unit else 1)
     if word != BASELINE:
-        raise reader.error(at, f"{word!r} where a number or {BASELINE!r} must stand", nearest(word, [BASELINE]))
+        raise reader.error(at, f"{word!r} where a number or {BASELINE!r} is expected", nearest(word, [BASELINE]))
     reader.tokens.pop(0)
     kind, word, at = reader.next
     if kind == "end":
         return 1.0, 0.0
     if kind != "sign" or word not in "+-":
-        raise reader.error(at, f"{word!r} where + or - must stand", f"write for example {BASELINE} - 1pt")
+        raise reader.error(at, f"{word!r} where + or - is expected", f"write for example {BASELINE} - 1pt")
     reader.tokens.pop(0)
     value, unit = _amount(reader, number, relative=True)
     value = value if word == "+" else -value
@@ -149,7 +151,7 @@ def _amount(reader: _Reader, number: Number, *, relative: bool) -> tuple[float, 
         raise reader.error(at, f"unknown unit {unit!r}",
                            "write pt (percentage points), % or nothing, and several conditions one by one")
     if not number.share and not (unit == "%" and relative):
-        raise reader.error(at, f"{number.name} is no share, so {unit!r} has no meaning",
+        raise reader.error(at, f"{number.name} is not a fraction, so {unit!r} has no meaning",
                            f"leave it out, or write {BASELINE} + 5%")
     reader.tokens.pop(0)
     return value, unit

@@ -40,15 +40,15 @@ class Sides:
     @property
     def question(self) -> str:
         """Which of the two questions is asked, and what its answer carries."""
-        what = "differ" if self.b else "keep what is asked of it"
+        what = "differ" if self.b else "meet its conditions"
         if not self.methods:
             who = "do these two given models" if self.b else "does this given model"
             return (f"Question: {who} {what}? Over test examples and "
                     "clients, the models as they are. The answer holds for other examples of the same kind. It says nothing "
-                    "about training again: another seed may turn it round, so it is no answer about methods.")
+                    "about training again: another seed may reverse it, so it does not compare methods.")
         by = "seed " + ", ".join(str(seed(m)) for m in self.a) if self.pairing == "seed" else "the order in which they are given"
         pairs = f"{len(self.a)} {'pairs of runs, paired by' if self.b else 'runs,'} {by}"
-        few = "" if len(self.a) >= SEEDS else f" Fewer than {SEEDS} decide nothing."
+        few = "" if len(self.a) >= SEEDS else f" Fewer than {SEEDS} are not enough for a decision."
         who = "do the methods" if self.b else "does the method"
         return (f"Question: {who} {what}? Over {pairs}. The answer holds for training again with other seeds on these data, "
                 f"clients and test examples. It says nothing about others.{few}")
@@ -142,7 +142,7 @@ def paired(a: list[Member], b: list[Member], pairing: Pairing) -> Sides:
         if len(a) != len(b):
             raise FldiagError(f"{len(a)} runs on one side and {len(b)} on the other cannot be paired by order",
                               "give as many on both", usage=True)
-        return Sides(a, b, named, pairing, ["paired by order: what runs of one seed have in common is not taken out"])
+        return Sides(a, b, named, pairing, ["paired by order: effects that runs of one seed share are not removed"])
     first, second = {seed(m): m for m in a}, {seed(m): m for m in b}
     common = [s for s in first if s in second and s is not None]
     said = f"({named[0]}: {_listed(first)}; {named[1]}: {_listed(second)})"
@@ -164,7 +164,7 @@ def _same_data(members: Sequence[Member]) -> None:
             known.setdefault(str(about["data"]), m)
     if len(known) > 1:
         one, other, *_ = known.values()
-        raise FldiagError(f"{one.path} and {other.path} are on different data, so no number of one can be set beside the other's",
+        raise FldiagError(f"{one.path} and {other.path} are on different data, so their numbers cannot be compared",
                           "compare runs on the same data set", usage=True)
 
 

@@ -51,7 +51,7 @@ def derivative(output: Tensor, at: Sequence[Tensor], v: Tensor | None = None, *,
             raise
         what = str(error).partition(" Hint:")[0].rstrip(".")
         remedy = "switch gradient checkpointing off" if "use_reentrant" in what else \
-            "let operations in place work on copies of what another layer still needs (inplace=False)"
+            "use inplace=False where another layer still needs the values"
         raise FldiagError(f"the model cannot be differentiated: {what}", remedy) from error
 
 

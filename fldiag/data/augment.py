@@ -90,8 +90,8 @@ def plan(names: tuple[str, ...]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
         cut = kinds.index("cutout") if "cutout" in kinds else len(kinds)
         before, after = tuple(steps[:cut]), tuple(steps[cut:])
     if any(step.kind == "jitter" for step in after):
-        raise FldiagError(f"augmentation {list(names)} changes colours after normalisation, and colour needs "
-                          "pixels", "write jitter before normalise and cutout", usage=True)
+        raise FldiagError(f"augmentation {list(names)} changes colours after normalisation, but colour changes "
+                          "need pixels", "write jitter before normalise and cutout", usage=True)
     return before, after
 
 

@@ -173,7 +173,7 @@ def made(name: str) -> Any:
                        and f"{module_name}.".startswith(f"{error.name}."))
             raise FldiagError(f"data set {name!r}: cannot import {module_name} ({_spell(error)})",
                               "run from its folder or install it" if missing else
-                              "the module fails when imported; mend it", usage=missing) from error
+                              "the module fails when imported; fix it", usage=missing) from error
         build = getattr(module, attribute, None)
         if not callable(build):
             public = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
@@ -186,7 +186,7 @@ def made(name: str) -> Any:
             raise
         except Exception as error:
             raise FldiagError(f"data set {name!r}: {attribute}() failed ({_spell(error)})",
-                              "the factory is called without arguments; mend it") from error
+                              "the factory is called without arguments; fix it") from error
 
 
 def _dataset(found: Any, where: str, name: str = "") -> Dataset:
@@ -216,7 +216,7 @@ def _dataset(found: Any, where: str, name: str = "") -> Dataset:
 
 
 def _classes(where: str, *ys: torch.Tensor) -> int:
-    """One more than the largest label. Raises FldiagError for one that is no number of a class: models and tables have a
+    """One more than the largest label. Raises FldiagError for one that cannot be the number of a class: models and tables have a
     column for each."""
     largest, examples = max((int(y.max()) for y in ys if len(y)), default=0), sum(map(len, ys))
     if largest >= max(MOST_CLASSES, examples):

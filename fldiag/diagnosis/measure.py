@@ -54,7 +54,7 @@ def measure(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], *, 
         try:
             return _marked(entry, options, check(found))
         except FldiagError:
-            said(f"the cached table of {entry.name} is of another schema and is computed again")
+            said(f"the cached table of {entry.name} has another schema, so it is computed again")
     given = options if options.get("store", ...) is not None else {
         **options, "store": entries.partial(entry.name, key, on_damage=said)}
     frame = _build(entry, subject, given, progress, said)
@@ -70,8 +70,8 @@ def _build(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], prog
     if (seconds := forecast(entry, subject, options)) > LONG:
         if seconds > NEVER:
             raise FldiagError(f"{entry.name} would take about {seconds / (365 * 86400):,.0f} years on this machine",
-                              f"ask for less, such as fewer points or draws (fldiag {entry.name} --help)", usage=True)
-        tell(f"about {duration(seconds)} on this machine; Ctrl-C loses nothing that a cache keeps")
+                              f"reduce the work, for example with fewer points or draws (fldiag {entry.name} --help)", usage=True)
+        tell(f"about {duration(seconds)} on this machine; Ctrl-C keeps finished parts in the cache")
     with user_code():
         return check(entry.build(subject, progress, **options))
 

@@ -29,33 +29,38 @@ class Shared:
 
 WEIGHTS = ("problem", "checkpoints")
 SHARED = (
-    Shared("rounds", "str", None, "Only these rounds: 5, 1,5,20-30, every:10 or last.", ("run",), any=True),
-    Shared("slice", "str", "train", "train, test, client:7, client:7/test (its class mixture) or client:7/own (its classes).",
+    Shared("rounds", "str", None, "Rounds to use, such as 5, 1,5,20-30, every:10 or last.", ("run",), any=True),
+    Shared("slice", "str", "train", "Examples to use: train, test, client:7, client:7/test (test examples in its class mixture) "
+                                    "or client:7/own (all of its classes).",
            WEIGHTS),
-    Shared("samples", "int", None, "At most this many examples, classes kept in proportion.", least=1),
-    Shared("client", "int", None, "The trained weights of this client, not the global ones.", WEIGHTS, least=0),
-    Shared("precision", "str", "fp32", "fp32 or fp64."),
-    Shared("memory", "str", None, "Memory for batches, graphs and bases of vectors, such as 500M (default 2G); "
-                                  "model, data and single vectors come on top.", any=True),
+    Shared("samples", "int", None, "Maximum number of examples; class proportions are kept.", least=1),
+    Shared("client", "int", None, "Use the trained weights of this client instead of the global ones.", WEIGHTS, least=0),
+    Shared("precision", "str", "fp32", "Precision of the computation: fp32 or fp64."),
+    Shared("memory", "str", None, "Memory limit for batches, graphs and bases of vectors, such as 500M (default 2G); model, "
+                                  "data and single vectors are not counted.", any=True),
     Shared("model", "str", None, "Model of a plain state_dict: NAME or pkg.mod:factory.", any=True),
-    Shared("data", "str", None, "Its data: NAME, npz:PATH, csv:PATH or pkg.mod:loader (which returns a data set's four arrays, "
-                                "or what a Problem takes: (x, y), a dict, a Dataset, a DataLoader).", any=True),
-    Shared("normalise", "str", None, "How a model sees data given with --data: none (as stored), unit (pixels / 255) or standard "
-                                     "(minus the mean, over the deviation); default: unit for uint8 pixels, else none."),
-    Shared("loss", "str", None, "Its loss: cross_entropy, half_squared_error, mse, multi_label, own (the model's) or "
-                                "pkg.mod:function of (outputs, y) (default: by the labels' type; of batches as dicts: own).",
+    Shared("data", "str", None, "Data: NAME, npz:PATH, csv:PATH or pkg.mod:loader (a function that returns a data set's four "
+                                "arrays, or (x, y), a dict, a Dataset or a DataLoader).", any=True),
+    Shared("normalise", "str", None, "How data given with --data are normalised: none (as stored), unit (pixels / 255) or "
+                                     "standard (subtract the mean, divide by the standard deviation). Default: unit for uint8 "
+                                     "pixels, else none."),
+    Shared("loss", "str", None, "Loss: cross_entropy, half_squared_error, mse, multi_label, own (the model's own loss) or "
+                                "pkg.mod:function of (outputs, y). Default: chosen by the type of the labels; own if batches "
+                                "are dicts.",
            WEIGHTS, any=True),
-    Shared("reduction", "str", None, "What a given loss returns for a batch: mean or sum (default: mean).", WEIGHTS),
-    Shared("trainable", "bool", False, "Only parameters with requires_grad are weights; frozen ones are constants.", WEIGHTS),
-    Shared("differences", "bool", False, "Hessian-vector products by differences of the gradient: for models that cannot be "
-                                         "differentiated twice.", WEIGHTS),
+    Shared("reduction", "str", None, "What the given loss returns for a batch: mean or sum (default: mean).", WEIGHTS),
+    Shared("trainable", "bool", False, "Treat only parameters with requires_grad as weights; frozen parameters "
+                                       "are constants.", WEIGHTS),
+    Shared("differences", "bool", False, "Compute Hessian-vector products by finite differences of the gradient, for models "
+                                         "that cannot be differentiated twice.", WEIGHTS),
     Shared("root", "str", None, "Folder that holds the data (default $FLDIAG_DATA).", any=True),
-    Shared("download", "bool", False, "Fetch a missing public data set."),
+    Shared("download", "bool", False, "Download a missing public data set."),
     Shared("executor", "str", "serial", "Where work runs: serial, processes[:N] or dask[:ADDRESS].", any=True),
-    Shared("device", "str", "auto", "auto, cpu, cuda, cuda:N or mps.", any=True, typed=False),
-    Shared("round", "int", None, "Of a run: the checkpoint of this round, not of the last.", WEIGHTS, least=0, typed=False),
+    Shared("device", "str", "auto", "Device: auto, cpu, cuda, cuda:N or mps.", any=True, typed=False),
+    Shared("round", "int", None, "For a run: use the checkpoint of this round instead of "
+                                 "the last one.", WEIGHTS, least=0, typed=False),
     Shared("stack", "str", "auto", "Evaluate clients' models side by side: auto, on or off.", ("run",), typed=False),
-    Shared("name", "str", None, "What the table calls the subject.", typed=False),
+    Shared("name", "str", None, "Name of the subject in the table.", typed=False),
 )
 #: Bytes of memory below which a unit was forgotten.
 LEAST = 2**10
@@ -75,7 +80,7 @@ def size(memory: str | int) -> int:
     except ValueError:
         found = 0
     if found < (LEAST if isinstance(memory, str) else 1):
-        what = f"is {found:,} bytes, in which nothing can be computed" if found else "is not a size"
+        what = f"is {found:,} bytes, which is too little for any computation" if found else "is not a size"
         raise FldiagError(f"memory = {memory!r} {what}", "give such as 500M or 2G, or at least 1k", usage=True)
     return found
 
@@ -101,7 +106,7 @@ def rounds(text: str | int | Sequence[int] | None, there: Sequence[int]) -> list
                 first, dash, last = part.partition("-")
                 found += [r for r in there if int(first) <= r <= int(last)] if dash else [int(first)]
     except (ValueError, TypeError, ZeroDivisionError):
-        raise FldiagError(f"--rounds {text!r} is not a choice of rounds", "write for example 5 or 1,5,20-30 or every:10 or last",
+        raise FldiagError(f"--rounds {text!r} is not valid", "write for example 5, 1,5,20-30, every:10 or last",
                           usage=True) from None
     if not found:
         raise FldiagError(f"--rounds {text}: no such round is stored",

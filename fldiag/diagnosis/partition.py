@@ -48,8 +48,8 @@ def partition_of(source: str | Path, overrides: Iterable[str] = (), *, download:
         run = Run.open(source)
         config = run.config
         if ":" in config.data.name and not config.data.name.startswith(FILES):
-            raise FldiagError(f"{run.path} names the data {config.data.name!r}, user code that is never run because a file "
-                              "says so", "give the TOML file of the run instead of its folder")
+            raise FldiagError(f"{run.path} names the data {config.data.name!r}, which is user code; fldiag does not import it "
+                              "because a file says so", "give the TOML file of the run instead of its folder")
         dataset = data.of(config.data, download)
         parts = partition.load_parts(run.verified("partition.npz"))
         return Partition(partition.summary(parts, dataset.train_y), parts, run.path / "diagnostics", "partition", title(config))

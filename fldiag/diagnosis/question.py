@@ -55,7 +55,7 @@ def question(name: str, targets: Sequence[Target], options: Mapping[str, Any]) -
     made = {"run": _of_run, "runs": _of_runs}.get(entry.on, _of_weights)(entry, targets, divided.where, divided.own)
     made.executor = executor
     if executor.kind != "serial" and len(made.asked) == 1 and not made.entry.parts:
-        made.notes.append(f"{made.entry.name} of one subject has no parts for {executor}: it is computed here")
+        made.notes.append(f"{made.entry.name} of a single target cannot be split for {executor}: it is computed in this process")
     for _, subject, _ in made.asked:
         for part in subject if isinstance(subject, Sequence) else [subject]:
             if isinstance(part, Problem | History):
@@ -75,11 +75,12 @@ def _of_weights(entry: Diagnostic, targets: Sequence[Target], where: dict[str, A
     opened: list[Run | Checkpoint | Problem] = []
     for t in targets:
         if isinstance(t, History):
-            raise FldiagError(f"diagnostic {entry.name!r} is not one of a History", "give a checkpoint or a Problem", usage=True)
+            raise FldiagError(f"diagnostic {entry.name!r} cannot be run on a History",
+                              "give a checkpoint or a Problem", usage=True)
         if isinstance(t, Problem):
             subjects.refuse({**given, **where}, t)
         if isinstance(t, Checkpoint) and "round" in where:
-            raise FldiagError(f"round = {where['round']} chooses a checkpoint of a run, and {t.path} is one checkpoint",
+            raise FldiagError(f"round = {where['round']} chooses a checkpoint of a run, but {t.path} is one checkpoint",
                               "leave it out, or give the run's folder", usage=True)
         opened.append(t if isinstance(t, Problem) else subjects.given(t, **given))
     where = subjects.settled(where)
@@ -117,16 +118,16 @@ def _file(target: Checkpoint | Problem, problem: Problem, named: Sequence[Checkp
 
 def _of_run(entry: Diagnostic, targets: Sequence[Target], where: dict[str, Any], own: dict[str, Any]) -> Question:
     if len(targets) != 1:
-        raise FldiagError(f"{entry.name} is asked of one run, {len(targets)} given", "give one run's folder", usage=True)
+        raise FldiagError(f"{entry.name} takes one run, and {len(targets)} are given", "give one run's folder", usage=True)
     target = targets[0]
     if isinstance(target, History):
         subjects.refuse(where, target)
         return Question(entry, [(target.name, target, own)], about={"history": target.digest()}, stem=entry.name)
     if isinstance(target, Problem):
-        raise FldiagError(f"diagnostic {entry.name!r} is not one of a Problem", "give a run", usage=True)
+        raise FldiagError(f"diagnostic {entry.name!r} cannot be run on a Problem", "give a run", usage=True)
     if not isinstance(target, Run):
-        raise FldiagError(f"diagnostic {entry.name!r} needs a run, and {target.path} is one checkpoint", "give the run's folder",
-                          usage=True)
+        raise FldiagError(f"diagnostic {entry.name!r} needs a run, but {target.path} is a single checkpoint",
+                          "give the run's folder", usage=True)
     if entry.needs == "clients" and target.index["config"].get("checkpoint", {}).get("clients") == "none":
         raise FldiagError(f"run {target.path} holds no client weights", REMEDY)
     where = subjects.settled(where)
@@ -143,7 +144,7 @@ def _of_runs(entry: Diagnostic, targets: Sequence[Target], where: dict[str, Any]
     runs = []
     for target in targets:
         if not isinstance(target, Run):
-            raise FldiagError(f"diagnostic {entry.name!r} is asked of runs", "give run folders", usage=True)
+            raise FldiagError(f"diagnostic {entry.name!r} takes runs", "give run folders", usage=True)
         runs.append(target)
     about = {"run": ", ".join(r.path.name for r in runs), "config": ", ".join(str(r.index["hash"]) for r in runs),
              "checkpoints": {r.path.name: {"file": c.path.name, "sha256": c.sha256} for r in runs for c in [r.checkpoint()]}}
@@ -161,5 +162,6 @@ def remarks(problems: Sequence[Problem]) -> list[str]:
         held = sum(p.numel() for p in problem.module.parameters() if not p.requires_grad)
         if held:
             told.append(f"{problem.name}: {held:,} of {count:,} parameters are frozen (requires_grad = False); they " +
-                        ("are constants here" if problem.frozen else "count as weights like the others (--trainable: not)"))
+                        ("are treated as constants here" if problem.frozen else
+                         "count as weights like the others (--trainable leaves them out)"))
     return told

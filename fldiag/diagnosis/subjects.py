@@ -50,7 +50,7 @@ def load(path: str | Path, *, model: Any = None, data: Any = None) -> Run | Chec
         FldiagError: the file is damaged, foreign or unsafe.
     """
     if not isinstance(path, (str, os.PathLike)):
-        raise FldiagError(f"a {type(path).__name__} is no path", "give a run folder or a checkpoint file", usage=True)
+        raise FldiagError(f"a {type(path).__name__} is not a path", "give a run folder or a checkpoint file", usage=True)
     path = Path(path)
     if pretrained.is_folder(path):
         return given(pretrained.read(path), model, data)
@@ -73,7 +73,7 @@ def given(target: Run | Checkpoint, model: Any = None, data: Any = None) -> Run 
 def known(targets: Sequence[Any]) -> None:
     """Raises FldiagError for what no diagnostic can be asked of."""
     if not targets:
-        raise FldiagError("nothing is given to diagnose", "give a run, a checkpoint, a Problem or a History", usage=True)
+        raise FldiagError("there is nothing to diagnose", "give a run, a checkpoint, a Problem or a History", usage=True)
     for target in targets:
         if isinstance(target, torch.nn.Module):
             raise FldiagError("a module alone has no loss and no data", "give fldiag.Problem(net, loss, (x, y))", usage=True)
@@ -147,7 +147,7 @@ def divide(entry: Diagnostic, options: Mapping[str, Any]) -> Divided:
     schema = _schema(entry)
     for name in given:
         if name not in schema.model_fields and any(option.name == name for option in shared.SHARED):
-            raise FldiagError(f"option {name!r} has no effect on {entry.name}, which is not asked of that kind of subject",
+            raise FldiagError(f"option {name!r} has no effect on {entry.name}, which takes another kind of target",
                               f"leave it out; fldiag {entry.name} --help lists its options", usage=True)
     try:
         checked = dict(schema(**given))
@@ -192,8 +192,8 @@ def refuse(where: Mapping[str, Any], made: Problem | History) -> None:
             (name == "device" and torch.device(value).type == made.device.type) or value is False
         if not same:
             kind = type(made).__name__
-            raise FldiagError(f"option {name} = {value!r} has no effect on a {kind}, which has its weights and data already",
-                              f"leave it out, or say it when the {kind} is made", usage=True)
+            raise FldiagError(f"option {name} = {value!r} has no effect on a {kind}, which already has its weights and data",
+                              f"leave it out, or set it when the {kind} is created", usage=True)
 
 
 def _theirs(also: Also, own: set[str], options: Mapping[str, Any]) -> dict[str, Any]:

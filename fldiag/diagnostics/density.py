@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 PICTURE = "spectral density"
 #: Decades shown below the highest density: further down lie only the flanks of the smoothing.
 DECADES = 7
-#: Lanczos steps from each random vector.
+#: Number of Lanczos steps from each random vector.
 STEPS = 30
 #: Bytes of vectors that are there however little memory is allowed.
 SMALL = 16 * 2**20
@@ -129,17 +129,19 @@ def check(problem: Problem, options: Mapping[str, Any]) -> None:
 @diagnostic("density", draw=draw, summary=lambda table, options: [], cost=cost, check=check,
             example="checkpoints/example/fedsol-digits.pt")
 def density(problem: Problem, progress: Progress | None = None, *,
-            k: Annotated[int, Field(ge=0, description="How many eigenvalues are computed and stand apart.")] = 5,
-            steps: Annotated[int, Field(ge=2, description="Lanczos steps from each random vector.")] = STEPS,
-            probes: Annotated[int, Field(ge=1, description="Random vectors.")] = 4,
-            points: Annotated[int, Field(ge=3, description="Values of the density.")] = 501,
-            smoothing: Annotated[float | None, Field(gt=0, description="Standard deviation of the smoothing (default: a "
-                                                                       "hundredth of the range).")] = None,
-            tol: Annotated[float, Field(gt=0, lt=1, description="Relative error allowed in each eigenvalue.")] = 1e-3,
-            max_products: Annotated[int | None, Field(ge=1, description="Hessian-vector products allowed for them.")] = None,
-            matrix: Annotated[Matrix, Field(description="hessian, or ggn (Gauss-Newton).")] = "hessian",
+            k: Annotated[int, Field(ge=0, description="Number of eigenvalues that are computed one by one and shown "
+                                                      "separately.")] = 5,
+            steps: Annotated[int, Field(ge=2, description="Number of Lanczos steps from each random vector.")] = STEPS,
+            probes: Annotated[int, Field(ge=1, description="Number of random vectors.")] = 4,
+            points: Annotated[int, Field(ge=3, description="Number of points at which the density is evaluated.")] = 501,
+            smoothing: Annotated[float | None, Field(gt=0, description="Standard deviation of the Gaussian smoothing (default: "
+                                                                       "a hundredth of the range).")] = None,
+            tol: Annotated[float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")] = 1e-3,
+            max_products: Annotated[int | None, Field(ge=1, description="Maximum number of Hessian-vector products for the "
+                                                                        "eigenvalues.")] = None,
+            matrix: Annotated[Matrix, Field(description="Matrix: hessian, or ggn (Gauss-Newton).")] = "hessian",
             seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
-    """The spectral density of the Hessian: how many eigenvalues lie where.
+    """Estimate the spectral density of the Hessian: how its eigenvalues are distributed.
 
     The share of eigenvalues per unit, smoothed, over the whole range of the spectrum.
 

@@ -28,7 +28,7 @@ def cost(problem: Problem, options: Mapping[str, Any]) -> float:
 def diagonal(problem: Problem, progress: Progress | None = None, *, per: Per = "layer", estimate: Estimate = "auto",
              rtol: Rtol = 0.02, max_products: Products = 200, deflate: Deflated = 20,
              seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
-    """The Hessian's diagonal in numbers: its norm, largest and smallest entry, whole and by layer.
+    """Summarise the Hessian's diagonal: its norm, largest and smallest entry, whole and by layer.
 
     Exact where the network is piecewise linear in each layer's weights.
 
@@ -39,7 +39,7 @@ def diagonal(problem: Problem, progress: Progress | None = None, *, per: Per = "
     ``max_products`` Hessian-vector products and ``converged`` says so. The whole vector: ``diagonal_of`` of
     ``fldiag.diagnostics.diagonal``. Cost of the exact form: about 4 Hessian-vector products with 10 classes.
 
-    Raises FldiagError when ``estimate = "exact"`` is not possible, or the loss is no function of the weights.
+    Raises FldiagError when ``estimate = "exact"`` is not possible, or the loss is not a function of the weights.
     """
     import torch
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def trace(problem: Problem, progress: Progress | None = None, *, per: Per = "layer", estimate: Estimate = "auto",
           rtol: Rtol = 0.02, max_products: Products = 200, deflate: Deflated = 20,
           seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
-    """The trace of the Hessian, whole and by layer; exact where the network is piecewise linear in each layer's weights.
+    """Compute the trace of the Hessian, whole and by layer; exact where the network is piecewise linear in each layer's weights.
 
     Rows ``trace`` for the whole and ``per`` layer (weight and bias together) or tensor. ``estimator``: ``exact``
     (diag(H) = diag(J^T H_L J), found from the module graph; in any network also of the layers in which its outputs are
@@ -32,7 +32,7 @@ def trace(problem: Problem, progress: Progress | None = None, *, per: Per = "lay
     signs sample the rest until the standard error is at most ``rtol`` times the trace (``converged``) or
     ``max_products`` Hessian-vector products are spent.
 
-    Raises FldiagError when ``estimate = "exact"`` is not possible, or the loss is no function of the weights.
+    Raises FldiagError when ``estimate = "exact"`` is not possible, or the loss is not a function of the weights.
     """
     from fldiag.problem.diagonal import diagonal_of, trace_rows
 

@@ -123,8 +123,8 @@ class Cluster(Pool):
         return self._distributed.CancelledError, self._distributed.comm.CommClosedError
 
     def _lost(self) -> FldiagError:
-        return FldiagError(f"the Dask scheduler at {self.where} is gone", "start it again; what is done is kept, go on with the "
-                           "same command and --resume")
+        return FldiagError(f"the Dask scheduler at {self.where} is gone", "start it again; finished work is kept: to continue, "
+                                                                          "run the same command with --resume")
 
     def _cancel(self, futures: list[Any]) -> None:
         if futures and self.client.status == "running":

@@ -43,7 +43,7 @@ class Given(Pool):
                     beat()
         except BrokenExecutor as error:
             raise FldiagError(f"the executor {type(self.executor).__name__} is broken ({str(error) or type(error).__name__})",
-                              "mend it, or use another one; go on with --resume (resume=True)") from None
+                              "fix it, or use another one; continue with --resume (resume=True)") from None
         finally:
             for future in busy:
                 future.cancel()

@@ -46,8 +46,9 @@ class Pool(ABC):
         except Exception as error:
             if not out_of_memory(error):
                 raise
-            raise FldiagError(f"{self.name(unit)}: out of memory", "use fewer workers, fewer examples (--samples) or a smaller "
-                              "--memory; what is done is kept, go on with --resume") from error
+            raise FldiagError(f"{self.name(unit)}: out of memory",
+                              "use fewer workers, fewer examples (--samples) or a smaller --memory; finished work is kept, "
+                              "continue with --resume") from error
 
     def close(self) -> None:  # noqa: B027
         """Cancel what waits, and end the workers that are ours."""
@@ -74,8 +75,8 @@ class Serial(Pool):
 def died(unit: str, tries: int) -> FldiagError:
     """A unit that ended its worker every time."""
     return FldiagError(f"{unit}: its worker process died {tries} times (out of memory or shared memory, or a script "
-                       "without if __name__ == '__main__')", "use fewer workers or executor 'serial'; what is done is kept, go "
-                       "on with --resume")
+                       "without if __name__ == '__main__')",
+                       "use fewer workers or executor 'serial'; finished work is kept, continue with --resume")
 
 
 def can_be_sent(work: Work) -> None:

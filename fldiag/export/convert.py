@@ -66,7 +66,8 @@ def convert(source: str | Path, out: str | Path, *, pattern: str | None = None, 
         raise FldiagError(f"--{given[0]} is for a folder, and {source} is a file", "leave it out, or give the folder", usage=True)
     left = convert_file(source, out)
     if left:
-        told({"event": "note", "text": f"left out, being no weights: {', '.join(left[:8])}{' ...' if len(left) > 8 else ''}"})
+        more = " ..." if len(left) > 8 else ""
+        told({"event": "note", "text": f"left out, because they are not weights: {', '.join(left[:8])}{more}"})
     return out
 
 
@@ -79,7 +80,7 @@ def convert_file(source: Path, out: Path) -> list[str]:
     kinds = [".safetensors" if p.suffix == ".safetensors" else ".pt" if p.suffix in folder.SUFFIXES else None
              for p in (source, out)]
     if None in kinds or kinds[0] == kinds[1]:
-        raise FldiagError(f"{source.name} to {out.name} is no conversion that fldiag knows",
+        raise FldiagError(f"{source.name} to {out.name} is not a conversion that fldiag knows",
                           "convert .pt to .safetensors or back; or a folder, with --pattern", usage=True)
     if out.exists():
         raise FldiagError(f"{out} is already there", "choose another name, or remove it first", usage=True)

@@ -50,7 +50,7 @@ def record(strategy: Any, out: str | Path, model: nn.Module | str, *, data: Data
     not fit the model. What fails later is left out with a warning, and training goes on.
     """
     if not any(hasattr(strategy, name) for name in ("configure_train", "configure_fit")):
-        raise FldiagError(f"a {type(strategy).__name__} is no Flower strategy: it has no configure_train",
+        raise FldiagError(f"a {type(strategy).__name__} is not a Flower strategy: it has no configure_train",
                           "give one such as flwr.serverapp.strategy.FedAvg()", usage=True)
     kind, now = type(strategy).__name__, datetime.datetime.now().astimezone().isoformat()
     kept = Recorder(out, model, data, partition, method=kind.lower(), seed=seed, evaluate=evaluate,

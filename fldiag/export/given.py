@@ -125,5 +125,5 @@ def partition_of(given: Any, dataset: Dataset | None) -> dict[int, np.ndarray]:
 
 def number_of(client: Any) -> int:
     if isinstance(client, bool) or not str(client).isdigit():
-        raise FldiagError(f"client {client!r} is no number", "number the clients 0, 1, 2, ...", usage=True)
+        raise FldiagError(f"client {client!r} is not a number", "number the clients 0, 1, 2, ...", usage=True)
     return int(client)

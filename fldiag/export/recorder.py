@@ -33,29 +33,29 @@ Weights = Any
 
 
 class Recorder:
-    """A run folder that one's own loop writes, round by round.
+    """A run folder that your own training loop writes, round by round.
 
     Weights are given as state_dicts, modules, flat vectors of the parameters, or lists of arrays in the order of the state_dict
-    (or of the parameters). They are copied before a call returns, and nothing of the model is changed. A thread writes them while
-    the loop goes on, whole rounds in their order, at most two behind; an error of the disk is raised by the next call. A script
-    that ends or fails leaves all its rounds, and one that is killed all but the last one or two. What is on the disk can be
-    diagnosed at any moment; ``flush`` waits for the rest.
+    (or of the parameters). They are copied before a call returns, and the model is not changed. A thread writes the rounds in
+    order while the loop continues, at most two behind; the next call raises an error of the disk. A script that ends or fails
+    leaves all its rounds, and a killed one all but the last one or two. What is on the disk can be diagnosed at any moment;
+    ``flush`` waits for the rest.
 
     Args:
         out: the run's folder, which this process owns until ``close``, the end of a ``with`` block, or its own end.
         model: the network, or its registered name or ``pkg.mod:factory``: it names the tensors.
         data: the federation's data: (x, y) of the training examples, a ``fldiag.data.Dataset`` or a data set's name. The global
             model is tested after every round; arrays of up to 256 MB are kept with the run.
-        clients: who holds which examples: for each client the indices into ``data`` (a list, a dict or a partition's file), or
-            without ``data`` the examples themselves: (x, y), a ``Dataset`` or a ``DataLoader`` each.
-        test: (x, y) of the test examples; without them the training examples stand in, which every table says.
+        clients: which examples belong to which client: for each client the indices into ``data`` (a list, a dict or a
+            partition's file), or without ``data`` the examples themselves: (x, y), a ``Dataset`` or a ``DataLoader`` each.
+        test: (x, y) of the test examples; without them the training examples are used instead, and every table says so.
         method: what tables call the training.
-        seed: of the training, for tables of several.
+        seed: seed of the training, which tables show.
         evaluate: test the global model after every round.
-        resume: go on with the run in ``out`` after its last stored round.
-        origin: plain values that tell where the run comes from.
-        trainable: the rounds hold the parameters with ``requires_grad`` alone, such as adapters of peft; the others, which are
-            not to change, are kept once.
+        resume: continue the run in ``out`` after its last stored round.
+        origin: plain values that describe where the run comes from.
+        trainable: store only the parameters with ``requires_grad`` in the rounds, such as adapters of peft; the others, which
+            must not change, are stored once.
 
     Raises:
         FldiagError: the folder is taken, or what is given does not fit together.
@@ -138,7 +138,7 @@ class Recorder:
 
     def client(self, number: int, weights: Weights, *, metrics: Mapping[str, Any] | None = None,
                examples: int | None = None) -> None:
-        """What a client made of the weights it received, for the round under way.
+        """Record a client's trained weights for the current round.
 
         Args:
             number: the client's.
@@ -155,7 +155,7 @@ class Recorder:
             self._examples[int(number)] = int(examples)
 
     def received(self, weights: Weights) -> None:
-        """The weights that the clients of the round under way start from.
+        """Record the weights from which the clients of the current round start.
 
         Args:
             weights: of the global model.
@@ -174,8 +174,8 @@ class Recorder:
 
         Args:
             aggregated: the global model after it.
-            received: what its clients started from; by default what ``received`` was told, else the global model before.
-            clients: client -> its trained weights, besides those that ``client`` was told.
+            received: what its clients started from; by default what ``received`` recorded, else the previous global model.
+            clients: client -> its trained weights, in addition to those that ``client`` recorded.
             metrics: numbers of the round by name; a dict under a name holds a number for each client.
             number: the round's; by default the next.
 
@@ -201,7 +201,7 @@ class Recorder:
             self._writing.flush()
 
     def close(self) -> Run:
-        """Say that no round will follow, and let go of the folder.
+        """End the recording and release the folder.
 
         Returns:
             The run.
@@ -326,4 +326,4 @@ def _tensor(value: Any) -> Tensor:
     try:
         return value.detach() if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
     except (TypeError, ValueError):
-        raise FldiagError(f"a {type(value).__name__} is no array", "give tensors or arrays", usage=True) from None
+        raise FldiagError(f"a {type(value).__name__} is not an array", "give tensors or arrays", usage=True) from None

@@ -59,7 +59,7 @@ def collect(run: Run, tables: Sequence[Path] = (), *, per_client: bool = False) 
         if {"metric", "value"} <= set(frame.columns):
             found.append(series(frame, name, per_client))
         elif path in tables:
-            raise FldiagError(f"{path} is no table of fldiag: it has no metric and value", "give a table that fldiag wrote",
+            raise FldiagError(f"{path} is not a table of fldiag: it has no metric and value", "give a table that fldiag wrote",
                               usage=True)
     whole = pd.concat(found, ignore_index=True) if found else pd.DataFrame({"tag": [], "step": [], "value": []})
     if whole.empty:

@@ -109,7 +109,7 @@ def fedsol(loss: Literal["kl", "l2", "scaffold", "fednova", "feddyn", "moon"] = 
            tau: Positive = 3.0, tau_moon: Positive = 0.5, part: Literal["auto", "full", "body", "head"] = "auto",
            strength: Strength = "adaptive", lambda_norm: Rule = "layer",
            gp_floor: NonNegative | None = None, official_eps: bool = False) -> Method:
-    """Stabilised orthogonal learning: the local gradient where the proximal loss is raised.
+    """Stabilised orthogonal learning: the local gradient is taken at weights where the proximal loss is raised.
 
     Local step:  g_p = grad L_p(w_k; w_g),  e = rho Lambda g_p / (||g_p|| + 1e-12),  g_u = grad L_l(w_k + e)
     Lambda:      strength "adaptive": |w_k - w_g| / ||w_k - w_g|| per layer, or "fixed": 1

@@ -15,7 +15,7 @@ def fedtoga(rho: NonNegative = 0.1, kappa: NonNegative = 1.0, beta_dual: NonNega
             mode: Literal["global", "neighbour", "fusion"] = "global",
             registered: Literal["gradient", "corrected"] = "gradient",
             delta_scale: Literal["steps", "steps_lr"] = "steps") -> Method:
-    """Global sharpness awareness: the last global update bends the perturbation and the dual variable.
+    """Global sharpness awareness: the last global update corrects the perturbation and the dual variable.
 
     Local step:  by mode, q = g_l + kappa Delta (global), gt + kappa Delta (neighbour: gt the gradient of the step
                  before, no first gradient) or g_l + gt + kappa Delta (fusion);  e = rho q / (||q|| + 1e-7)

@@ -10,7 +10,7 @@ from fldiag.sections import Positive
 
 @method("gradient_projection", source="Lee et al., CVPR 2024, Eq. 3")
 def gradient_projection(loss: Literal["l2", "kl"] = "kl", tau: Positive = 3.0) -> Method:
-    """The local gradient without its part against the proximal gradient.
+    """The local gradient without the part that opposes the proximal gradient.
 
     Local step:  g_u = g_l - (<g_l, g_p> / ||g_p||^2) g_p if <g_l, g_p> < 0, else g_l
     L_p:         loss = kl (tau) or l2, as in FedSOL

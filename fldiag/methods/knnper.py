@@ -10,7 +10,7 @@ from fldiag.sections import Count, Positive, Unit
 @method("knnper", source="Marfoq et al., ICML 2022, Algorithm 1")
 def knnper(weight: Unit = 0.5, k: Count = 5, capacity: Count = 500, scale: Positive = 1.0, official_logits: bool = False,
            tune_epochs: Epochs = (0, 1, 5), tune_lr: Literal["decayed", "initial"] = "decayed") -> Method:
-    """FedAvg, after which each client lets its nearest training examples vote beside the model.
+    """FedAvg, after which each client combines the model with a vote of its nearest training examples.
 
     Local step:  w_k := w_k - lr g_l(w_k)
     Server:      as FedAvg.

@@ -59,7 +59,7 @@ def _made(name: str, factory: Any, shape: Any, classes: int, options: Mapping[st
         raise
     except Exception as error:
         raise FldiagError(f"model factory {name!r} failed ({type(error).__name__}: {error})",
-                          "mend it; it is called as factory(shape, classes), or as factory()") from error
+                          "fix it; it is called as factory(shape, classes), or as factory()") from error
 
 
 def import_object(reference: str, kind: str) -> Any:

@@ -45,7 +45,7 @@ def fedavg_mnist(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 @registry.model("small_cnn")
 def small_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """The same design for small images (3x3 kernels, hidden layer of 104): 46,594 parameters on 8x8 digits."""
+    """The FedAvg CNN design for small images (3x3 kernels, hidden layer of 104): 46,594 parameters on 8x8 digits."""
     if len(shape) != 3 or min(shape[1:]) < 4:
         raise FldiagError(f"model 'small_cnn' takes images of at least 4x4, the data has shape {tuple(shape)}",
                           "use model.name = 'mlp' for data that are not images", usage=True)

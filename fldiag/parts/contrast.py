@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fldiag.models.network import Network
 
 
-NO_FEATURES = ("MOON contrasts the features before the head, and this model does not show them",
+NO_FEATURES = ("MOON contrasts the features before the head, but this model does not expose them",
                "use an nn.Sequential, or a module with features() and a last child that is the head")
 
 

@@ -38,7 +38,7 @@ class FineTune(Part):
             raise FldiagError("neighbours vote with class labels, and the data set has real targets",
                               "choose a method without neighbours", usage=True)
         if not network.has_split:
-            raise FldiagError("neighbours are found by the features that the head sees, and this model shows none",
+            raise FldiagError("neighbours are found by the features that the head sees, but this model does not expose them",
                               "choose a model that is head(features(x)), with a method features", usage=True)
 
     def personalise(self) -> Personal:

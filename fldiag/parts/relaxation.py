@@ -71,5 +71,5 @@ class RelaxedContrast(Part):
 
 
 def unsplit() -> FldiagError:
-    return FldiagError("FedRCL contrasts the features before the head, and this model does not show them",
+    return FldiagError("FedRCL contrasts the features before the head, but this model does not expose them",
                        "use an nn.Sequential, or a module with features() and a last child that is the head")

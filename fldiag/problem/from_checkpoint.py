@@ -88,7 +88,7 @@ def _loss(named: str | Callable[..., Any] | None, regression: bool | None) -> Ca
     if ":" in named:
         found: Callable[..., Tensor] = models.import_object(named, "loss")
         if not callable(found):
-            raise FldiagError(f"loss {named!r} is no function", "give one of (outputs, y)", usage=True)
+            raise FldiagError(f"loss {named!r} is not a function", "give one of (outputs, y)", usage=True)
         return found
     if named not in losses.BY_NAME:
         raise unknown("loss", named, losses.BY_NAME)
@@ -119,7 +119,8 @@ def _dataset(c: Checkpoint, root: str | None, download: bool, normalise: Normali
                           "give them: --data digits | npz:PATH | csv:PATH | pkg.mod:loader", usage=True)
     name = str(spec["name"])
     if ":" in name and not name.startswith(FILES):
-        raise FldiagError(f"{c.path} names the data {name!r}, user code that is never run because a file says so",
+        raise FldiagError(f"{c.path} names the data {name!r}, which is user code; fldiag does not import it because a file says "
+                          "so",
                           f"if you trust it, say so yourself: --data {name}")
     stored = spec.get("root")
     variant, how = spec.get("variant"), spec.get("normalise")

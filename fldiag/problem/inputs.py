@@ -102,14 +102,14 @@ def _drawn(source: DataLoader[Any] | Dataset[Any]) -> tuple[Tree, Tree]:
         raise FldiagError(f"the {kind} yields nothing", "give at least one example", usage=True)
     announced = None if isinstance(loader.dataset, IterableDataset) else len(loader)
     if announced not in (None, len(parts)):
-        raise FldiagError(f"the {kind} announces {announced} batches and yields {len(parts)}", "mend its sampler", usage=True)
+        raise FldiagError(f"the {kind} announces {announced} batches and yields {len(parts)}", "fix its sampler", usage=True)
     shapes = [{f"{what} {n}": list(t.shape[1:]) for what, part in zip("xy", pair, strict=True) for n, t in named(part).items()}
               for pair in parts]
     for i, found in enumerate(shapes):
         for name, shape in shapes[0].items():
             if found.get(name) != shape:
                 raise FldiagError(f"batch {i + 1} of the {kind} has {name.strip()} of shape {found.get(name)} an example, and "
-                                  f"the first {shape}: batches of unequal length",
+                                  f"the first {shape}: the batches have unequal lengths",
                                   "pad all examples to one length (padding='max_length')", usage=True)
     same = parts[0][1] is parts[0][0]
     x = join([p[0] for p in parts])
@@ -121,7 +121,7 @@ def _collated(examples: list[Any]) -> Any:
     try:
         return default_collate(examples)
     except (RuntimeError, TypeError) as error:
-        raise FldiagError(f"the examples of the Dataset do not make a batch: {first_line(error)}",
+        raise FldiagError(f"the examples of the Dataset cannot be combined into a batch: {first_line(error)}",
                           "pad all examples to one length, or give a DataLoader with a collate_fn", usage=True) from None
 
 

@@ -233,7 +233,7 @@ def _class_axis(z: Tensor, y: Tensor) -> int:
     """1 as torch has it, or the last, as language models do."""
     first, last = y.shape == z[:, 0].shape, y.shape == z.shape[:-1]
     if first and last and z.ndim > 2:
-        raise FldiagError(f"outputs {list(z.shape)} and targets {list(y.shape)}: which axis holds the classes cannot be told",
+        raise FldiagError(f"outputs {list(z.shape)} and targets {list(y.shape)}: it is unclear which axis holds the classes",
                           "give a loss that says it: lambda z, y: F.cross_entropy(z.flatten(0, 1), y.flatten())", usage=True)
     if not first and not last:
         raise FldiagError(f"the loss failed on outputs a tensor {list(z.shape)} and targets a tensor {list(y.shape)}: the "

@@ -36,19 +36,19 @@ CPU_BATCH_BYTES = 32 * 2**20
 class Problem(Ingredients):
     """A loss as a function of a weight vector ``w`` [P] on a fixed data slice.
 
-    All named parameters count as weights, also frozen ones: ``requires_grad`` says how a model was trained, not what its loss
-    surface is. With ``trainable`` the frozen ones are constants. Sums over batches are float64.
+    All named parameters count as weights, including frozen ones: ``requires_grad`` says how a model was trained, not what its
+    loss surface is. With ``trainable`` the frozen ones are constants. Sums over batches are float64.
 
     Args:
-        model: any module. It is copied and put in eval mode; the caller's, its buffers, its mode and the global random state
-            stay as they are.
+        model: any module. It is copied and put in eval mode; your module, its buffers, its mode and the global random state are
+            not changed.
         loss: (outputs, y) -> the mean over the examples of a batch, or a pair (sum, count) where masks or weights decide how
             much counts; then the loss of the slice is all sums over all counts. Class weights, ignored labels and label
             smoothing of torch's ``cross_entropy`` are understood, and so is the ``loss`` that a transformers model returns
             itself (``lambda out, batch: out.loss``).
-        data: a pair (x, y); a dict, of which the model gets the entries that its forward names, and the loss all; a ``Dataset``
-            or ``DataLoader``, drawn once; or a slice with ``n``, ``name`` and ``batch(start, stop)``. x and y are tensors, or
-            tensors in dicts (passed by name) and tuples (passed by place). Integers stay integers.
+        data: a pair (x, y); a dict, from which the model gets the arguments of its forward and the loss all entries; a
+            ``Dataset`` or ``DataLoader``, drawn once; or a slice with ``n``, ``name`` and ``batch(start, stop)``. x and y are
+            tensors, or tensors in dicts (passed by name) and tuples (passed by place). Integers stay integers.
         params: weights to take instead of the module's: a vector [P] or a dict of named tensors.
         buffers: buffers to take instead of the module's, by name.
         name: what tables and pictures call it.
@@ -56,11 +56,12 @@ class Problem(Ingredients):
         device: auto, cpu, cuda, cuda:N or mps; by default where the model is.
         memory: bytes that a batch and its graph may take.
         labels: columns of every result table, such as method, round, seed, moment, scope, client.
-        reduction: what the loss returns for a batch, ``mean`` or ``sum``; a sum makes everything that of the sum over the slice.
+        reduction: what the loss returns for a batch, ``mean`` or ``sum``; with ``sum`` all results are those of the sum over
+            the slice.
         trainable: only parameters with ``requires_grad`` count as weights (adapters, a head); the others are constants, and
             ``params`` still names them all.
         differences: Hessian-vector products by central differences of the gradient, for models that cannot be differentiated
-            twice; the step is chosen, and its error said in the column ``estimator``.
+            twice; the step is chosen automatically, and the column ``estimator`` gives its error.
 
     Raises:
         FldiagError: model, weights, buffers or data do not fit each other.
@@ -270,7 +271,8 @@ class Problem(Ingredients):
         w = self._vector(w)
         if self.differences and form == "auto":
             if matrix != "hessian":
-                raise FldiagError("the Gauss-Newton matrix is no difference of gradients", "use matrix = 'hessian'", usage=True)
+                raise FldiagError("the Gauss-Newton matrix cannot be computed by differences of gradients",
+                                  "use matrix = 'hessian'", usage=True)
             return Differences(self.gradient, w, self.step.length)
         chosen = choose(form, matrix, lambda form: self._agrees(form, matrix))
         shares = [(stop - start) / self.n for start, stop in self.bounds]

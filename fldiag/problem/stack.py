@@ -45,7 +45,7 @@ def groups(network: Network, examples: Mapping[int, int], stack: Stack) -> list[
     found = links(network.module, network.buffers)
     able = found is not None and not network.buffers and all(link.stacks for link in found if isinstance(link, Weighted))
     if stack == "on" and not able:
-        raise FldiagError("stack = 'on', and the Hessians of this model cannot be stacked: it is no sequence of affine layers",
+        raise FldiagError("stack = 'on', and the Hessians of this model cannot be stacked: it is not a sequence of affine layers",
                           "use stack = 'auto' or 'off'", usage=True)
     if not able or stack == "off":
         return [[c] for c in examples]

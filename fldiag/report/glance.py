@@ -27,8 +27,9 @@ def glance(found: Collected) -> Section:
             _findings(section, found, entry, entry.alarms)
     section.tables = [t for t in (_methods(found.members),) if t]
     if not section.tables and len(found.members) > 1:
-        section.notes.append("Which is better is not decided here: that takes runs of two methods on the same data with at least "
-                             f"{SEEDS} seeds in common. `fldiag check A B` compares two given models over test examples.")
+        section.notes.append("These runs cannot show which method is better: that needs runs of two methods on the same data "
+                             f"with at least {SEEDS} common seeds. `fldiag check A B` compares two given models over test "
+                             "examples.")
     return section
 
 

@@ -34,7 +34,7 @@ def collect(found: Collected) -> None:
             continue
         if frame is None or frame.empty:
             continue
-        note = (f"Means over the clients, made for this report from {len(chosen)} of {len(there)} recorded rounds; every "
+        note = (f"Means over the clients, computed for this report from {len(chosen)} of {len(there)} recorded rounds; every "
                 "client's numbers are in the run's folder steps.")
         made = Source("steps", f"steps-{m.label.replace('/', '-')}.csv", {
             **m.run.index["provenance"], "run": m.label, "config": m.run.index["hash"]},
@@ -58,9 +58,9 @@ def _means(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def steps(found: Collected) -> Section:
-    section = Section("steps", "Inside local training", "What training recorded of the local steps: means over the clients of a "
-                      "round, with the standard deviation between them as band. Clients with few examples take fewer steps, so "
-                      "late ones are of fewer clients.")
+    section = Section("steps", "Inside local training", "Quantities recorded at the local steps: means over the clients of a "
+                                                        "round, with a band of one standard deviation. Clients with few "
+                                                        "examples take fewer steps, so later steps average over fewer clients.")
     tables = {m.place: (m, s.frame) for m, s in found.having("steps")}
     section.missing = [_absent(m) for m in found.members if m.place not in tables]
     if not tables:

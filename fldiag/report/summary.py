@@ -35,8 +35,8 @@ class Value:
 
 
 def summary(found: Collected) -> Section:
-    section = Section("runs", "Runs", "Numbers of the last round. Which weights, which data and how uncertain: each section "
-                      "below says so, and where its numbers come from.")
+    section = Section("runs", "Runs", "Numbers of the last round. Each section below says which weights and data its numbers "
+                                      "belong to, how uncertain they are and where they come from.")
     names = worlds(found.members)
     for data, name in names.items():
         members = [m for m in found.members if m.data == data]
@@ -229,15 +229,15 @@ def remarks(found: Collected) -> list[str]:
     members, names, said = found.members, worlds(found.members), []
     if len(names) > 1:
         said.append(f"The runs are on different data ({', '.join(names.values())}): accuracies, losses and everything made from "
-                    "them are drawn apart and are not to be compared across data.")
+                    "them are drawn separately and must not be compared across data sets.")
     for data, name in names.items():
         group = [m for m in members if m.data == data]
         on = f" on {name}" if len(names) > 1 else ""
         if len({m.model for m in group}) > 1:
-            said.append(f"The runs{on} have different models: landscapes, λ₁ and distances of weights are drawn apart.")
+            said.append(f"The runs{on} have different models: landscapes, λ₁ and distances of weights are drawn separately.")
         if len({m.federation for m in group}) > 1:
             said.append(f"The runs{on} divide the data differently among clients: client numbers do not mean the same client, "
-                        "and numbers of clients, such as their forgetting and drift, are of different federations.")
+                        "and numbers per client, such as forgetting and drift, belong to different federations.")
         if len({m.run.done for m in group}) > 1:
             said.append(f"The runs{on} have been trained for different numbers of rounds.")
     for m in members:

@@ -26,7 +26,7 @@ class Trust(Enum):
     """What the files of an entry say about it."""
 
     WHOLE = "the checksum holds"
-    BROKEN = "the checksum does not hold, or there is no table"
+    BROKEN = "the checksum does not match, or there is no table"
     UNKNOWN = "there is no checksum"
 
 
@@ -160,7 +160,8 @@ class Cache:
         if path.exists() and not ArrayStore(path).intact():
             path.unlink(missing_ok=True)
             if on_damage is not None:
-                on_damage(f"what an interrupted computation kept in {path.name} was damaged; it starts anew")
+                on_damage(f"the partial result of an interrupted computation in {path.name} is damaged; the computation starts "
+                          "again")
         return path
 
     def _partial(self, name: str, key: str) -> Path:

@@ -27,12 +27,13 @@ DESCRIPTIONS: dict[str, str] = {
     "seed": "the run's seed", "round": "from 0, the weights before training; round t made the aggregated weights of t",
     "moment": "received, trained (by a client) or aggregated weights", "scope": "global, client, or pair of clients",
     "client": "whose weights, or whose data", "client_b": "the second one of a pair",
-    "slice": "which examples: train, test, client:7/train, …", "metric": "what the number is", "index": "which of several",
+    "slice": "which examples: train, test, client:7/train, …", "metric": "what the number is",
+    "index": "which one of several, such as the eigenvalue's number",
     "layer": "of which layer or tensor; empty for the whole network", "value": "the number", "unit": "its unit; empty for none",
-    "estimator": "how it was found: exact, lanczos, hutchinson-deflated, …",
+    "estimator": "how it was computed: exact, lanczos, hutchinson-deflated, …",
     "stderr": "its standard error, where it is an estimate or a mean over examples",
-    "residual": "of an eigenvalue, ‖Hv − λv‖: an eigenvalue lies that close",
-    "converged": "whether the accuracy that was asked for was reached", "n_examples": "over how many examples",
+    "residual": "of an eigenvalue, ‖Hv − λv‖: a true eigenvalue is at most this far away",
+    "converged": "whether the requested accuracy was reached", "n_examples": "over how many examples",
 }
 #: What personalisation measures: rows of a run's metrics, and of the diagnostic.
 PERSONAL = "personal_accuracy"

@@ -202,7 +202,7 @@ class Evaluator:
 @dataclass(frozen=True)
 class Scores:
     """The mean loss of a model, the loss of ``each`` example [n] in float64 (None: it cannot be taken), and whether its largest
-    output is its class's: ``right`` [n] (None: the targets are no classes)."""
+    output is its class's: ``right`` [n] (None: the targets are not classes)."""
 
     loss: float
     each: Tensor | None

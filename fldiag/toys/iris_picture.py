@@ -98,7 +98,7 @@ def _map(drawn: pd.DataFrame, method: str, k: int | None) -> tuple[np.ndarray, n
     decoded = [classes(str(line)) for line in rows["line"]]
     y = floats(rows["y"])
     if len({len(d) for d in decoded}) > 1 or len(y) < 2 or len(decoded[0]) < 2 or (np.diff(y) <= 0).any():
-        raise FldiagError(f"the lines of the region of {who} are no grid", "give the table as the toy wrote it", usage=True)
+        raise FldiagError(f"the lines of the region of {who} are not a grid", "give the table as the toy wrote it", usage=True)
     x = np.linspace(floats(rows["x"])[0], floats(rows["x_last"])[0], len(decoded[0]))
     return x, y, np.stack(decoded)
 

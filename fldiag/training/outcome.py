@@ -13,7 +13,7 @@ SOME, CHANCE = 2.0, 1.5
 
 
 def failure(run: Run) -> str | None:
-    """Why the run failed, in a sentence: weights that are no numbers, or a test loss far above that of guessing, ln C for
+    """Why the run failed, in a sentence: weights that are not finite, or a test loss far above that of guessing, ln C for
     C classes, which is about where training starts. None when it did not."""
     frame = run.metrics
     last = int(frame["round"].max())
@@ -26,5 +26,5 @@ def failure(run: Run) -> str | None:
     classes = int(run.checkpoint().manifest["classes"])
     guess, lost = math.log(max(classes, 2)), found["accuracy"] <= CHANCE / classes
     if found["loss"] > FAR * guess or (lost and found["loss"] > SOME * guess):
-        return f"diverged: the test loss is {found['loss']:.4g} after round {last}, and guessing has {guess:.2f}"
+        return f"diverged: the test loss is {found['loss']:.4g} after round {last}, and guessing gives {guess:.2f}"
     return None

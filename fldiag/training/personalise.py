@@ -74,7 +74,7 @@ def check_plan(setup: Setup, plan: Personal) -> None:
         raise FldiagError(f"data set {setup.dataset.name!r} has real targets, and a client's own test examples are chosen by "
                           "class", "personalise a run on data with class labels", usage=True)
     if plan.neighbours is not None and not setup.network.has_split:
-        raise FldiagError("neighbours are found by the features that the head sees, and this model shows none",
+        raise FldiagError("neighbours are found by the features that the head sees, but this model does not expose them",
                           "use a model that is head(features(x)), with a method features, or leave out the neighbours",
                           usage=True)
 

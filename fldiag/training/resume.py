@@ -20,7 +20,7 @@ def same_run(run: Run, config: Config) -> None:
     checkpoints are to hold may differ, and there may be more rounds."""
     if run.origin:
         raise FldiagError(f"{run.path} was trained with another config, by another program",
-                          "train anew with another --out; what is there can be diagnosed", usage=True)
+                          "train again with another --out; the existing run can still be diagnosed", usage=True)
     stored, version = run.config, run.method_version
     if run.index["hash"] not in {stored.fingerprint(version=version, checkpoint=with_it) for with_it in (False, True)}:
         raise FldiagError(f"{run.path / 'run.json'}: its hash is not that of its config",
@@ -29,9 +29,10 @@ def same_run(run: Run, config: Config) -> None:
         raise FldiagError(f"{run.path} was trained with another config", difference(stored, config), usage=True)
     if version != config.method_version:
         raise FldiagError(f"{run.path} was trained by version {version} of the formulas of {config.method.name}, and this fldiag "
-                          f"has version {config.method_version}: half of each would be neither (fldiag explain "
+                          f"has version {config.method_version}: the two parts of the run would follow different formulas "
+                          "(fldiag explain "
                           f"{config.method.name} says what changed)",
-                          "train anew with another --out; what is there can be diagnosed as it is", usage=True)
+                          "train again with another --out; the existing run can still be diagnosed", usage=True)
 
 
 def same_but_rounds(a: Config, b: Config) -> bool:
@@ -60,8 +61,8 @@ def extend(run: Run, config: Config) -> None:
     """
     before = run.config
     if run.index.get("thinned", {}).get("state"):
-        raise FldiagError(f"{run.path} has no clients' states any more, which more rounds would begin with",
-                          "train anew with another --out", usage=True)
+        raise FldiagError(f"{run.path} no longer has the clients' states, from which more rounds would start",
+                          "train again with another --out", usage=True)
     run.index["config"]["rounds"], run.index["hash"], run.index["status"] = config.rounds, config.hash, "running"
     if run.done < before.rounds:
         return
@@ -82,14 +83,14 @@ def same_data(run: Run, setup: Setup) -> None:
     """Raises FldiagError when data or partition are not those that the run began with."""
     if run.index["provenance"].get("data") != setup.dataset.fingerprint():
         raise FldiagError(f"the data set {setup.dataset.name!r} is not the one {run.path} was trained on so far",
-                          "put the original data back, or train anew with another --out")
+                          "put the original data back, or train again with another --out")
     if run.index["provenance"].get("base") != base.provenance(setup.module).get("base"):
         raise FldiagError(f"the frozen weights are not those beneath the adapters of {run.path}",
-                          "train anew with another --out")
+                          "train again with another --out")
     stored = partition.load_parts(run.verified("partition.npz"))
     if not partition.same(stored, setup.parts):
         raise FldiagError(f"the partition is not the one {run.path} was trained with so far",
-                          "use the same partition, or train anew with another --out")
+                          "use the same partition, or train again with another --out")
 
 
 def difference(old: Config, new: Config) -> str:

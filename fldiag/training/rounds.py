@@ -67,8 +67,8 @@ def train(config: Config, *, out: str | Path | None = None, executor: str | Exec
                     _end(run)
             return run
     elif resume and out is None and (other := elsewhere(path, config)) is not None:
-        raise FldiagError(f"{path} is not there, and {other.path} is the same run of {other.config.rounds} rounds",
-                          f"go on with that one: --out {other.path}; or leave out --resume to begin a new one", usage=True)
+        raise FldiagError(f"{path} does not exist, but {other.path} is the same run with {other.config.rounds} rounds",
+                          f"continue that run: --out {other.path}; or leave out --resume to start a new one", usage=True)
     given = setup is not None
     setup = setup or Setup(config, device=device, download=download)
     federation = Federation(setup)

@@ -31,7 +31,8 @@ def setup_of(run: Run, *, device: str = "auto", root: str | None = None, downloa
     config = run.config
     for section, name, given in (("model", config.model.name, model), ("data", config.data.name, data)):
         if ":" in name and not name.startswith(FILES) and given != name:
-            raise FldiagError(f"{run.path} names the {section} {name!r}, user code that is never run because a file says so",
+            raise FldiagError(f"{run.path} names the {section} {name!r}, which is user code; fldiag does not import it because "
+                              "a file says so",
                               f"if you trust it, say so yourself: --{section} {name}")
         if given is not None and given != name:
             raise FldiagError(f"{run.path} was trained with {section} {name!r}, not {given!r}",

@@ -36,9 +36,9 @@ def figures(console: Console, ids: list[str], scale: str, out: Path | None, stor
     choice, part = chosen(executor), Shard.parse(shard)
     jobs = workers(choice, threads=1)
     if part is not None and as_is:
-        raise FldiagError("--shard trains a part, and --as-is trains nothing", "leave one of them away", usage=True)
+        raise FldiagError("--shard trains a part, and --as-is trains nothing", "leave out one of them", usage=True)
     if dry_run and as_is:
-        raise FldiagError("--as-is trains nothing: there is nothing to forecast", "leave --as-is or --dry-run away", usage=True)
+        raise FldiagError("--as-is trains nothing: there is nothing to forecast", "leave out --as-is or --dry-run", usage=True)
     the_plan = plan.made(size, studies, reported.studies().values(), store) if only or dry_run or part else plan.Plan(size, store)
     wanted = plan.only(only, (task.config for task in the_plan.tasks.values()))
     if part is not None:
@@ -59,7 +59,7 @@ def figures(console: Console, ids: list[str], scale: str, out: Path | None, stor
             console.note(text)
         if left > ANNOUNCE and ((not told and (done >= min(FEW, total / 10) or spent > LONG)) or done % 20 == 0):
             told = True
-            console.note(f"{done} of {total} runs, about {duration(left)} to go; Ctrl-C keeps what is done")
+            console.note(f"{done} of {total} runs, about {duration(left)} to go; Ctrl-C keeps finished work")
 
     try:
         with console.progress("figures") as bar:
@@ -67,15 +67,16 @@ def figures(console: Console, ids: list[str], scale: str, out: Path | None, stor
                              on_done=on_done, strict=strict, draw=part is None,
                              only=lambda config: not as_is and wanted(config))
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"stopped; what was trained is kept in {store}", "the same command goes on from there") from None
+        raise KeyboardInterrupt(f"stopped; what was trained is kept in {store}",
+                                "run the same command again to continue") from None
     if part is not None:
         if failed_runs:
             raise FldiagError(f"{len(failed_runs)} of the {len(mine)} runs of part {part} failed or lack an answer (why: above)",
-                              "the others are kept; the same command tries these again")
+                              "the others are kept; run the same command again to retry these")
         console.say(f"part {part}: {len(mine)} runs; when all parts are done, the same command without --shard draws")
         return console.done(store)
     _report(console, made, ledger.write(out), f"without {'--as-is' if as_is else '--only'} all that they need is trained"
-            if as_is or only else "the others were written; the same command tries these again")
+            if as_is or only else "the others were written; run the same command again to retry these")
 
 
 def _report(console: Console, made: list[make.Made], files: list[Path], remedy: str) -> None:
@@ -89,7 +90,7 @@ def _report(console: Console, made: list[make.Made], files: list[Path], remedy: 
         names = failed or absent
         raise FldiagError(f"{len(names)} of {len(made)} could not be made: {', '.join(names)} (why: in the table above)", remedy)
     if absent:
-        console.note(f"not drawn, for none of their runs is finished: {', '.join(absent)}")
+        console.note(f"not drawn, because none of their runs is finished: {', '.join(absent)}")
     console.done(*files, *(f for m in made for f in m.files))
 
 

@@ -20,7 +20,7 @@ COLUMNS = {name: name for name in ("run", "method", "seed", "rounds", "status", 
 def runs(console: Console, folder: Path) -> None:
     """A row a run under the folder."""
     if not folder.is_dir():
-        raise FldiagError(f"{folder} is no folder", "give the folder that holds runs (default: checkpoints)", usage=True)
+        raise FldiagError(f"{folder} is not a folder", "give the folder that holds runs (default: checkpoints)", usage=True)
     rows, damaged = [], []
     for file in sorted(folder.rglob("run.json")):
         try:
@@ -50,7 +50,7 @@ def thin(console: Console, paths: list[Path], keep: str | None, dry_run: bool, c
     for path in paths:
         run = Run.open(path)
         if run.status not in ("finished", "diverged"):
-            raise FldiagError(f"{path} is {run.status}: all of it is needed to go on", "finish it first, or leave it out",
+            raise FldiagError(f"{path} is {run.status}: continuing it needs all of its files", "finish it first, or leave it out",
                               usage=True)
         kept = None if keep is None else choice(keep, run.rounds) or run.rounds
         names = prune.unneeded(run, kept)

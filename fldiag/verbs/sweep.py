@@ -37,9 +37,9 @@ def several(texts: list[str]) -> dict[str, list[Any]]:
     for text in texts:
         key, eq, values = text.partition("=")
         if not eq or not key.strip() or not values.strip():
-            raise FldiagError(f"{text!r} has no key=value,value form", "write for example --over seed=0,1,2", usage=True)
+            raise FldiagError(f"{text!r} is not of the form key=value,value", "write for example --over seed=0,1,2", usage=True)
         if key.strip() in found:
-            raise FldiagError(f"{key.strip()} is given twice", "put its values behind one another: key=a,b,c", usage=True)
+            raise FldiagError(f"{key.strip()} is given twice", "give all its values at once: key=a,b,c", usage=True)
         found[key.strip()] = [parse_override(f"{key}={value}")[1] for value in values.split(",")]
     return found
 
@@ -63,7 +63,8 @@ class Plan:
 def plan(source: str, over: list[str], overrides: list[str], tune: list[str], budget: int | None) -> Plan:
     values, grid, fixed = several(over), several(tune), dict(parse_override(o) for o in overrides)
     if budget is not None and not grid:
-        raise FldiagError("--budget says how many candidates are tried, and there are none", "give --tune key=a,b,c", usage=True)
+        raise FldiagError("--budget limits the candidates of --tune, and --tune is not given",
+                          "give --tune key=a,b,c", usage=True)
     twice = sorted((set(values) & set(grid)) | ((set(values) | set(grid)) & set(fixed)))
     if twice:
         raise FldiagError(f"{twice[0]} is given in two ways", "give it once", usage=True)
@@ -88,7 +89,8 @@ def sweep(console: Console, source: str, over: list[str], overrides: list[str], 
         with user_code():
             runs, tuned = trained(console, asked, out, executor, part, download, device)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("stopped; everything up to the last checkpoint is kept", "the same command goes on") from None
+        raise KeyboardInterrupt("stopped; everything up to the last checkpoint is kept",
+                                "run the same command again to continue") from None
     if part is not None:
         console.say(f"part {part}: {len(runs)} of {len(wanted)} runs; when all parts are done, the same command without --shard "
                     "makes the table")
@@ -155,7 +157,7 @@ def trained(console: Console, asked: Plan, out: Path | None, executor: str, shar
             ended.append(time.perf_counter() - began)
             progress(len(ended), total, Path(event["path"]).name)
             if len(ended) == 1 and (left := ended[0] * (total - 1)) > ANNOUNCE:
-                console.note(f"about {duration(left)} to go; Ctrl-C keeps what is done")
+                console.note(f"about {duration(left)} to go; Ctrl-C keeps finished work")
 
         runs: list[Run] = []
         tuned: dict[str, sweeps.Tuned] = {}

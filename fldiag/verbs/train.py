@@ -34,7 +34,7 @@ def train(console: Console, source: str, overrides: list[str], out: Path | None,
     config = configs.load(source, overrides)
     path = out or rounds.run_path(config)
     if overwrite and resume:
-        raise FldiagError("--overwrite begins anew and --resume goes on", "give one of them", usage=True)
+        raise FldiagError("--overwrite starts again and --resume continues", "give one of them", usage=True)
     if dry_run:
         return forecast(console, config, path, executor, download, device)
     if config.train.precision == "bf16" and device == "cpu" and not has_bf16():
@@ -48,7 +48,7 @@ def train(console: Console, source: str, overrides: list[str], out: Path | None,
             if event["event"] == "round":
                 clock.append(event["seconds"])
                 if len(clock) == 2 and (left := clock[-1] * (event["rounds"] - event["round"])) > ANNOUNCE:
-                    console.note(f"about {duration(left)} to go; Ctrl-C keeps what is done")
+                    console.note(f"about {duration(left)} to go; Ctrl-C keeps finished work")
                 score = f"accuracy {event['accuracy']:.4f}" if "accuracy" in event else f"loss {event['loss']:.4g}"
                 progress(event["round"], event["rounds"], f"round {event['round']}, {score}")
             elif event["event"] == "personalise":
@@ -65,7 +65,7 @@ def train(console: Console, source: str, overrides: list[str], out: Path | None,
                                    download=download)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"stopped; everything up to the last checkpoint is kept in {path}",
-                                    "go on with the same command and --resume") from None
+                                    "to continue, run the same command with --resume") from None
     report(console, run)
 
 

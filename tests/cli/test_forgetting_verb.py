@@ -151,7 +151,7 @@ def test_nothing_readable_is_one_complaint(copy):
 
 
 @pytest.mark.parametrize(("arguments", "text"), [
-    (("--rounds", "9"), "stored are"), (("--rounds", "x"), "not a choice of rounds"), (("--rounds", "every:0"), "not a choice"),
+    (("--rounds", "9"), "stored are"), (("--rounds", "x"), "is not valid"), (("--rounds", "every:0"), "is not valid"),
     (("--min-count", "0"), "greater than or equal to 1"), (("--confidence", "1"), "less than 1"), (("--samples", "0"), "samples")])
 def test_wrong_options(trained, arguments, text):
     error = run("forgetting", trained, *arguments, code=2).stderr

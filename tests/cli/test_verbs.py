@@ -16,6 +16,7 @@ from typer.main import get_command
 import fldiag
 from fldiag.cli import app
 from fldiag.console import Console
+from fldiag.plotting import sheet
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "checkpoints" / "example" / "fedsol-digits.pt"
@@ -50,6 +51,13 @@ def verbs(group=get_command(app), before=""):
 def test_every_verb_has_help_with_an_example(verb):
     text = run(*verb.split(), "--help").stdout
     assert "Example: fldiag" in text and "--debug" in text and "--json" in text
+
+
+def test_the_demo_draws_for_the_journal(monkeypatch):
+    seen = []
+    monkeypatch.setattr("fldiag.verbs.demo.demo", lambda *given: seen.append(sheet.current()))
+    run("demo", "--width", "single", "--format", "svg")
+    assert seen == [sheet.Sheet(sheet.WIDTHS["single"], ("svg",))]
 
 
 def test_train_ends_with_the_checkpoint_and_resumes(trained):

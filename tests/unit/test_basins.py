@@ -49,7 +49,7 @@ def test_a_bowl_is_left_at_the_same_radius_in_every_direction():
     uphill = only(frame, metric="radius", direction="ascent").iloc[0]
     assert uphill.masked and "rounding noise" in uphill.note and number(frame, "worst_case") == pytest.approx(exact, rel=1e-4)
     accuracy = only(frame, criterion="accuracy")
-    assert accuracy.masked.all() and set(accuracy.note) == {"the targets are no classes"}
+    assert accuracy.masked.all() and set(accuracy.note) == {"the targets are not classes"}
 
 
 def test_uphill_is_the_worst_way():

@@ -138,13 +138,13 @@ def test_a_number_is_looked_at_once_however_many_conditions_it_has(worse, monkey
 
 def test_wrong_use(worse):
     a, b = worse
-    with pytest.raises(FldiagError, match="speaks of a baseline, and none is given"):
+    with pytest.raises(FldiagError, match="refers to a baseline, and none is given"):
         fldiag.check(a, fail_if=["accuracy < baseline"])
     with pytest.raises(FldiagError, match="neither a baseline nor a condition"):
         fldiag.check(a)
     with pytest.raises(FldiagError, match="unknown number 'acuracy'; did you mean 'accuracy'"):
         fldiag.diff(a, b, numbers=["acuracy"])
-    with pytest.raises(FldiagError, match="no confidence level"):
+    with pytest.raises(FldiagError, match="not a confidence level"):
         fldiag.check(a, b, level=95)
 
 

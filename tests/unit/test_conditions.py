@@ -28,7 +28,7 @@ def test_says(text, says):
     ("", 1, "known: accuracy"), ("accurcy < 1", 1, "did you mean 'accuracy'"), ("accuracy", 9, "write one of <"),
     ("accuracy = 3", 10, "'='"), ("accuracy + 3", 10, "comparison"), ("accuracy <", 11, "a number must stand"),
     ("accuracy < basline", 12, "did you mean 'baseline'"), ("accuracy < baseline * 2", 21, "'\\*'"),
-    ("accuracy < baseline 3", 21, r"\+ or -"), ("accuracy < baseline - 1px", 24, "unknown unit"), ("loss > 3pt", 9, "no share"),
+    ("accuracy < baseline 3", 21, r"\+ or -"), ("accuracy < baseline - 1px", 24, "unknown unit"), ("loss > 3pt", 9, "not a fraction"),
     ("accuracy < 3 and loss > 1", 14, "conditions one by one"), ("accuracy < 3pt 4", 16, "several conditions"), ("__import__('os')", 11, r"'\('"), ("accuracy < baseline -", 22, "a number")])
 def test_refuses_at_the_place(text, at, says):
     with pytest.raises(FldiagError, match=f"position {at}: .*{says}") as caught:

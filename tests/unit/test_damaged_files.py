@@ -212,11 +212,11 @@ def test_an_index_that_no_reader_likes(text, copy):
 def test_an_index_that_is_a_folder_a_pipe_or_a_device(copy):
     (copy / "run.json").unlink()
     (copy / "run.json").mkdir()
-    with pytest.raises(FldiagError, match="it is no file"):
+    with pytest.raises(FldiagError, match="it is not a file"):
         fldiag.load(copy)
     (copy / "run.json").rmdir()
     (copy / "run.json").symlink_to("/dev/zero")
-    with pytest.raises(FldiagError, match="it is no file"):
+    with pytest.raises(FldiagError, match="it is not a file"):
         fldiag.load(copy)
 
 

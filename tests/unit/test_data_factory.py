@@ -71,7 +71,7 @@ def test_tokens_stay_integers_up_to_the_model(module):
     ("mydata_for_test:fails", "failed .KeyError: 'no column'"),
     ("mydata_for_test:needs", "failed .TypeError.*called without arguments"),
     ("no_such_module_xyz:f", "cannot import no_such_module_xyz .*install it"),
-    ("broken_for_test:f", "cannot import broken_for_test .*a_module_nobody_has.*mend it"),
+    ("broken_for_test:f", "cannot import broken_for_test .*a_module_nobody_has.*fix it"),
     ("mydata_for_test:", "not pkg.mod:factory"), ("a b:c", "not pkg.mod:factory"),
     (":c", "not pkg.mod:factory"),
 ])

@@ -285,7 +285,7 @@ def test_a_folder_in_use_is_refused_before_training(tmp_path):
     start(tmp_path, FedAvg(), rounds=1)
     with pytest.raises(FldiagError, match="already holds a run"):
         start(tmp_path, FedAvg(), rounds=1)
-    with pytest.raises(FldiagError, match="no Flower strategy"):
+    with pytest.raises(FldiagError, match="not a Flower strategy"):
         flower.record(object(), tmp_path / "x", nn.Linear(1, 1))
 
 

@@ -131,7 +131,7 @@ def test_fewer_rounds_are_refused(copy):
 def test_a_run_without_its_clients_states_is_not_extended(copy):
     index = json.loads((copy.path / "run.json").read_text())
     (copy.path / "run.json").write_text(json.dumps({**index, "thinned": {"rounds": [2, 3], "state": True}}))
-    with pytest.raises(FldiagError, match="has no clients' states any more"):
+    with pytest.raises(FldiagError, match="no longer has the clients' states"):
         rounds.train(small(7), out=copy.path, resume=True)
 
 

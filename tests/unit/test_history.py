@@ -56,7 +56,7 @@ def test_received_statistics_that_are_lost_are_not_guessed(normalised):
 
 
 def test_user_code_is_only_run_when_named_by_the_user(normalised):
-    with pytest.raises(FldiagError, match="never run because a file says so"):
+    with pytest.raises(FldiagError, match="does not import it because a file says so"):
         History.of(normalised)
 
 

@@ -34,7 +34,7 @@ def refused(target, name, **options):
     ("trace", {"samples": 0}, "samples = 0"), ("trace", {"samples": "many"}, "samples = 'many'"),
     ("trace", {"client": -1}, "client = -1"), ("trace", {"precision": "fp8"}, "'fp32' or 'fp64'"),
     ("trace", {"sampels": 20}, "did you mean 'samples'?"), ("trace", {"rounds": "1"}, "'rounds' has no effect on trace"),
-    ("trace", {"download": "perhaps"}, "download = 'perhaps'"), ("forgetting", {"rounds": 1.5}, "not a choice of rounds"),
+    ("trace", {"download": "perhaps"}, "download = 'perhaps'"), ("forgetting", {"rounds": 1.5}, "is not valid"),
     ("forgetting", {"rounds": 7}, "no checkpoint of round 7"), ("forgetting", {"stack": "odd"}, "stack = 'odd'"),
     ("forgetting", {"client": 1}, "'client' has no effect on forgetting"), ("personalise", {"samples": 5}, "samples"),
 ])

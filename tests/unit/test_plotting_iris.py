@@ -105,11 +105,11 @@ def test_colours_stay_apart_in_greyscale():
     (lambda f: f.drop(columns="line"), "lacks the columns line"), (lambda f: f[f["metric"] != "region"], "no rows of metric 'region'"),
     (lambda f: f[f["metric"] != "point"], "no rows of metric 'point'"), (lambda f: pd.concat([f, f.assign(run="q")]), "several runs"),
     (lambda f: pd.concat([f, f.assign(seed=9)]), "several runs or seeds"),
-    (lambda f: pd.concat([f, f]), "are no grid"),
+    (lambda f: pd.concat([f, f]), "are not a grid"),
     (lambda f: f[~((f["client"] == 1) & (f["method"] == "fedproj") & (f["metric"] == "region")).fillna(False)], "fedproj, client 1"),
     (lambda f: f.assign(line=f["line"].replace("4a", "5a")), "lie on different grids"),
     (lambda f: f.assign(y=f["y"] + 1.0 * (f["client"] == 1).fillna(False)), "lie on different grids"),
-    (lambda f: f.assign(line=f["line"].replace("1a1b2c", "1a1b1c")), "fedproj, client 0 are no grid"), (lambda f: f.iloc[:0], "empty")])
+    (lambda f: f.assign(line=f["line"].replace("1a1b2c", "1a1b1c")), "fedproj, client 0 are not a grid"), (lambda f: f.iloc[:0], "empty")])
 def test_unfit_regions(change, message):
     with pytest.raises((FldiagError), match=message):
         iris_picture.regions(change(regions()))

@@ -230,7 +230,7 @@ def test_tokens_stay_integers():
 @pytest.mark.parametrize(("given", "message"), [
     (({"a": X, "b": X[:4]}, Y), r"x\.a has 7 examples and x\.b has 4"), ({"a": X, "b": Y[:2]}, "7 examples and x.b has 2"),
     (DataLoader(Sentences(lambda i: 3 + (i > 4)), batch_size=5), r"batch 2 .* of shape \[4\] an example, and the first \[3\].*unequal"),
-    (Sentences(lambda i: 3 + i % 2), "do not make a batch"), ({}, "holds no tensor"), (({"a": "text"}, Y), "x.a of the data is a str"),
+    (Sentences(lambda i: 3 + i % 2), "cannot be combined into a batch"), ({}, "holds no tensor"), (({"a": "text"}, Y), "x.a of the data is a str"),
     (TensorDataset(X), "without targets")])
 def test_data_that_do_not_fit_together(given, message):
     with pytest.raises(FldiagError, match=message) as caught:
@@ -242,7 +242,7 @@ def test_data_that_do_not_fit_together(given, message):
     (Language, CE, (TOKENS, NEXT[:, :3]), r"outputs a tensor \[7, 5, 6\] and targets a tensor \[7, 3\]"),
     (lambda: Own(False), CE, ({"tokens": TOKENS, "labels": NEXT}, NEXT), r"outputs a dict with loss \[\], logits \[7, 5, 6\] and targets"),
     (Language, CE, (TOKENS, NEXT + 3), "has label [678], the model has 6 outputs"),
-    (lambda: nn.Sequential(nn.Linear(4, 9), nn.Unflatten(1, (3, 3))), CE, (X, Y[:, None].repeat(1, 3)), "cannot be told"),
+    (lambda: nn.Sequential(nn.Linear(4, 9), nn.Unflatten(1, (3, 3))), CE, (X, Y[:, None].repeat(1, 3)), "unclear which axis holds the classes"),
     (mlp, nn.CrossEntropyLoss(weight=torch.ones(4)), (X, Y), "4 class weights, and the model 3 outputs"),
     (mlp, functools.partial(CE, ignore_index=0), (X, 0 * Y), "counts none"),
     (mlp, lambda z, y: (z.sum(), z.detach().abs().sum()), (X, Y), "depends on the outputs"),

@@ -141,7 +141,7 @@ def test_differences_name_the_keys_that_differ_only(tmp_path):
 
 def test_different_data_are_drawn_apart_and_the_report_says_so(tmp_path):
     found = collect([reports.everything(reports.run(tmp_path / n, data=d)).path for n, d in (("a", "d0"), ("b", "d1"), ("c", "d0"))])
-    assert "not to be compared" in summary.remarks(found)[0]
+    assert "must not be compared" in summary.remarks(found)[0]
     assert len([t for t in summary.summary(found).tables if t.caption.startswith("Runs on")]) == 2
     for section in (performance.curves(found), forgetting(found), drift(found), landscapes(found),
                     spectrum(found), personal(found)):

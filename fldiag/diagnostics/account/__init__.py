@@ -30,17 +30,19 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
             more={"-classes": picture.classes_if_any}, summary=summary, cost=cost, section=section, order=60,
             example="checkpoints/digits-fedavg-s0-1a2b3c4d")
 def account(history: History, progress: Progress | None = None, *,
-            slice: Annotated[Literal["train", "test"], Field(description="The loss on train or test.")] = "train",
-            k: Annotated[int, Field(ge=0, description="How many Hessian eigenvectors.")] = 5,
-            layers: Annotated[bool, Field(description="Also by layer.")] = True,
-            path: Annotated[int, Field(ge=0, description="Gradients allowed an update to integrate along its path (0: no "
-                                                         "path; else at least 15).")] = 75,
-            tol: Annotated[float, Field(gt=0, lt=1, description="Relative error allowed in each eigenvalue.")] = 1e-3,
-            max_products: Annotated[int, Field(ge=1, description="Hessian-vector products allowed for them.")] = 100,
-            every_round: Annotated[bool | None, Field(description="All rounds, not only the last (default: where --rounds "
-                                                                  "chooses them).")] = None,
+            slice: Annotated[Literal["train", "test"], Field(description="Examples on which the loss is taken: "
+                                                                         "train or test.")] = "train",
+            k: Annotated[int, Field(ge=0, description="Number of Hessian eigenvectors.")] = 5,
+            layers: Annotated[bool, Field(description="Also report by layer.")] = True,
+            path: Annotated[int, Field(ge=0, description="Maximum number of gradients per update for the integral along its "
+                                                         "path (0: no integral; else at least 15).")] = 75,
+            tol: Annotated[float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")] = 1e-3,
+            max_products: Annotated[int, Field(ge=1, description="Maximum number of Hessian-vector products for the "
+                                                                 "eigenvalues.")] = 100,
+            every_round: Annotated[bool | None, Field(description="Use all rounds instead of only the last (default if --rounds "
+                                                                  "is given).")] = None,
             seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
-    """Why it forgot: what each client's update does to the global loss, to second order.
+    """Explain forgetting: decompose each update's change of the global loss to second order.
 
     At the received weights, with g and H gradient and Hessian of the loss on ``slice`` (all clients' training data, or
     the test split) and d a client's update: L(w + d) - L(w) = g'd + d'Hd / 2 + rest. Rows of each client (moment trained)

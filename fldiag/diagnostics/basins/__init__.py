@@ -25,15 +25,17 @@ def cost(problem: Problem, options: Mapping[str, Any]) -> float:
 @diagnostic("basins", parts=True, draw=picture.draw, summary=summary, cost=cost, order=20,
             example="checkpoints/example/fedsol-digits.pt --samples 300")
 def basins(problem: Problem, progress: Progress | None = None, *,
-           draws: Annotated[int, Field(ge=1, description="Random directions.")] = 100,
-           drop: Annotated[float, Field(gt=0, lt=1, description="Fall of the accuracy that ends the basin, as a share.")] = 0.01,
-           rise: Annotated[float, Field(gt=0, description="Rise of the loss that ends it, as a share of the loss.")] = 0.1,
-           least: Annotated[float, Field(gt=0, description="Smallest radius looked at, in norms of the weights.")] = 1e-4,
-           most: Annotated[float, Field(gt=0, description="Largest radius looked at, likewise.")] = 10.0,
-           density: Annotated[int, Field(ge=1, description="Radii on the grid for each factor of ten.")] = 5,
-           rtol: Annotated[float, Field(gt=0, lt=1, description="Relative width at which bisection ends.")] = 0.01,
+           draws: Annotated[int, Field(ge=1, description="Number of random directions.")] = 100,
+           drop: Annotated[float, Field(gt=0, lt=1, description="The basin ends where the accuracy has fallen by this much "
+                                                                "(0.01 is one percentage point).")] = 0.01,
+           rise: Annotated[float, Field(gt=0, description="The basin ends where the loss has risen by this fraction.")] = 0.1,
+           least: Annotated[float, Field(gt=0, description="Smallest radius tested, in units of the norm "
+                                                           "of the weights.")] = 1e-4,
+           most: Annotated[float, Field(gt=0, description="Largest radius tested, in the same units.")] = 10.0,
+           density: Annotated[int, Field(ge=1, description="Number of radii tested per factor of ten.")] = 5,
+           rtol: Annotated[float, Field(gt=0, lt=1, description="Bisection stops at this relative width of the bracket.")] = 0.01,
            seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
-    """The radius of the basin around the weights: most case (median direction) and worst case, by accuracy and by loss.
+    """Measure the radius of the basin around the weights: most case (median direction) and worst case, by accuracy and by loss.
 
     An operational definition in the spirit of arXiv 2505.17646, of which only the abstract was read. Along a random direction
     d of norm 1 (no filter normalisation) the weights are w + r ||w|| d. Rows ``radius``, by ``index`` of the direction and

@@ -64,7 +64,7 @@ class Work:
         return found * (self.problem.w.double().norm() / found.norm())
 
     def left(self, at: Scores, criterion: str) -> bool:
-        """Whether the basin is left; a loss that is no number has left it."""
+        """Whether the basin is left; a loss that is not a number has left it."""
         if criterion == "loss":
             return not at.loss <= (1 + self.options.rise) * self.centre.loss
         assert at.right is not None and self.centre.right is not None
@@ -74,7 +74,7 @@ class Work:
     @property
     def criteria(self) -> dict[str, str]:
         """What the basin can be left by -> why not ("": it can)."""
-        return {"accuracy": "" if self.centre.right is not None else "the targets are no classes",
+        return {"accuracy": "" if self.centre.right is not None else "the targets are not classes",
                 "loss": "" if self.centre.loss > 0 else "the loss at the weights is not above 0"}
 
 

@@ -50,20 +50,24 @@ def bends(count: int, curve: int | None) -> int:
             example="checkpoints/digits-fedavg-s0-1a2b3c4d checkpoints/digits-fedsol-s0-1a2b3c4d")
 def connectivity(problems: Sequence[Problem], progress: Progress | None = None, *,
                  pairs: Annotated[Literal["all", "first", "none"], Field(
-                     description="Paths between models: all (pairs), first (from the first to each) or none.")] = "all",
-                 points: Annotated[int, Field(ge=3, description="Points along each path (odd), before refinement.")] = 21,
-                 refine: Annotated[int, Field(ge=0, description="Further points around the largest loss of a path, at "
-                                                                "most.")] = 12,
-                 curve: Annotated[int | None, Field(ge=0, description="Gradients of the slice spent on bending each path "
-                                                    "(default: 100 between up to three models, else 0: straight only).")] = None,
-                 mixtures: Annotated[int, Field(ge=0, description="Random mixtures of all models, three or more.")] = 100,
-                 align: Annotated[bool, Field(description="First put each model's hidden units in the order in which they match "
-                                                          "the first model's (for independently trained models).")] = False,
+                     description="Paths between models: all (every pair), first (from the first model to each "
+                                 "other) or none.")] = "all",
+                 points: Annotated[int, Field(ge=3, description="Number of points along each path before "
+                                                                "refinement (odd).")] = 21,
+                 refine: Annotated[int, Field(ge=0, description="Maximum number of additional points around the largest loss of "
+                                                                "a path.")] = 12,
+                 curve: Annotated[int | None, Field(ge=0, description="Number of full gradients used to bend each path around "
+                                                                      "the barrier (default: 100 for up to three models, else "
+                                                                      "0: straight paths only).")] = None,
+                 mixtures: Annotated[int, Field(ge=0, description="Number of random mixtures of all models (for three models or "
+                                                                  "more).")] = 100,
+                 align: Annotated[bool, Field(description="First reorder each model's hidden units to match those of the first "
+                                                          "model (for independently trained models).")] = False,
                  buffers: Annotated[Literal["mixed", "reestimated"] | None, Field(
-                     description="Batch-norm's statistics between models: mixed like the weights, or reestimated on the slice "
-                                 "(default: reestimated on paths, mixed in mixtures).")] = None,
+                     description="Batch-norm statistics between models: mixed (averaged like the weights) or reestimated on the "
+                                 "slice (default: reestimated on paths, mixed in mixtures).")] = None,
                  seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
-    """Barriers between models: on straight and bent paths, and in the simplex that the clients of a round span.
+    """Measure loss barriers between models: on straight and curved paths, and in the simplex spanned by the clients of a round.
 
     Of one run or checkpoint, the models that its clients trained; of several, these. F is the mean loss on the slice. Rows:
 
@@ -85,7 +89,7 @@ def connectivity(problems: Sequence[Problem], progress: Progress | None = None, 
       al., ICLR 2023); all paths and mixtures are between the models so permuted, whose outputs are unchanged.
 
     Column ``buffers`` of a model with batch-norm: ``mixed``, or ``reestimated`` at every point, also at the ends, so that the
-    losses there may differ from ``model_loss``. A model with weights that are no numbers is left out: a ``masked`` row with a
+    losses there may differ from ``model_loss``. A model with weights that are not finite is left out: a ``masked`` row with a
     ``note``. Cost: ``points`` evaluations of the slice a path, and ``curve`` gradients.
 
     Raises FldiagError for models of different architectures or on different examples, and for fewer than two sound ones.

@@ -22,15 +22,16 @@ def choose(targets: Sequence[Run | Checkpoint | Problem], options: Mapping[str, 
         return Choice([(t, {}) for t in targets])
     target = targets[0]
     if isinstance(target, Problem):
-        raise FldiagError("one model is connected to nothing", "give two or more", usage=True)
+        raise FldiagError("connectivity needs at least two models", "give two or more", usage=True)
     checkpoint = target.checkpoint() if isinstance(target, Run) else target
     if where.get("client") is not None:
-        raise FldiagError("one client's model is connected to nothing", "leave out --client, or give several checkpoints",
+        raise FldiagError("connectivity needs at least two models, and --client chooses one", "leave out --client, or give "
+                                                                                              "several checkpoints",
                           usage=True)
     ids = checkpoint.client_ids if checkpoint.clients is not None else ()
     if len(ids) < 2:
         held = f"the trained weights of one client ({ids[0]})" if ids else "no trained weights of clients"
-        raise FldiagError(f"{checkpoint.path} holds {held}, and one model is connected to nothing",
+        raise FldiagError(f"{checkpoint.path} holds {held}, and connectivity needs at least two models",
                           "give several checkpoints, or train with checkpoint.clients = 'sampled'", usage=True)
     name = where.get("name") or checkpoint.label
     first = from_checkpoint.problem(checkpoint, **{**where, "client": ids[0], "name": f"{name} client {ids[0]}"})

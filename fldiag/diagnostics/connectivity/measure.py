@@ -172,10 +172,10 @@ def rows(problems: Sequence[Problem], options: Options, progress: Progress | Non
     if options.points % 2 == 0:
         raise FldiagError(f"points = {options.points} puts no point in the middle of a path", "use an odd number", usage=True)
     sound = [p for p in problems if bool(torch.isfinite(p.w).all())]
-    found: list[Row] = [{**_who(p), "metric": "model_loss", "masked": True, "note": "weights that are no numbers"}
+    found: list[Row] = [{**_who(p), "metric": "model_loss", "masked": True, "note": "weights that are not finite"}
                         for p in problems if p not in sound]
     if len(sound) < 2:
-        raise FldiagError(f"{len(sound)} of {len(problems)} models have weights that are all numbers", "two are needed")
+        raise FldiagError(f"{len(sound)} of {len(problems)} models have finite weights", "two are needed")
     base = sound[0]
     for p in sound:
         value, stderr = base.at(p.w, p.buffers).loss() if p is not base else p.loss()
@@ -256,7 +256,7 @@ def alike(problems: Sequence[Problem]) -> None:
             raise FldiagError(f"{first.name or 'the first model'} and {p.name or 'another'} have different architectures, so "
                               "there is no path between them", "give models of one architecture", usage=True)
         if p.n != first.n or not all(same(a, b, 0.0) for a, b in zip(p.sample(32), first.sample(32), strict=True)):
-            raise FldiagError(f"{first.name or 'the first model'} and {p.name or 'another'} are asked on different examples "
+            raise FldiagError(f"{first.name or 'the first model'} and {p.name or 'another'} are evaluated on different examples "
                               f"({first.slice_name}, {first.n}; {p.slice_name}, {p.n})", "choose one slice: --slice test, or "
                               "--data for both", usage=True)
 

@@ -29,7 +29,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         def said(metric: str) -> str:
             return plus_minus(number(frame, metric), number(frame, metric, column="stderr"))
 
-        yield Say(f"mixtures of all models above the mixture of their losses: mean {said('mixture_mean')}, largest "
+        yield Say(f"loss of mixtures of all models above the mixture of their losses: mean {said('mixture_mean')}, largest "
                   f"{said('mixture_max')}, centre {plus_minus(centre, number(frame, 'mixture_centre', column='stderr'))}")
     moved = only(frame, metric="moved")
     if len(moved):

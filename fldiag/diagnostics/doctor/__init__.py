@@ -30,17 +30,17 @@ def alarms(table: pd.DataFrame) -> list[str]:
 
 @diagnostic("doctor", on="runs", draw=picture.draw, summary=summary, section=section, order=5, fails=fails,
             alarms=alarms,
-            strict="Exit with 3 where there is a fault or a warning.",
+            strict="Exit with code 3 if there is a fault or a warning.",
             example="checkpoints/digits-fedavg-s0-1a2b3c4d --strict")
 def doctor(runs: Sequence[Run], progress: Progress | None = None, *,
-           samples: Annotated[int, Field(ge=1, description="At most so many examples of the test split, and so many of all "
-                                                           "clients, where models are evaluated.")] = 1000,
+           samples: Annotated[int, Field(ge=1, description="Maximum number of test examples, and of all clients' examples, on "
+                                                           "which models are evaluated.")] = 1000,
            model: Annotated[str | None, SkipValidation(), Field(description="Model of a plain state_dict: NAME or "
                                                                 "pkg.mod:factory.")] = None,
            data: Annotated[str | None, SkipValidation(),
-                           Field(description="Its data: NAME, npz:PATH, csv:PATH or pkg.mod:loader.")] = None,
+                           Field(description="Data: NAME, npz:PATH, csv:PATH or pkg.mod:loader.")] = None,
            root: Root = None, download: Download = False, device: Device = "auto") -> pd.DataFrame:
-    """Is this run broken? A lint for federated runs: fldiag's own, recorded loops, Flower's, converted folders.
+    """Check a run for faults: runs of fldiag, recorded loops, Flower runs and converted folders.
 
     A row a finding: ``metric`` is the check, ``severity`` fault, warning or information, then ``what``, where (``rounds``,
     ``client``, ``layer``), ``evidence``, ``consequence``, ``remedy``. A check that found nothing has one row: healthy, with what

@@ -104,7 +104,7 @@ class OptimiserState(Check):
     within the clients' range at 99 % of its entries.
     """
 
-    name, title = "optimiser_state", "Optimiser states stay at home"
+    name, title = "optimiser_state", "Optimiser states are not averaged"
 
     def __init__(self, case: Case):
         super().__init__(case)
@@ -133,6 +133,6 @@ class OptimiserState(Check):
             yield Finding(WARNING,
                           f"{name} looks like an optimiser's state, and is averaged over the clients",
                           f"it changes at the clients, and the aggregate lies among theirs in {len(rounds)} rounds",
-                          "the mean of momenta of different trajectories is the momentum of none, and it costs a second uplink",
+                          "the averaged momentum fits no client's trajectory, and sending it doubles the upload",
                           "keep optimiser states at the clients, or reset them each round", tuple(rounds), layer=name)
-        yield Clear("no weight or buffer is named like one")
+        yield Clear("no weight or buffer has the name of one")

@@ -20,8 +20,8 @@ SHRINKS = "the model shrinks or grows by that factor in every round, whatever th
 #: Kind of rule -> (what, consequence, remedy). Those of ``STEPS`` are server steps, which a method may mean to take.
 KINDS = {
     "uniform": ("the aggregate is the plain mean of the clients, which differ in size",
-                "clients with few examples count as much as those with many: the global loss that is minimised is another one",
-                "weigh clients by their examples, or say that the plain mean is meant"),
+                "clients with few examples count as much as those with many: training minimises another global loss",
+                "weigh clients by their examples, or state that the plain mean is intended"),
     "n": ("the aggregate weighs clients by their examples, where the run says another rule",
           "the run is not what its description says", "correct the rule, or the description"),
     "batches": ("the aggregate weighs clients by their full minibatches, where the run says another rule",
@@ -43,17 +43,17 @@ KINDS = {
     "layers": ("some layers are not the mean of the clients", "these layers do not learn from all clients",
                "average every tensor of the state_dict, unless a layer is meant to stay with the clients"),
     "own weights": ("the aggregate is a mean of the clients with weights that are neither equal nor by examples",
-                    "it is not known which loss is minimised", "check the weights, or say which rule is meant"),
+                    "it is not known which loss is minimised", "check the weights, or state which rule is intended"),
     "scaled": ("the server goes further or less far than the mean of the clients", "a step of its own length is a server "
                "learning "
-               "rate", "nothing, if a server learning rate is meant; else correct the divisor"),
+               "rate", "nothing to do if a server learning rate is intended; otherwise correct the divisor"),
     "momentum": ("the server's step depends on earlier rounds, as with momentum", "results are those of a server optimiser",
-                 "nothing, if it is meant; else leave out the server's state"),
+                 "nothing to do if this is intended; otherwise leave out the server's state"),
     "adaptive": ("the server scales every coordinate of the mean update, as FedAdam does",
-                 "results are those of a server optimiser", "nothing, if it is meant"),
+                 "results are those of a server optimiser", "nothing to do if this is intended"),
     "median": ("the aggregate is the coordinate-wise median of the clients", "it is not the mean: skewed clients are ignored",
-               "nothing, if a robust rule is meant"),
-    "unknown": ("the aggregate is no mean of the clients, and no server step that is known here", BROKEN,
+               "nothing to do if a robust rule is intended"),
+    "unknown": ("the aggregate is neither a mean of the clients nor a known server step", BROKEN,
                 "compare the server's code with its method, or say in the run's method which one it is"),
 }
 STEPS = ("scaled", "momentum", "adaptive", "median")

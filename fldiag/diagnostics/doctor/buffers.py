@@ -61,17 +61,17 @@ class Statistics(Check):
         if self.still:
             severity = INFORMATION if "isolated" in self.case.slots else FAULT
             yield Finding(severity, "batch-norm buffers are not aggregated: the global model keeps those it had",
-                          f"unchanged to the bit in {len(self.still)} of {self.rounds} rounds, while the clients' changed",
+                          f"bitwise unchanged in {len(self.still)} of {self.rounds} rounds, while the clients' changed",
                           SKEWED,
                           AVERAGE, tuple(self.still))
         if self.of:
             one = next(iter(self.of)) if len(self.of) == 1 else None
             who = f"client {one}" if one is not None else f"one client each round (first client {next(iter(self.of))})"
             rounds = sorted(r for found in self.of.values() for r in found)
-            yield Finding(FAULT, f"batch-norm buffers are those of {who}", f"equal to the bit in {len(rounds)} of {self.rounds} "
+            yield Finding(FAULT, f"batch-norm buffers are those of {who}", f"bitwise equal in {len(rounds)} of {self.rounds} "
                           "rounds, while the other clients' differ", SKEWED, AVERAGE, tuple(rounds), client=one)
         if self.outside:
-            yield Finding(WARNING, "buffers are no mean of the clients'", f"up to {max(self.outside.values()):.0%} of the "
+            yield Finding(WARNING, "buffers are not a mean of the clients'", f"up to {max(self.outside.values()):.0%} of the "
                           f"entries "
                           f"lie outside the range of the clients', in {len(self.outside)} of {self.rounds} rounds", SKEWED,
                           AVERAGE,

@@ -22,7 +22,7 @@ class Finite(Check):
     missing or is not the file that the run wrote.
     """
 
-    name, title = "finite", "Weights are numbers, files are whole"
+    name, title = "finite", "Weights are finite, files are intact"
 
     def __init__(self, case: Case):
         super().__init__(case)
@@ -54,9 +54,9 @@ class Finite(Check):
         gaps = sorted(set(range(self.case.rounds[0], self.case.rounds[-1] + 1, every)) - set(self.case.rounds))
         if gaps:
             yield Finding(INFORMATION, "rounds are missing between others", f"{len(gaps)} rounds, the first is {gaps[0]}",
-                          "no check sees them, and rounds in a row are compared only where both are there",
-                          "nothing, if they were pruned", gaps)
-        yield Clear(f"{self.rounds} rounds are whole and finite")
+                          "no check sees them, and consecutive rounds are compared only if both are stored",
+                          "nothing to do if they were pruned", gaps)
+        yield Clear(f"{self.rounds} rounds are intact and finite")
 
 
 class Silent(Check):
@@ -67,7 +67,7 @@ class Silent(Check):
     while other layers moved, is information: it may be frozen on purpose.
     """
 
-    name, title = "zero_updates", "Every client moves"
+    name, title = "zero_updates", "Every client's weights change"
 
     def __init__(self, case: Case):
         super().__init__(case)
@@ -103,13 +103,14 @@ class Silent(Check):
             idle = n == 0 or (n is not None and bool(train.get("drop_last")) and n < int(train.get("batch_size", 1)))
             yield Finding(INFORMATION if idle else WARNING, f"the update of client {i} is exactly zero",
                           f"in {len(rounds)} rounds" + (f"; it has {n} examples" if n is not None else ""),
-                          "it takes part and teaches nothing, but its weight slows the others down",
-                          "nothing, as it fills no minibatch" if idle else "look at its training, and at which model it returns",
+                          "it contributes nothing, but its weight reduces the effect of the others",
+                          "nothing to do: its examples fill no minibatch" if idle else
+                          "look at its training, and at which model it returns",
                           tuple(rounds), client=i, value=0.0)
         if self.frozen:
             names = ", ".join(sorted(self.frozen)[:3]) + (f" and {len(self.frozen) - 3} more" if len(self.frozen) > 3 else "")
             yield Finding(INFORMATION, "some layers are never trained", f"no client changed {names} in {self.rounds} rounds",
-                          "they stay as they were initialised", "nothing, if they are frozen on purpose", layer=names)
+                          "they stay as they were initialised", "nothing to do if they are frozen on purpose", layer=names)
         yield Clear(f"no update is zero in {self.rounds} rounds")
 
 
@@ -121,7 +122,7 @@ class Copies(Check):
     returned in an earlier round to the bit. Zero updates are left to their own check.
     """
 
-    name, title = "copies", "Updates are the clients' own"
+    name, title = "copies", "Every update is the client's own"
 
     def __init__(self, case: Case):
         super().__init__(case)
@@ -203,7 +204,7 @@ class Norms(Check):
     clients a round.
     """
 
-    name, title = "norms", "Updates have alike lengths"
+    name, title = "norms", "Updates have similar lengths"
     FACTORS, SCALES = (5.0, 8.0), (6.0, 8.0)
 
     def __init__(self, case: Case):
@@ -251,10 +252,10 @@ class Norms(Check):
     def _finding(self, i: int, v: float, rounds: tuple[int, ...], spread: float, when: str) -> Finding:
         how = f"{math.exp(v):.3g} times" if v > 0 else f"1/{math.exp(-v):.3g} of"
         return Finding(WARNING if v > 0 or self._hungry(i) else INFORMATION, f"the updates of {about([i])} are "
-                       f"{'outlyingly long' if v > 0 else 'outlyingly short'}",
-                       f"{how} what its size and the round let expect, {when}; the usual spread is a factor of "
+                       f"{'unusually long' if v > 0 else 'unusually short'}",
+                       f"{how} what its size and the round suggest, {when}; the usual spread is a factor of "
                        f"{math.exp(spread):.2f}",
-                       "it alone decides where the mean goes" if v > 0 else "it has no say in the mean",
+                       "it alone decides where the mean goes" if v > 0 else "it hardly affects the mean",
                        "look at its learning rate, its number of steps and the scale of its data; clip updates", rounds, client=i,
                        value=math.exp(v))
 

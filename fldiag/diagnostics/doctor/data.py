@@ -25,12 +25,12 @@ class Leak(Check):
     set, this is information.
     """
 
-    name, title = "leak", "Test examples are new"
+    name, title = "leak", "Test and training examples differ"
 
     def end(self) -> Iterator[Said]:
         history = self.case.opened()
         if history.dataset.made:
-            yield Skip("the training examples are made when they are asked for")
+            yield Skip("the training examples are generated on demand")
             return
         from scipy.stats import binom
 
@@ -69,7 +69,7 @@ class Parts(Check):
     no client holds (information for runs of fldiag, whose config dealt it so).
     """
 
-    name, title = "partition", "Partition is the one named"
+    name, title = "partition", "Partition matches the config"
 
     def end(self) -> Iterator[Said]:
         history = self.case.opened(parts=True)
@@ -134,4 +134,4 @@ class Parts(Check):
         if shared := int((owners > 1).sum()):
             yield Finding(INFORMATION, "some examples belong to several clients", f"{shared} of {int((owners > 0).sum())} "
                           f"examples",
-                          "they count more than others", "nothing, if they are shared on purpose", value=shared)
+                          "they count more than others", "nothing to do if they are shared on purpose", value=shared)

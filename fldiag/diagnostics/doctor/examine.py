@@ -62,7 +62,7 @@ def _of(check: Check) -> list[Said]:
         said.append(Skip(error.what))
     found: list[Said] = [one for one in said if isinstance(one, Finding)]
     rest: list[Said] = [one for one in said if not isinstance(one, Finding)]
-    return found or rest[:1] or [Skip("the run holds nothing that it could look at")]
+    return found or rest[:1] or [Skip("the run holds nothing that this check can use")]
 
 
 def _row(check: Check, said: Said) -> Row:

@@ -22,7 +22,7 @@ class Head(Check):
     of C, or the clients are not skewed (they hold 80 % of C in the median).
     """
 
-    name, title = "head", "Head knows all classes"
+    name, title = "head", "All classes are predicted"
 
     def end(self) -> Iterator[Said]:
         history = self.case.opened(classes=True)
@@ -59,7 +59,7 @@ class Dead(Check):
     tenth on. Embeddings and one-dimensional tensors are left out.
     """
 
-    name, title = "dead_units", "Units are alive"
+    name, title = "dead_units", "No units are dead"
 
     def end(self) -> Iterator[Said]:
         history = self.case.opened()

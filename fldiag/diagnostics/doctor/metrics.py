@@ -41,7 +41,7 @@ class Reported(Check):
     of an earlier round to the bit, with others between.
     """
 
-    name, title = "reported", "Numbers are those of the weights"
+    name, title = "reported", "Reported numbers match the weights"
 
     def __init__(self, case: Case):
         super().__init__(case)
@@ -81,9 +81,9 @@ class Reported(Check):
         last = self.prints[rounds[-1]]
         same = [r for r in rounds[:-1] if self.prints[r] == last]
         if same and any(self.prints[r] != last for r in rounds if r > same[0]):
-            yield Finding(WARNING, f"the last round's weights are those of round {same[0]}", "equal to the bit, and rounds "
-                          "between "
-                          "differ", "what is reported of the last round is that of a chosen (best?) one",
+            yield Finding(WARNING, f"the last round's weights are those of round {same[0]}",
+                          "bitwise equal, although rounds between them differ",
+                          "the numbers reported for the last round belong to another round, perhaps the best one",
                           "report the last round, or choose the round on data apart from the test set", (rounds[-1],))
 
     def _foreign(self, metrics: pd.DataFrame, now: Mapping[int, float], slack: float) -> Iterator[Finding]:
@@ -105,7 +105,7 @@ class Reported(Check):
             yield Finding(WARNING if kind else INFORMATION, f"the reported {name} is {kind or 'not that of the stored weights'}",
                           f"{source}: in round {r} it says {told[r]:.2%}, and the stored weights have {now[r]:.2%} on the test "
                           f"set",
-                          "it promises more than the model holds" if kind else "it belongs to other data or other weights",
+                          "it claims more than the model achieves" if kind else "it belongs to other data or other weights",
                           "report the test accuracy of the last round's weights", tuple(off), value=told[r] - now[r])
 
     def _others(self, now: Mapping[int, float]) -> dict[str, dict[int, float]]:
@@ -149,7 +149,7 @@ class Means(Check):
     which no mean over clients gives, and equals one of the two means.
     """
 
-    name, title = "means", "Metrics are those of all examples"
+    name, title = "means", "Metrics cover all examples"
 
     def end(self) -> Iterator[Said]:
         metrics = self.case.metrics
@@ -175,7 +175,7 @@ class Means(Check):
                     bad.setdefault((str(row["metric"]), "a mean over the clients, which is not the one of all examples"),
                                    []).append((int(r), g, by_n))
         if not looked:
-            yield Skip("no number is reported both of all and of the single clients")
+            yield Skip("no number is reported both for all examples and for each client")
         for (name, how), found in bad.items():
             r, g, by_n = found[-1]
             other = f"by examples it is {by_n:.4g}" if "plain" in how else "it cannot be found from the clients' values"
@@ -184,7 +184,7 @@ class Means(Check):
                           "it depends on how examples are dealt to clients, and is not comparable with centralised numbers",
                           "sum counts (right, wrong, of each class) over the clients, and compute the metric once",
                           tuple(r for r, _, _ in found), value=g)
-        yield Clear(f"{looked} numbers are no plain means")
+        yield Clear(f"{looked} numbers are not plain means")
 
 
 def _alike(a: str, b: str) -> bool:

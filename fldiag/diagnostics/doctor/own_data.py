@@ -60,7 +60,7 @@ class OwnData(Check):
             certain = len(found) > 1 and "correct" not in self.case.slots
             yield Finding(WARNING if certain else INFORMATION, f"training raises the loss of client {i} on its own data",
                           f"by {rise:.3g} nats in {len(found)} of its rounds; over all clients it falls by {middle:.3g} in "
-                          "the median", "it learns something else than its recorded data, and carries that into the mean",
+                          "the median", "it learns something other than its recorded data, and this enters the mean",
                           "compare its data and labels with the partition; look for a wrong sign, noise, or an attack",
                           tuple(sorted(found)), client=i, value=rise)
         yield Clear(f"the own loss of {len(gains)} clients falls by {middle:.3g} nats in the median")

@@ -21,7 +21,7 @@ class Sampling(Check):
     the run's other tests. A run of fldiag that draws a fixed number must have that many in every round.
     """
 
-    name, title = "sampling", "Clients are sampled alike"
+    name, title = "sampling", "Clients are sampled equally often"
 
     def __init__(self, case: Case):
         super().__init__(case)

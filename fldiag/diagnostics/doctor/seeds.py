@@ -22,7 +22,7 @@ class Seeds(Check):
     rounds, are told too (information for fldiag's own methods, which have neutral settings).
     """
 
-    name, title = "seeds", "Seeds decide the bits"
+    name, title = "seeds", "Seeds determine the results"
 
     def __init__(self, case: Case):
         super().__init__(case)
@@ -44,7 +44,8 @@ class Seeds(Check):
                  and _without_seed(p.case) == _without_seed(self.case)]
         yield from self._unused()
         if not alike:
-            yield Skip("it takes two runs that differ in nothing, or in the seed alone" if not self.peers else
+            yield Skip("it needs two runs with the same config, or with configs that differ in the seed only"
+                       if not self.peers else
                        "the other runs differ in more than the seed")
             return
         for other in alike:
@@ -59,7 +60,8 @@ class Seeds(Check):
                 if common and all(self.prints[r] == other.prints[r] for r in common):
                     yield Finding(INFORMATION if self.case.own else WARNING, "another config gave the same bits as in "
                                   f"{other.case.run.path.name}", f"all {len(common)} common rounds are equal",
-                                  "what the configs differ in has no effect", "look whether that option reaches the training",
+                                  "the settings in which the configs differ have no effect",
+                                  "check that this option reaches the training",
                                   tuple(common))
 
     def _pair(self, other: Seeds) -> Iterator[Finding]:
@@ -74,14 +76,14 @@ class Seeds(Check):
                 yield Finding(WARNING if same else INFORMATION, f"the same seed gave other bits than in {name}",
                               f"seed {seeds[0]}; the first different round is {first}; versions, threads and processor are "
                               f"{'the same' if same else 'not the same'}", "the run cannot be repeated",
-                              "seed all that is random (initial weights, sampling, minibatches, dropout), and fix the threads",
+                              "seed everything that is random (initial weights, sampling, minibatches, dropout), and fix the "
+                              "threads",
                               tuple(r for r in common if r not in equal))
             return
         if equal:
             yield Finding(FAULT, f"another seed gave the same bits as in {name}", f"seeds {seeds[0]} and {seeds[1]}; "
                           f"{len(equal)} of "
-                          f"{len(common)} rounds are equal", "the spread over seeds is a spread of 0, and significance is an "
-                          "illusion",
+                          f"{len(common)} rounds are equal", "the spread over seeds is 0, so significance tests mean nothing",
                           "pass the seed on to everything that is random", tuple(equal))
             return
         both = [r for r in self.drawn if r in other.drawn]
@@ -94,9 +96,9 @@ class Seeds(Check):
                               f"with probability {math.exp(chance):.1e}", "the spread over seeds leaves out the sampling",
                               "seed the sampling of clients, too", tuple(both))
         if self.start is not None and self.start == other.start:
-            yield Finding(INFORMATION, f"another seed began with the same weights as in {name}", "the initial weights are equal "
-                          "to the "
-                          "bit", "the spread over seeds leaves out the initialisation", "nothing, if that is meant")
+            yield Finding(INFORMATION, f"another seed began with the same weights as in {name}",
+                          "the initial weights are bitwise equal", "the spread over seeds leaves out the initialisation",
+                          "nothing to do if this is intended")
 
 
 def _print(w: Any) -> bytes:

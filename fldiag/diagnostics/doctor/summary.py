@@ -21,7 +21,7 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         faults, warnings = (f"{count.get(s, 0)} {s}{'' if count.get(s, 0) == 1 else 's'}" for s in (FAULT, WARNING))
         yield Say(f"{run}: {faults}, {warnings}, {count.get(INFORMATION, 0)} for "
                   f"information; {count.get(HEALTHY, 0)} of {checks} checks found nothing, {count.get(UNCHECKED, 0)} could not "
-                  f"be made")
+                  "be run")
     found = table[table["severity"].isin([FAULT, WARNING, INFORMATION])]
     for _, row in found.sort_values("severity", key=lambda s: s.map(SEVERITIES.index), kind="stable").iterrows():
         rows.append({**({"run": row["run"]} if several else {}), "severity": row["severity"], "what": row["what"],

@@ -42,19 +42,22 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
             numbers=(DISTANCE,), cost=cost, section=section, order=40,
             example="checkpoints/digits-fedavg-s0-1a2b3c4d --rho 0 --rho 2")
 def drift(history: History, progress: Progress | None = None, *,
-          rho: Annotated[tuple[Radius, ...], Field(description="Radius of the perturbation in g_u.")] = (0.0, 0.5, 1.0, 2.0),
+          rho: Annotated[tuple[Radius, ...], Field(description="Radius ρ of the perturbation in the "
+                                                               "FedSOL gradient g_u.")] = (0.0, 0.5, 1.0, 2.0),
           loss: Annotated[Proximal, Field(description="Proximal loss: kl or l2.")] = "kl",
-          tau: Annotated[float, Field(gt=0, description="Temperature of kl.")] = 3.0,
-          strength: Annotated[Strength, Field(description="adaptive or fixed.")] = "adaptive",
-          per: Annotated[Rule, Field(description="What the adaptive strengths are normalised over: layer, tensor or dim0."
+          tau: Annotated[float, Field(gt=0, description="Temperature of the KL loss.")] = 3.0,
+          strength: Annotated[Strength, Field(description="Strength of the perturbation: adaptive or fixed.")] = "adaptive",
+          per: Annotated[Rule, Field(description="Normalise the adaptive strengths over each layer, tensor or dim0 (as the "
+                                                 "released code does)."
                                      )] = "layer",
-          part: Annotated[str, Field(description="Perturbed weights: full, body or head.")] = "full",
-          batch: Annotated[int | None, Field(ge=1, description="Minibatches of so many examples (default: all of a "
-                                                               "client's).")] = None,
-          gradients: Annotated[bool, Field(description="Cosines with the global gradient.")] = True,
-          representation: Annotated[bool, Field(description="CKA of trained and received models.")] = True,
-          propositions: Annotated[bool, Field(description="Propositions 1 and 2 in the last round.")] = True) -> pd.DataFrame:
-    """How clients drift apart: distances and cosines of weights, updates and gradients, proximal loss, CKA.
+          part: Annotated[str, Field(description="Which weights are perturbed: full, body or head.")] = "full",
+          batch: Annotated[int | None, Field(ge=1, description="Minibatch size (default: all examples of a client).")] = None,
+          gradients: Annotated[bool, Field(description="Also compute cosines with the global gradient.")] = True,
+          representation: Annotated[bool, Field(description="Also compute the CKA (similarity of representations) of trained "
+                                                            "and received models.")] = True,
+          propositions: Annotated[bool, Field(description="Also check Propositions 1 and 2 of the FedSOL paper in the last "
+                                                          "round.")] = True) -> pd.DataFrame:
+    """Measure how clients drift apart: distances and cosines of weights, updates and gradients, proximal loss, CKA.
 
     Rows of every stored round with client weights; scope client (each), pair (two clients) and global (the mean, over
     ``n_clients`` clients or their pairs). d_k is a client's update: trained minus received weights.

@@ -49,13 +49,14 @@ def variant(options: Mapping[str, Any]) -> str:
 @diagnostic("fairness", on="run", cheap=True, draw=draw, summary=summary, numbers=NUMBERS, cost=cost, order=65, variant=variant,
             example="checkpoints/digits-fedavg-s0-1a2b3c4d")
 def fairness(history: History, progress: Progress | None = None, *,
-             on: Annotated[ClientSlice, Field(description="Examples of a client: test (its class mixture), own (all test "
-                                                          "examples of its classes) or train (its training ones).")] = "test",
-             bins: Annotated[int, Field(ge=2, description="Bins of the confidence, of equal width.")] = BINS,
+             on: Annotated[ClientSlice, Field(description="Examples of a client: test (test examples in its class mixture), own "
+                                                          "(all test examples of its classes) or train (its training "
+                                                          "examples).")] = "test",
+             bins: Annotated[int, Field(ge=2, description="Number of confidence bins, of equal width.")] = BINS,
              min_count: Annotated[int, Field(ge=1, description="Leave out clients with fewer examples.")] = FEWEST,
-             every_round: Annotated[bool | None, Field(description="All rounds, not only the last (default: where --rounds "
-                                                                   "chooses some).")] = None) -> pd.DataFrame:
-    """How evenly the global model serves the clients, and how far its confidence can be trusted.
+             every_round: Annotated[bool | None, Field(description="Use all rounds instead of only the last (default if "
+                                                                   "--rounds is given).")] = None) -> pd.DataFrame:
+    """Measure how evenly the global model serves the clients, and how well its confidence is calibrated.
 
     The aggregated model on the examples of every client of the partition, sampled or not (``on``; clients may share test
     examples).

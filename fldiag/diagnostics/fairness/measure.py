@@ -83,7 +83,7 @@ def groups(history: History, on: ClientSlice, min_count: int) -> Groups:
 
 
 def answers(history: History, weights: Weights, on: ClientSlice) -> Answers | None:
-    """What the model says to all clients' examples; None where that is no number."""
+    """What the model says to all clients' examples; None where that is not a number."""
     where = history.pool.clients if on == "train" else history.pool.test
     try:
         logits, y = history.problem(weights, where, on).outputs()
@@ -164,7 +164,7 @@ def _spread(model: Answers, where: Groups, bins: int) -> list[Row]:
         row: Row = {"metric": name, "estimator": "bayesian bootstrap", "value": value}
         made = uncertainty.basic(value, drawn[name])
         if made.low is None or made.high is None:  # as where all answers are wrong
-            row["note"] = "no interval: every resampling of the examples gives the same"
+            row["note"] = "no interval: every resample of the examples gives the same value"
         else:
             row |= {"low": max(made.low, least), "high": max(made.high, least), "stderr": float(drawn[name].std()),
                     "bias": float(drawn[name].mean()) - value}

@@ -35,14 +35,15 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
 @diagnostic("flatness", on="run", parts=True, needs="clients", draw=picture.draw, summary=summary, cost=cost, order=55,
             example="checkpoints/digits-fedavg-s0-1a2b3c4d --every 5")
 def flatness(history: History, progress: Progress | None = None, *,
-             rho: Annotated[float, Field(gt=0, description="Length of the ascent step of the sharpness.")] = 0.05,
-             every: Annotated[int, Field(ge=1, description="Flatness of every so-manieth round, and of the last (the momentum "
-                                                           "echo takes all).")] = 5,
-             tol: Annotated[float, Field(gt=0, lt=1, description="Relative error allowed in each eigenvalue.")] = 1e-3,
-             estimate: Annotated[Estimate, Field(description="Traces: auto, exact or hutchinson.")] = "auto",
+             rho: Annotated[float, Field(gt=0, description="Length of the ascent step that defines the sharpness.")] = 0.05,
+             every: Annotated[int, Field(ge=1, description="Measure flatness in every N-th round and the last (the momentum "
+                                                           "echo uses all rounds).")] = 5,
+             tol: Annotated[float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")] = 1e-3,
+             estimate: Annotated[Estimate, Field(description="How traces are computed: auto, exact or hutchinson (estimated "
+                                                             "with random vectors).")] = "auto",
              rtol: Rtol = 0.02, max_products: Products = 200,
              seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
-    """How flat the global model is beside its parts: sharpness, lambda_1 and trace, their gaps, and how gradients disagree.
+    """Compare how flat the global model and the clients' models are: sharpness, lambda_1, trace and disagreement of gradients.
 
     F is the mean loss on all clients' training data and F_k on client k's, so F = sum p_k F_k with p_k its share of the
     examples; w_g the received, w_k a trained, w the aggregated weights. In every measured round:

@@ -44,15 +44,15 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
 @diagnostic("forgetting", on="run", parts=True, cheap=True, needs="clients", draw=picture.curves_if_any,
             more={"-classes": picture.heatmap_if_any},
             summary=summary, numbers=NUMBERS, cost=cost, also={"why": Also(
-                "account", "Also the second-order account of each update on the global loss, of the last round (or all of "
-                           "--rounds).", options=("slice", "k", "seed"), leads=True)},
+                "account", "Also decompose each update's change of the global loss to second order (fldiag account), in the "
+                           "last round or in --rounds.", options=("slice", "k", "seed"), leads=True)},
             section=section, order=30,
             example="checkpoints/digits-fedavg-s0-1a2b3c4d --why")
 def forgetting(history: History, progress: Progress | None = None, *,
-               min_count: Annotated[int, Field(ge=1, description="Mask numbers on fewer examples.")] = 5,
+               min_count: Annotated[int, Field(ge=1, description="Leave out numbers that rest on fewer examples.")] = 5,
                confidence: Annotated[float, Field(gt=0, lt=1, description="Confidence level of the accuracy intervals.")] = 0.95,
                store: Any = None) -> pd.DataFrame:
-    """What local training forgets and averaging restores: accuracy before and after, by class, client and round.
+    """Measure what local training forgets and averaging restores: accuracy before and after, by class, client and round.
 
     Every stored round, moments received, trained and aggregated, on slices ``test``, ``client:k/train`` (the client's
     own data) and ``client:k/others`` (all other clients' data). Accuracies are shares in [0, 1] with Wilson's

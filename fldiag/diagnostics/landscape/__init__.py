@@ -110,32 +110,35 @@ def _scaled(table: pd.DataFrame) -> dict[str, Any]:
             example="checkpoints/example/fedsol-digits.pt")
 def landscape(problem: Problem, progress: Progress | None = None, *,
               directions: Annotated[Literal["eigen", "random", "plane", "pca", "clients"], Field(
-                  description="eigen, random, plane (through three checkpoints), pca (the axes of a run's trajectory) or clients "
-                              "(ways to the clients' models).")] = "eigen",
-              line: Annotated[bool, Field(description="Profiles along the directions, with parabolas.")] = False,
-              points: Annotated[int | None, Field(ge=3, description="Grid points along each axis (odd; default 41).")] = None,
+                  description="Directions: eigen (top Hessian eigenvectors), random, plane (through three checkpoints), pca "
+                              "(principal axes of a run's trajectory) or clients (lines to the clients' models).")] = "eigen",
+              line: Annotated[bool, Field(description="Draw profiles along the directions, with parabolas, instead of a "
+                                                      "surface.")] = False,
+              points: Annotated[int | None, Field(ge=3, description="Number of grid points along each axis "
+                                                                    "(odd; default 41).")] = None,
               span: Annotated[float | None, Field(gt=0, description="Largest coefficient (default 1).")] = None,
-              grid_rtol: Annotated[float, Field(ge=0, lt=1, description="Error allowed between evaluated points, as a share of "
-                                                                        "the loss range.")] = 0.01,
-              full: Annotated[bool, Field(description="Evaluate every point.")] = False,
+              grid_rtol: Annotated[float, Field(ge=0, lt=1, description="Allowed interpolation error between evaluated points, "
+                                                                        "as a fraction of the loss range.")] = 0.01,
+              full: Annotated[bool, Field(description="Evaluate every grid point; nothing is interpolated.")] = False,
               height: Annotated[Literal["linear", "log", "auto"], Field(
-                  description="Heights and colours in the picture: linear, log, or auto (log where losses span a factor of "
-                              "30).")] = "auto",
-              clip: Annotated[float | None, Field(gt=0, description="Largest loss drawn (default: a few exploding corners are "
-                                                                    "left out).")] = None,
-              notes: Annotated[bool, Field(description="Write the caption below the picture, too.")] = False,
-              overlay: Annotated[bool, Field(description="All surfaces in one picture: around each checkpoint, along the "
-                                                         "first one's directions.")] = False,
-              merge_tree: Annotated[bool, Field(description="Also the minima of the surface, the saddles between them and "
-                                                            "their mean distance (SMAD).")] = False,
+                  description="Scale of heights and colours: linear, log, or auto (log if losses span a "
+                              "factor of 30).")] = "auto",
+              clip: Annotated[float | None, Field(gt=0, description="Largest loss that is drawn (default: chosen so that a few "
+                                                                    "very high corners are left out).")] = None,
+              notes: Annotated[bool, Field(description="Also write the caption below the picture.")] = False,
+              overlay: Annotated[bool, Field(description="Draw all surfaces in one picture, each around its own checkpoint, "
+                                                         "along the directions of the first.")] = False,
+              merge_tree: Annotated[bool, Field(description="Also find the minima of the surface, the saddles between them and "
+                                                            "the mean height of the saddles above the minima (SMAD).")] = False,
               through: Any = None, frame: Any = None,
-              bf16: Annotated[bool, Field(description="Compute the layers in bfloat16; the error is measured and "
-                                                      "printed.")] = False,
-              k: Annotated[int, Field(ge=2, description="How many eigenvalues, with eigen.")] = 5,
-              tol: Annotated[float, Field(gt=0, lt=1, description="Relative error allowed in each eigenvalue.")] = 1e-3,
-              max_products: Annotated[int, Field(ge=2, description="Hessian-vector products allowed for them.")] = 100,
+              bf16: Annotated[bool, Field(description="Evaluate the layers in bfloat16; the error is "
+                                                      "measured and printed.")] = False,
+              k: Annotated[int, Field(ge=2, description="Number of eigenvalues, with eigen directions.")] = 5,
+              tol: Annotated[float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")] = 1e-3,
+              max_products: Annotated[int, Field(ge=2, description="Maximum number of Hessian-vector products for the "
+                                                                   "eigenvalues.")] = 100,
               seed: Annotated[int, Field(description="Random seed.")] = 0, store: Any = None) -> pd.DataFrame:
-    """The loss surface around checkpoints, with λ1 and λ1/λ5: picture, interactive page, table.
+    """Draw the loss surface around checkpoints, with λ1 and λ1/λ5: picture, interactive page and table.
 
     Rows ``loss``: the mean loss at a grid of points w + x d1 + y d2, with standard errors over the examples.
 
@@ -176,7 +179,7 @@ def landscape(problem: Problem, progress: Progress | None = None, *,
     points = points or POINTS
     axis(points, 1.0)
     if line or directions == "clients":
-        raise FldiagError("lines are another diagnostic's: profile", "ask that, or ask landscape of checkpoints", usage=True)
+        raise FldiagError("lines are drawn by the diagnostic profile", "use profile, or give landscape checkpoints", usage=True)
     import torch
 
     from fldiag.diagnostics.landscape.measure import Grid, Surface, values

@@ -108,7 +108,7 @@ def _lines(targets: Sequence[Target], options: Mapping[str, Any], where: Mapping
         raise FldiagError(f"directions {directions!r} span a plane, not lines",
                           "use eigen, random or clients, or leave out --line", usage=True)
     if options["bf16"]:
-        raise FldiagError("bf16 is for surfaces; a line is a few evaluations", "leave --precision out", usage=True)
+        raise FldiagError("bf16 is for surfaces only; a line needs few evaluations", "leave --precision out", usage=True)
     if options["height"] == "log" or options["clip"] is not None:
         raise FldiagError("height and clip are for surfaces", "leave them out of a picture of lines", usage=True)
     clients = directions == "clients"

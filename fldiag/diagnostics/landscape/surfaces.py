@@ -216,7 +216,7 @@ def _surface(run: str, rows: pd.DataFrame) -> Surface:
         raise FldiagError(f"run {run!r} has {seen[j, i]} losses at (x, y) = ({x[i]:g}, {y[j]:g})",
                           "give every surface (slice, round) its own run label")
     if len(x) < 2 or len(y) < 2 or seen.min() == 0:
-        raise FldiagError(f"run {run!r} has {len(loss)} points, which is no full grid of {len(x)} x by {len(y)} y",
+        raise FldiagError(f"run {run!r} has {len(loss)} points, which is not a full grid of {len(x)} x by {len(y)} y",
                           "evaluate every pair of at least two x and two y values")
     grids = {}
     for name in ("value", "stderr"):

@@ -25,11 +25,12 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
 @diagnostic("lora", on="run", needs="clients", draw=picture.draw, summary=summary, cost=cost, order=65,
             example="checkpoints/texts-fedavg-s0-1a2b3c4d")
 def lora(history: History, progress: Progress | None = None, *,
-         k: Annotated[int, Field(ge=0, description="How many eigenvalues of the last round's Hessian (0: none).")] = 0,
-         tol: Annotated[float, Field(gt=0, lt=1, description="Relative error allowed in each eigenvalue.")] = 1e-2,
-         max_products: Annotated[int, Field(ge=1, description="Hessian-vector products allowed for each spectrum.")] = 60,
+         k: Annotated[int, Field(ge=0, description="Number of eigenvalues of the Hessian in the last round (0: none).")] = 0,
+         tol: Annotated[float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")] = 1e-2,
+         max_products: Annotated[int, Field(ge=1, description="Maximum number of Hessian-vector products for "
+                                                              "each spectrum.")] = 60,
          seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
-    """What averaging does to low-rank adapters, by round and adapted layer.
+    """Measure what averaging does to low-rank adapters (LoRA), by round and adapted layer.
 
     With the clients' trained factors A_k [r, in] and B_k [out, r], scale s and aggregation weights p_k, the mean update is
     U = sum p_k s B_k A_k, and averaged factors give V = s (sum p_k B_k)(sum p_k A_k) instead. Rows of every ``layer``:

@@ -43,21 +43,26 @@ def check(history: History, options: Mapping[str, Any]) -> None:
             example="checkpoints/digits-fedavg-s0-1a2b3c4d --samples 500")
 def matching(history: History, progress: Progress | None = None, *,
              on: Annotated[Literal["both", "client", "global"], Field(
-                 description="Hessians on each client's own data (client), on everybody's (global), or both.")] = "both",
-             k: Annotated[int, Field(ge=0, description="How many eigenvectors (0: none).")] = 5,
-             split: Annotated[bool, Field(description="The clients' shares of the global model's curvature.")] = True,
-             every_round: Annotated[bool | None, Field(description="All rounds, not only the last (default: where --rounds "
-                                                                   "chooses them).")] = None,
-             estimate: Annotated[Estimate, Field(description="Diagonals: auto, exact or hutchinson.")] = "auto",
-             rtol: Annotated[float, Field(gt=0, lt=1, description="Relative standard error allowed where diagonals are "
+                 description="Take the Hessians on each client's own data (client), on all clients' data "
+                             "(global), or both.")] = "both",
+             k: Annotated[int, Field(ge=0, description="Number of eigenvectors (0: none).")] = 5,
+             split: Annotated[bool, Field(description="Also compute each client's share of the global "
+                                                      "model's curvature.")] = True,
+             every_round: Annotated[bool | None, Field(description="Use all rounds instead of only the last (default if "
+                                                                   "--rounds is given).")] = None,
+             estimate: Annotated[Estimate, Field(description="How diagonals are computed: auto, exact or hutchinson (estimated "
+                                                             "with random vectors).")] = "auto",
+             rtol: Annotated[float, Field(gt=0, lt=1, description="Allowed relative standard error where diagonals are "
                                                                   "estimated.")] = 0.02,
-             max_products: Annotated[int, Field(ge=2, description="Hessian-vector products allowed for an estimate or a "
-                                                                  "spectrum.")] = 200,
-             deflate: Annotated[int, Field(ge=0, description="Products of an estimate that span what is counted exactly.")] = 20,
-             tol: Annotated[float, Field(gt=0, lt=1, description="Relative error allowed in each eigenvalue.")] = 1e-3,
+             max_products: Annotated[int, Field(ge=2, description="Maximum number of Hessian-vector products for an estimate or "
+                                                                  "a spectrum.")] = 200,
+             deflate: Annotated[int, Field(ge=0, description="How many products of an estimate build a subspace that is treated "
+                                                             "exactly; the others are random probes.")] = 20,
+             tol: Annotated[float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")] = 1e-3,
              seed: Annotated[int, Field(description="Random seed.")] = 0,
-             stack: Annotated[Stack, Field(description="Clients side by side: auto, on or off.")] = "auto") -> pd.DataFrame:
-    """How alike the clients' Hessians are: H_N, H_D, top eigenvalues, traces, overlap of eigenspaces.
+             stack: Annotated[Stack, Field(description="Evaluate the clients' models side by side: "
+                                                       "auto, on or off.")] = "auto") -> pd.DataFrame:
+    """Measure how similar the clients' Hessians are: H_N, H_D, top eigenvalues, traces, overlap of eigenspaces.
 
     Hessians H_k of the clients' trained weights, on each client's own training data (``on`` client) or on all clients'
     (global); by default both. Rows:

@@ -270,7 +270,8 @@ class Round:
     def _split(self, vectors: Tensor, owners: list[int], common: Row, pool: Pool) -> list[Row]:
         rows: list[Row] = []
         if self._whole.batch_dependent:
-            self.history.note(self.stored.round, "the model's outputs depend on the batch: curvature shares do not sum up")
+            self.history.note(self.stored.round, "the model's outputs depend on the batch: the curvature shares do not add up "
+                                                 "to the whole")
         units = [Unit(self.stored.round, "share", tuple(owners[i:i + TOGETHER]), vectors=vectors)
                  for i in range(0, len(owners), TOGETHER)]
         for unit, part in zip(units, pool.map(units), strict=True):

@@ -23,9 +23,9 @@ METRICS = {"H_N": "H_N: squared difference of norms", "H_D": "H_D: cosine"}
 
 
 def section(found: Collected) -> Section:
-    made = Section("matching", "Hessian matching", "How alike the clients' loss surfaces are at their trained weights: H_N is "
-                   "small and H_D near 1 where two clients' Hessians agree. Blank: a client with itself, and what is not "
-                   "defined.")
+    made = Section("matching", "Hessian matching", "How similar the clients' loss surfaces are at their trained weights: H_N is "
+                   "small and H_D near 1 where two clients' Hessians agree. Blank: a client compared with itself, and undefined "
+                   "values.")
     members = [(m, s.frame) for m, s in found.having("matching")]
     made.groups = [*_matrices(members), *_curvature(members, worlds(found.members))]
     made.missing = [absent(m, "matching", clients=True) for m in found.members if "matching" not in m.tables]

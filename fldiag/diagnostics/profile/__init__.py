@@ -29,15 +29,16 @@ def cost(problem: Problem, options: Mapping[str, Any]) -> float:
             example="checkpoints/example/fedsol-digits.pt --directions random")
 def profile(problem: Problem, progress: Progress | None = None, *,
             directions: Annotated[Literal["eigen", "random", "through"], Field(
-                description="eigen, random, or through (Python only: to other weights).")] = "eigen",
-            lines: Annotated[int, Field(ge=1, description="How many directions.")] = 2,
-            points: Annotated[int | None, Field(ge=3, description="Points along each line (odd; default 41).")] = None,
+                description="Directions: eigen, random, or through (to other weights; Python only).")] = "eigen",
+            lines: Annotated[int, Field(ge=1, description="Number of directions.")] = 2,
+            points: Annotated[int | None, Field(ge=3, description="Number of points along each line (odd; default 41).")] = None,
             span: Annotated[float, Field(gt=0, description="Largest coefficient.")] = 1.0, through: Any = None,
-            k: Annotated[int, Field(ge=1, description="How many eigenvalues, with eigen.")] = 5,
-            tol: Annotated[float, Field(gt=0, lt=1, description="Relative error allowed in each eigenvalue.")] = 1e-3,
-            max_products: Annotated[int, Field(ge=2, description="Hessian-vector products allowed for them.")] = 100,
+            k: Annotated[int, Field(ge=1, description="Number of eigenvalues, with eigen directions.")] = 5,
+            tol: Annotated[float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")] = 1e-3,
+            max_products: Annotated[int, Field(ge=2, description="Maximum number of Hessian-vector products for the "
+                                                                 "eigenvalues.")] = 100,
             seed: Annotated[int, Field(description="Random seed.")] = 0, store: Any = None) -> pd.DataFrame:
-    """The loss along lines: through the weights with the parabola of its curvature, or to other models with barriers.
+    """Draw the loss along lines through the weights, with the parabola of its curvature, or to other models, with barriers.
 
     ``directions`` = ``eigen`` (the leading ``lines`` Hessian eigenvectors) or ``random`` (filter-normalised):
     rows, by ``index`` of the line from 1, of ``loss`` at ``points`` (odd, default 41) coefficients ``x`` from

@@ -102,33 +102,37 @@ LAMBDA_1 = Number("lambda_1", "largest Hessian eigenvalue of the global model on
 
 @diagnostic("spectrum", draw=picture.draw, more={"-layers": layers.draw_if_any}, summary=summary, numbers=(LAMBDA_1,), cost=cost,
             check=check,
-            also={"density": Also("density", "Also the spectral density, with a picture.", sets={"strict": True})},
+            also={"density": Also("density", "Also compute and draw the spectral density.", sets={"strict": True})},
             section=section, order=20, variant=variant,
             example="checkpoints/example/fedsol-digits.pt --k 5 --trace")
 def spectrum(problem: Problem, progress: Progress | None = None, *,
-             k: Annotated[int, Field(ge=1, description="How many eigenvalues.")] = 5,
-             which: Annotated[Which, Field(description="largest, smallest or magnitude.")] = "largest",
-             trace: Annotated[bool, Field(description="Also the trace, whole and by layer.")] = False,
-             diagonal: Annotated[bool, Field(description="Also the trace and a summary of the diagonal, whole and by layer."
+             k: Annotated[int, Field(ge=1, description="Number of eigenvalues.")] = 5,
+             which: Annotated[Which, Field(description="Which eigenvalues: largest, smallest or magnitude (largest absolute "
+                                                       "value).")] = "largest",
+             trace: Annotated[bool, Field(description="Also compute the trace, whole and by layer.")] = False,
+             diagonal: Annotated[bool, Field(description="Also compute the trace and a summary of the diagonal, whole and by "
+                                                         "layer."
                                              )] = False,
-             params: Annotated[str | None, Field(description="Eigenvalues of the block of these tensors only, such as "
+             params: Annotated[str | None, Field(description="Restrict the Hessian to the block of these tensors, such as "
                                                              "'features.*'.")] = None,
-             per_layer: Annotated[bool, Field(description="Also the largest eigenvalue of every layer's block.")] = False,
-             matrix: Annotated[Matrix, Field(description="hessian, or ggn (Gauss-Newton).")] = "hessian",
-             tol: Annotated[float, Field(gt=0, lt=1, description="Relative error allowed in each eigenvalue.")] = 1e-3,
-             rtol: Annotated[float, Field(gt=0, lt=1, description="Relative standard error allowed in a trace that is no closed "
-                                                                  "form.")] = 0.02,
-             max_products: Annotated[int | None, Field(ge=1, description="Hessian-vector products allowed (default: 100, or "
-                                                                         "8 k; 200 for a trace).")] = None,
-             strict: Annotated[bool, Field(description="Also the residuals within tol, not only the errors.")] = False,
+             per_layer: Annotated[bool, Field(description="Also compute the largest eigenvalue of each layer's block.")] = False,
+             matrix: Annotated[Matrix, Field(description="Matrix: hessian, or ggn (Gauss-Newton).")] = "hessian",
+             tol: Annotated[float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")] = 1e-3,
+             rtol: Annotated[float, Field(gt=0, lt=1, description="Allowed relative standard error of a trace that has no "
+                                                                  "closed form.")] = 0.02,
+             max_products: Annotated[int | None, Field(ge=1, description="Maximum number of Hessian-vector products (default: "
+                                                                         "100, or 8 k if that is more; 200 "
+                                                                         "for a trace).")] = None,
+             strict: Annotated[bool, Field(description="Require the residuals to be within tol too, not "
+                                                       "only the errors.")] = False,
              engine: Annotated[str, Field(
-                 description="lanczos, or pyhessian: as papers did it, with that package's power iteration, probes and "
-                             "stopping rules.")] = "lanczos",
-             batches: Annotated[int | None, Field(ge=1, description="With pyhessian: only so many batches of 64, as FedAlign's "
-                                                                    "code (10).")] = None,
-             resample: Annotated[bool, Field(description="With --batches: drawn anew for every product.")] = False,
+                 description="Engine: lanczos, or pyhessian (that package's power iteration, probes and stopping rules, as used "
+                             "in papers).")] = "lanczos",
+             batches: Annotated[int | None, Field(ge=1, description="With pyhessian: use only this many batches of 64 examples "
+                                                                    "(FedAlign's code uses 10).")] = None,
+             resample: Annotated[bool, Field(description="With --batches: draw new batches for every product.")] = False,
              seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
-    """Top-k Hessian eigenvalues, each with its residual and whether it converged; on request trace, diagonal and density.
+    """Compute the top-k Hessian eigenvalues with residuals and convergence; optionally trace, diagonal and density.
 
     Rows ``loss`` (with its standard error over the examples), ``eigenvalue`` (index 1..k, each with the
     residual ||Hv - lambda v||: an eigenvalue lies that close) and ``eigenvalue_ratio`` (not from the smallest ones, nor to

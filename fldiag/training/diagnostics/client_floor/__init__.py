@@ -40,18 +40,21 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
 @diagnostic("client-floor", on="runs", draw=picture.draw, summary=summary, order=75,
             example="checkpoints/digits-fedavg-s0-1a2b3c4d --epochs 10 --epochs 50")
 def client_floor(runs: Sequence[Run], progress: Progress | None = None, *,
-                 epochs: Annotated[tuple[Epochs, ...], Field(description="Epochs after which a client's gradient is looked at; "
-                                                                         "the last is the budget.")] = (1, 2, 5, 10, 20, 50, 100),
-                 fall: Annotated[float, Field(gt=0, lt=1, description="A client's optimum: its gradient's norm has fallen to "
-                                                                      "this share.")] = 0.01,
-                 late: Annotated[int, Field(ge=2, description="Rounds of the late oscillation, the last ones.")] = 10,
-                 lr: Annotated[Literal["decayed", "initial"], Field(description="decayed (lr after the last round) or initial."
+                 epochs: Annotated[tuple[Epochs, ...], Field(description="Epochs after which a client's gradient is measured; "
+                                                                         "the largest "
+                                                                         "is the budget.")] = (1, 2, 5, 10, 20, 50, 100),
+                 fall: Annotated[float, Field(gt=0, lt=1, description="A client is at its optimum when its gradient norm has "
+                                                                      "fallen to this fraction of its initial value.")] = 0.01,
+                 late: Annotated[int, Field(ge=2, description="Number of last rounds over which the late oscillation is "
+                                                              "measured.")] = 10,
+                 lr: Annotated[Literal["decayed", "initial"], Field(description="Learning rate: decayed (that after the last "
+                                                                                "round) or initial."
                                                                     )] = "decayed",
                  model: Model = None, data: Data = None, root: Root = None, download: Download = False,
                  device: Device = "auto", executor: Executor = "serial",
                  seed: Annotated[int | None, Field(description="Random seed of the minibatches (default: the run's).")] = None
                  ) -> pd.DataFrame:
-    """How far each client's own optimum lies from the final model, and how far the model swings in the last rounds.
+    """Measure how far each client's own optimum is from the final model, and how much the model oscillates in the last rounds.
 
     Every client trains on from the final global weights w, by the run's local loop with plain loss and fresh momentum, until the
     norm of its gradient (on all its examples) has fallen to ``fall`` times that at w, or for as many epochs as the last of

@@ -54,14 +54,15 @@ def _of(index: int) -> str:
 @diagnostic("leave-one-out", on="runs", draw=picture.draw, summary=summary, order=65,
             example="checkpoints/digits-fedavg-s0-1a2b3c4d --last 1 --last 5")
 def leave_one_out(runs: Sequence[Run], progress: Progress | None = None, *,
-                  last: Annotated[tuple[Window, ...], Field(description="Leave a client out of the training of so many last "
-                                                                         "rounds.")] = (1, 5, 10),
-                  slice: Annotated[Literal["train", "test"], Field(description="The loss on train (all clients') or test."
+                  last: Annotated[tuple[Window, ...], Field(description="Leave each client out of the training of this many "
+                                                                        "last rounds.")] = (1, 5, 10),
+                  slice: Annotated[Literal["train", "test"], Field(description="Examples on which the loss is taken: train (all "
+                                                                               "clients' training examples) or test."
                                                                    )] = "train",
                   model: Model = None, data: Data = None, root: Root = None, download: Download = False,
                   device: Device = "auto", executor: Executor = "serial",
                   seed: Annotated[int, Field(description="Random seed of the bootstrap.")] = 0) -> pd.DataFrame:
-    """What the global model would be without each client: of the last aggregate, and of the last rounds of training.
+    """Leave each client out of the last aggregate, and of the last rounds of training, and measure what changes.
 
     F is the loss on ``slice``, w the final weights, w_k a client's trained ones, p_k its aggregation weight. The last rounds are
     trained again, with all clients and without each in turn: the schedule stays, the client's updates are dropped and the

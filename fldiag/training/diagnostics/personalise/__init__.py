@@ -49,19 +49,19 @@ Numbers = Annotated[str | None, BeforeValidator(_listed)]
 @diagnostic("personalise", on="runs", draw=picture.draw, summary=summary, section=section, order=70,
             example="checkpoints/digits-fedavg-s0-1a2b3c4d --epochs 0,1,5")
 def personalise(runs: Sequence[Run], progress: Progress | None = None, *,
-                epochs: Annotated[Numbers, Field(description="Epochs of fine-tuning, such as 0,1,5 (the default, if the run's "
-                                                             "method has no plan of its own).")] = None,
+                epochs: Annotated[Numbers, Field(description="Epochs of fine-tuning, such as 0,1,5 (the default, unless the "
+                                                             "run's method has a fine-tuning plan).")] = None,
                 lr: Annotated[Literal["decayed", "initial"] | None, Field(
-                    description="decayed (lr after the last round) or initial.")] = None,
-                knn: Annotated[bool, Field(description="Let the 5 nearest of the client's own training examples vote "
-                                                        "with the model.")] = False,
-                clients: Annotated[Numbers, Field(description="Only these clients, such as 0,3,7.")] = None,
-                test: Annotated[Literal["test", "own"], Field(description="Tested on test (the client's class mixture) or own "
-                                                                          "(all its classes).")] = "test",
+                    description="Learning rate: decayed (that after the last round) or initial.")] = None,
+                knn: Annotated[bool, Field(description="Combine the model's prediction with a vote of the client's 5 nearest "
+                                                       "training examples (kNN-Per).")] = False,
+                clients: Annotated[Numbers, Field(description="Use only these clients, such as 0,3,7.")] = None,
+                test: Annotated[Literal["test", "own"], Field(description="Test examples: test (in the client's class mixture) "
+                                                                          "or own (all examples of its classes).")] = "test",
                 model: Model = None, data: Data = None, root: Root = None, download: Download = False,
                 device: Device = "auto", executor: Executor = "serial",
                 seed: Annotated[int | None, Field(description="Random seed.")] = None) -> pd.DataFrame:
-    """Each client's own model, fine-tuned from the final one: accuracy on its own class mixture, mean and std.
+    """Fine-tune the final model for each client and test it on the client's own class mixture: mean and std of the accuracy.
 
     From the last checkpoint of finished runs. Each of ``clients`` (default: all) starts from the global model (with
     ``local_only``: from its own), trains e epochs by the run's local loop with plain cross entropy (or as the run's method says)
