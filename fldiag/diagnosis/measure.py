@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ from fldiag.clock import duration
 from fldiag.diagnosis.options import plain
 from fldiag.diagnosis.subjects import user_code
 from fldiag.errors import FldiagError
+from fldiag.execution.choice import chosen, cores
+from fldiag.execution.forecast import faster, total, workers
+from fldiag.execution.threads import threads
 from fldiag.problem.ingredients import code_of
 from fldiag.problem.problem import Problem
 from fldiag.problem.trees import count
@@ -34,8 +37,9 @@ NEVER = 10 * 365 * 86400.0
 
 
 def measure(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], *, cache: str | Path | None = None,
-            progress: Progress | None = None, tell: Callable[[str], None] | None = None) -> pd.DataFrame:
-    """The table of a diagnostic; ``options`` are checked and complete (``divide``).
+            progress: Progress | None = None, tell: Callable[[str], None] | None = None, whole: bool = True) -> pd.DataFrame:
+    """The table of a diagnostic; ``options`` are checked and complete (``divide``). ``whole``: it is all that is asked, so
+    that its parts can be done elsewhere.
 
     With ``cache`` (a folder) the table is kept: asked again, it is read back and verified; a long one that was interrupted
     goes on. ``tell``: is told of a damaged entry, and how long it will take where that is more than a minute.
@@ -45,7 +49,7 @@ def measure(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], *, 
     options = dict(options)
     said = tell or (lambda text: None)
     if cache is None:
-        return _marked(entry, options, _build(entry, subject, options, progress, said))
+        return _marked(entry, options, _build(entry, subject, options, progress, said, whole))
     deciding = {k: v for k, v in options.items() if k not in ("store", "executor", *entry.pictured)}
     key = digest(entry.name, identity(subject), deciding, origin(subject, options), *foreign(entry))
     entries = Cache(cache)
@@ -57,23 +61,45 @@ def measure(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], *, 
             said(f"the cached table of {entry.name} has another schema, so it is computed again")
     given = options if options.get("store", ...) is not None else {
         **options, "store": entries.partial(entry.name, key, on_damage=said)}
-    frame = _build(entry, subject, given, progress, said)
+    frame = _build(entry, subject, given, progress, said, whole)
     entries.put(entry.name, key, frame, {
         **origin(subject, options), "diagnostic": entry.name, "subject": digest(identity(subject)), "options": plain(options)})
     return _marked(entry, options, frame)
 
 
 def _build(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], progress: Progress | None,
-           tell: Callable[[str], None]) -> pd.DataFrame:
+           tell: Callable[[str], None], whole: bool) -> pd.DataFrame:
     if entry.check is not None:
         entry.check(subject, options)
     if (seconds := forecast(entry, subject, options)) > LONG:
         if seconds > NEVER:
             raise FldiagError(f"{entry.name} would take about {seconds / (365 * 86400):,.0f} years on this machine",
                               f"reduce the work, for example with fewer points or draws (fldiag {entry.name} --help)", usage=True)
-        tell(f"about {duration(seconds)} on this machine; Ctrl-C keeps finished parts in the cache")
+        for text in _announced(entry, subject, options, seconds, whole):
+            tell(text)
     with user_code():
         return check(entry.build(subject, progress, **options))
+
+
+def _announced(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], seconds: float, whole: bool) -> Iterator[str]:
+    """How long it takes where its parts are done, and where that would be clearly less: as if it had nothing but equal parts."""
+    first = subject if isinstance(subject, (Problem, History)) else next(iter(subject))
+    choice = chosen(getattr(first, "executor", "serial") if entry.parts else "serial")
+    at_a_time = workers(choice)
+
+    def parts(of: float, count: int) -> list[list[float]]:
+        return [[of / count] * count]
+
+    now = total(parts(seconds, at_a_time or 1), at_a_time)
+    where = f"of work for {choice}, by the speed of this machine" if at_a_time is None else "on this machine"
+    yield f"about {duration(now)} {where}; Ctrl-C keeps finished parts in the cache"
+    if entry.parts and whole and at_a_time == 1:
+        better = faster(parts(seconds, cores()), now)
+        if better is None and cores() < cores(1):
+            with threads(1):
+                better = faster(parts(forecast(entry, subject, options), cores()), now)
+        if better is not None:
+            yield better.said(now)
 
 
 def _marked(entry: Diagnostic, options: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
@@ -118,7 +144,7 @@ def forecast(entry: Diagnostic, subject: Subject, options: Mapping[str, Any]) ->
     if problem is None or not count:
         return 0.0
     try:
-        return float(count * problem.recall("seconds of a gradient", lambda: _timed(problem)))
+        return float(count * problem.recall(("seconds of a gradient", torch.get_num_threads()), lambda: _timed(problem)))
     except (FldiagError, RuntimeError):  # what is wrong will be said by the diagnostic itself
         return 0.0
 

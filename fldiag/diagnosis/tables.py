@@ -51,7 +51,7 @@ def _measured(cache: Path | None, unit: Unit) -> tuple[pd.DataFrame, list[str]]:
     """A table, and what was said of it."""
     name, _, subject, options = unit
     said: list[str] = []
-    return measure(registry.diagnostic.get(name), subject, options, cache=cache, tell=said.append), said
+    return measure(registry.diagnostic.get(name), subject, options, cache=cache, tell=said.append, whole=False), said
 
 
 def _title(unit: Unit) -> str:

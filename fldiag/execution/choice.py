@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
@@ -31,9 +30,10 @@ class Choice:
 
 def cores(threads: int | None = None) -> int:
     """Workers of this machine that do not crowd each other, with so many threads each (by default as many as here)."""
-    import torch  # only here: what an executor is called is known without it
+    import joblib  # only here: what an executor is called is known without them
+    import torch
 
-    return max(1, multiprocessing.cpu_count() // (threads or torch.get_num_threads()))
+    return max(1, joblib.cpu_count() // (threads or torch.get_num_threads()))  # those that this process may use
 
 
 def chosen(executor: Any) -> Choice:
@@ -56,7 +56,7 @@ def chosen(executor: Any) -> Choice:
     if kind not in KINDS:
         raise unknown("executor", kind, KINDS)
     if kind == "processes":
-        if colon and (not rest.isdigit() or int(rest) < 1):
+        if colon and (not rest.isdecimal() or int(rest) < 1):
             raise FldiagError(f"executor {executor!r}: the number of workers is not valid", "write for example processes:4",
                               usage=True)
         return Choice(kind, int(rest) if rest else None)

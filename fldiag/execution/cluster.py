@@ -13,7 +13,7 @@ import torch
 
 from fldiag.errors import FldiagError
 from fldiag.execution.choice import Choice, cores
-from fldiag.execution.pool import TRIES, Event, Pool, can_be_sent, died
+from fldiag.execution.pool import GO_ON, TRIES, Event, Pool, can_be_sent, died
 from fldiag.execution.remote import Work, forget, keep, perform, versions
 from fldiag.version import version
 
@@ -53,22 +53,30 @@ class Cluster(Pool):
             raise
 
     def _look(self) -> None:
-        """Every worker has this fldiag and this PyTorch: else the bits could differ from one to the next."""
+        """Every worker has this fldiag and this PyTorch: else the bits could differ from one to the next. So has the scheduler,
+        which reads units before it hands them on."""
         try:
             self.client.wait_for_workers(1, timeout=PATIENCE)
         except TimeoutError:
             raise FldiagError(f"the Dask scheduler at {self.where} has no workers",
                               "start some with: dask worker ADDRESS --nthreads 1") from None
         mine = version(), torch.__version__
-        found = self.client.run(versions, on_error="return")
-        for worker, theirs in found.items():
+        found: dict[str, Any] = {}
+        try:
+            found["scheduler"] = self.client.run_on_scheduler(versions)
+        except OSError:
+            raise
+        except Exception as error:  # whatever an import there can raise
+            found["scheduler"] = error
+        found |= {f"worker {address}": theirs for address, theirs in self.client.run(versions, on_error="return").items()}
+        for who, theirs in found.items():
             if isinstance(theirs, OSError):  # the worker died meanwhile; Dask starts another
                 continue
             if isinstance(theirs, Exception):
-                raise FldiagError(f"the Dask worker {worker} cannot import fldiag ({type(theirs).__name__}: {theirs})",
+                raise FldiagError(f"the Dask {who} cannot import fldiag ({type(theirs).__name__}: {theirs})",
                                   "install the same fldiag in its environment")
             if tuple(theirs) != mine:
-                raise FldiagError(f"the Dask worker {worker} has fldiag {theirs[0]} with PyTorch {theirs[1]}, and here are "
+                raise FldiagError(f"the Dask {who} has fldiag {theirs[0]} with PyTorch {theirs[1]}, and here are "
                                   f"{mine[0]} and {mine[1]}", "install the same versions in its environment")
 
     def _send(self, plugin: Any) -> None:
@@ -114,6 +122,10 @@ class Cluster(Pool):
                 return future.result(timeout=PATIENCE)
         except self._distributed.KilledWorker:
             raise died(self.name(unit), TRIES) from None
+        except FldiagError as error:
+            if self._local is not None:
+                raise
+            raise FldiagError(f"on a worker of {self.where}: {error.what}", error.remedy, usage=error.usage) from None
         except self._gone:
             raise self._lost() from None
 
@@ -123,8 +135,7 @@ class Cluster(Pool):
         return self._distributed.CancelledError, self._distributed.comm.CommClosedError
 
     def _lost(self) -> FldiagError:
-        return FldiagError(f"the Dask scheduler at {self.where} is gone", "start it again; finished work is kept: to continue, "
-                                                                          "run the same command with --resume")
+        return FldiagError(f"the Dask scheduler at {self.where} is gone", f"start it again, and {GO_ON}")
 
     def _cancel(self, futures: list[Any]) -> None:
         if futures and self.client.status == "running":

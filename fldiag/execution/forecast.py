@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
+from fldiag.clock import duration
 from fldiag.execution.choice import Choice, cores
 
 #: Seconds until a worker process is there: it imports PyTorch.
@@ -32,8 +34,40 @@ def wall(seconds: Sequence[float], at_a_time: int) -> float:
     return max(free)
 
 
-def faster(seconds: Sequence[float], repeats: int, now: float, threads: int | None = None) -> tuple[str, float] | None:
-    """(executor, its seconds) where one of this machine is clearly faster than ``now``; units are done ``repeats`` times."""
-    there = min(cores(threads), len(seconds))
-    then = wall(seconds, there) * repeats + START
-    return (f"processes:{there}", then) if there > 1 and then < WORTH * now and now - then > SAVED else None
+def total(phases: Iterable[Sequence[float]], at_a_time: int | None) -> float:
+    """Phases of units, each begun when the one before is done; workers start once. All the work where only a cluster knows how
+    much it does at a time.
+
+    >>> total([[3, 1], [2, 2]], 1), total([[3, 1], [2, 2]], 2)
+    (8, 9.0)
+    """
+    if at_a_time in (None, 1):
+        return sum(map(sum, phases))
+    return sum(wall(seconds, at_a_time) for seconds in phases) + START
+
+
+class Faster(NamedTuple):
+    """An executor of this machine that takes clearly less, its seconds, and PyTorch's threads of each of its workers."""
+
+    executor: str
+    seconds: float
+    threads: int
+
+    def said(self, now: float) -> str:
+        """For the terminal; ``now``: the seconds without it."""
+        import torch  # only here: an executor is looked at without it
+
+        with_ = "" if self.threads == torch.get_num_threads() else f"with OMP_NUM_THREADS={self.threads} in the environment, "
+        return f"{with_}--executor {self.executor}: {duration(self.seconds)} instead of {duration(now)}"
+
+
+def faster(phases: Sequence[Sequence[float]], now: float, threads: int | None = None) -> Faster | None:
+    """Where one of this machine is clearly faster than ``now``. ``phases``: see ``total``, with so many threads (by default as
+    many as here)."""
+    import torch
+
+    there = min(cores(threads), max(map(len, phases), default=1))
+    then = total(phases, there)
+    if there == 1 or then >= WORTH * now or now - then <= SAVED:
+        return None
+    return Faster(f"processes:{there}", then, threads or torch.get_num_threads())

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, wait
 from typing import Any
 
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, first_line
 from fldiag.execution.choice import cores
-from fldiag.execution.pool import Event, Pool
+from fldiag.execution.pool import GO_ON, Event, Pool
 from fldiag.execution.remote import MISSING, Work, perform
 
 
@@ -27,7 +27,7 @@ class Given(Pool):
         try:
             while True:
                 for number, unit in itertools.islice(waiting, self.window - len(busy)):
-                    busy[self.executor.submit(perform, self.key, unit)] = number, unit
+                    busy[self._submitted(unit)] = number, unit
                 if not busy:
                     return
                 done, _ = wait(busy, timeout=0.2, return_when=FIRST_COMPLETED)
@@ -36,14 +36,25 @@ class Given(Pool):
                     with self.doing(unit):
                         result = future.result()
                     if isinstance(result, str) and result == MISSING:
-                        busy[self.executor.submit(perform, self.key, unit, self.work)] = number, unit
+                        busy[self._submitted(unit, self.work)] = number, unit
                     else:
                         yield number, result
                 if beat is not None:
                     beat()
-        except BrokenExecutor as error:
-            raise FldiagError(f"the executor {type(self.executor).__name__} is broken ({str(error) or type(error).__name__})",
-                              "fix it, or use another one; continue with --resume (resume=True)") from None
+        except (BrokenExecutor, CancelledError) as error:
+            raise self._broken(error) from None
         finally:
             for future in busy:
                 future.cancel()
+
+    def _submitted(self, unit: Any, work: Work | None = None) -> Future[Any]:
+        try:
+            return self.executor.submit(perform, self.key, unit, work)
+        except BrokenExecutor:
+            raise
+        except RuntimeError as error:  # it was shut down
+            raise self._broken(error) from None
+
+    def _broken(self, error: Exception) -> FldiagError:
+        return FldiagError(f"the executor {type(self.executor).__name__} is broken ({first_line(error)})",
+                           f"mend it, or use another one, and {GO_ON}")

@@ -13,6 +13,8 @@ from fldiag.execution.remote import Work
 
 #: A unit whose workers died so often is not tried again.
 TRIES = 3
+#: The end of a remedy.
+GO_ON = "run the same command again (train: with --resume, resume=True); finished work is kept"
 Event = Callable[[], None]
 
 
@@ -46,9 +48,8 @@ class Pool(ABC):
         except Exception as error:
             if not out_of_memory(error):
                 raise
-            raise FldiagError(f"{self.name(unit)}: out of memory",
-                              "use fewer workers, fewer examples (--samples) or a smaller --memory; finished work is kept, "
-                              "continue with --resume") from error
+            raise FldiagError(f"{self.name(unit)}: out of memory", "use fewer workers, fewer examples (--samples) or a smaller "
+                              f"--memory, and {GO_ON}") from error
 
     def close(self) -> None:  # noqa: B027
         """Cancel what waits, and end the workers that are ours."""
@@ -75,8 +76,7 @@ class Serial(Pool):
 def died(unit: str, tries: int) -> FldiagError:
     """A unit that ended its worker every time."""
     return FldiagError(f"{unit}: its worker process died {tries} times (out of memory or shared memory, or a script "
-                       "without if __name__ == '__main__')",
-                       "use fewer workers or executor 'serial'; finished work is kept, continue with --resume")
+                       "without if __name__ == '__main__')", f"use fewer workers or executor 'serial', and {GO_ON}")
 
 
 def can_be_sent(work: Work) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from fldiag.execution.threads import threads
 from fldiag.version import version
 
 #: States that a worker keeps; a cluster's workers live longer than one command.
@@ -51,14 +52,8 @@ def perform(key: str, unit: Any, work: Work | None = None) -> Any:
             return MISSING
         else:
             keep(key, work)
-        import torch  # only here: who plans units need not have it
-
-        before = torch.get_num_threads()
-        torch.set_num_threads(_works[key].threads)
-        try:
+        with threads(_works[key].threads):
             return _works[key].function(_works[key].shared, unit)
-        finally:
-            torch.set_num_threads(before)
 
 
 def start(key: str, work: Work) -> None:

@@ -26,7 +26,7 @@ class Shard:
         if text is None:
             return None
         number, _, of = text.partition("/")
-        if not (number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
+        if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
             raise FldiagError(f"--shard {text}", "give the part and the number of parts: --shard 1/4 to --shard 4/4", usage=True)
         return cls(int(number), int(of))
 

@@ -13,9 +13,9 @@ from fldiag import registry
 from fldiag.diagnosis.subjects import divide
 from fldiag.errors import FldiagError
 from fldiag.execution.forecast import wall
+from fldiag.execution.threads import threads
 from fldiag.figures.plan import Plan, Task
 from fldiag.figures.questions import OWN
-from fldiag.figures.workers import one_thread
 from fldiag.params import Layout
 from fldiag.training.federation import Federation
 from fldiag.training.setup import Setup
@@ -57,7 +57,7 @@ def forecast(plan: Plan, download: bool = False, progress: Callable[[int, int, s
             progress(i, len(todo), f"timing {c.method.name}, {c.model.name}")
         try:
             if kind not in kinds:
-                with one_thread():
+                with threads(1):
                     kinds[kind] = _step(task, download)
             timed = kinds[kind]
             found.parts.append(_seconds(task, plan, timed))

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from fldiag.checkpoint import prune
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
 from fldiag.execution.choice import chosen
 from fldiag.execution.start import started
+from fldiag.execution.threads import threads
 from fldiag.figures import questions
 from fldiag.figures.plan import Task, answers
 from fldiag.figures.scales import Scale
@@ -54,7 +53,7 @@ def perform(task: Task, bench: Bench, tell: Tell) -> Outcome:
     path = task.where(bench.store)
     outcome = Outcome(task.core, path)
     try:
-        with one_thread():
+        with threads(1):  # the same bits however many run at a time
             run = _train(task, path, bench, tell)
             errors = [e for key, ask in task.asks.items() if (e := _answer(task, run, key, ask, bench, tell, outcome.notes))]
             outcome.error = "; ".join(errors)
@@ -118,17 +117,6 @@ def thin(run: Run, task: Task) -> None:
     """Remove the checkpoints and client states that no study wants."""
     if run.status in ("finished", "diverged") and "thinned" not in run.index:
         prune.thin(run, task.rounds, state=not task.state)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One thread a run: the same bits however many run at a time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 # ---- several at a time

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -48,6 +49,20 @@ def percentiles(cells: pd.DataFrame) -> pd.DataFrame:
     """
     found = cells.quantile(np.linspace(0, 1, 11))
     return found.set_axis(range(0, 101, 10), axis="index")
+
+
+def of_clients(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with numbers of one ``client`` each, as they are; of many clients the percentiles of every number by itself.
+
+    >>> [row["client"] for row in of_clients([{"client": i, "loss": i / 100} for i in range(101)])][:2]
+    ['smallest', '10 %']
+    """
+    if len(rows) <= MANY:
+        return rows
+    names = {0: "smallest", 50: "median", 100: "largest"}
+    cells = percentiles(pd.DataFrame(rows).drop(columns="client").apply(pd.to_numeric, errors="coerce").astype(float))
+    return [{"client": names.get(p, f"{p} %"), **{k: None if np.isnan(v) else float(v) for k, v in row.items()}}
+            for p, row in cells.iterrows()]
 
 
 def floats(column: pd.Series) -> np.ndarray:

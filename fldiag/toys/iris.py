@@ -31,6 +31,7 @@ from fldiag.config import Config, build
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError, unknown
 from fldiag.execution.start import started
+from fldiag.execution.threads import threads
 from fldiag.registry import Progress
 from fldiag.results.cache import Cache, Tell
 from fldiag.results.provenance import digest, provenance
@@ -192,12 +193,8 @@ class Job:
 
 def trained(_: None, job: Job) -> list[Row]:
     """The rows of one training, without run, method and seed. Raises FldiagError when it diverges."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # steps this small only wait for each other on several, most of all on a busy machine
-    try:
+    with threads(1):  # steps this small only wait for each other on several, most of all on a busy machine
         return _one_thread(job)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _one_thread(job: Job) -> list[Row]:

@@ -6,9 +6,12 @@ import time
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
+import torch
+
 from fldiag.config import Config, checked
 from fldiag.execution.choice import chosen
-from fldiag.execution.forecast import START, faster, wall, workers
+from fldiag.execution.forecast import Faster, faster, total, workers
+from fldiag.execution.threads import threads
 from fldiag.training import held
 from fldiag.training.setup import Setup, Unit
 
@@ -19,19 +22,20 @@ SLOW = 2.0
 @dataclass(frozen=True)
 class Forecast:
     """``seconds`` with the executor, ``at_a_time`` units at a time (None: a cluster knows), and ``serial_seconds`` one after the
-    other; ``bytes`` on the disk at the end. ``parameters`` of the model; ``clients`` a round, ``stacked`` or not. ``faster``: an
-    executor of this machine that takes clearly less, and its seconds. ``kept``: whose weights the checkpoints hold.
-    ``remarks``: what to know before."""
+    other; ``one_thread_seconds``: the same with one thread of PyTorch's, where there are more now; ``bytes`` on the disk at the
+    end. ``parameters`` of the model; ``clients`` a round, ``stacked`` or not. ``faster``: an executor of this machine that takes
+    clearly less. ``kept``: whose weights the checkpoints hold. ``remarks``: what to know before."""
 
     seconds: float
     serial_seconds: float
+    one_thread_seconds: float | None
     executor: str
     at_a_time: int | None
     bytes: int
     parameters: int
     clients: int
     stacked: bool
-    faster: tuple[str, float] | None
+    faster: Faster | None
     kept: str
     remarks: list[str]
 
@@ -63,14 +67,28 @@ def forecast(config: Config, *, executor: str | Executor = "serial", device: str
     units = setup.units(0, ids, setup.initial(), {n: b.clone() for n, b in setup.network.buffers.items()},
                         {n: server[n] for n in setup.method.sent if n in server}, zero if next(iter(zero.values())) else {})
     step, choice = _per_step(setup, units[0]), chosen(executor)
-    cohorts = [step * max((len(b) for b in u.batches), default=0) for u in units]
-    serial, at_a_time = sum(cohorts) * config.rounds, workers(choice)
-    seconds = serial if at_a_time in (1, None) else wall(cohorts, at_a_time or 1) * config.rounds + START
+    steps = [float(max((len(b) for b in u.batches), default=0)) for u in units]
+    alone = _on_one_thread(setup, units[0])
+
+    def phases(of_a_step: float) -> list[list[float]]:
+        return [[of_a_step * n for n in steps]] * config.rounds
+
+    at_a_time = workers(choice)
+    seconds = total(phases(step), at_a_time)
+    better = None if at_a_time is None else faster(phases(step), seconds) or (
+        faster(phases(alone), seconds, 1) if alone is not None else None)
     size, state = setup.model_bytes, len(server) + config.clients.total * len(zero[ids[0]]) + 1
     disk = size * (held.stored_rounds(config) + state) + held.bytes_of_clients(config, size)
-    return Forecast(seconds, serial, str(choice), at_a_time, disk, setup.network.size, len(ids), setup.stack,
-                    None if at_a_time is None else faster(cohorts, config.rounds, seconds),
-                    held.described(config, size), setup.remarks)
+    return Forecast(seconds, total(phases(step), 1), None if alone is None else total(phases(alone), 1), str(choice), at_a_time,
+                    disk, setup.network.size, len(ids), setup.stack, better, held.described(config, size), setup.remarks)
+
+
+def _on_one_thread(setup: Setup, unit: Unit) -> float | None:
+    """Seconds of a local step with one thread, as workers have it that share the cores; None where that is so anyway."""
+    if torch.get_num_threads() == 1 or setup.device.type != "cpu":
+        return None
+    with threads(1):
+        return _per_step(setup, unit)
 
 
 def _per_step(setup: Setup, unit: Unit) -> float:

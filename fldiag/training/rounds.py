@@ -16,7 +16,7 @@ from fldiag.checkpoint.owner import Owner
 from fldiag.checkpoint.run import Run
 from fldiag.config import Config
 from fldiag.errors import FldiagError
-from fldiag.execution.choice import chosen
+from fldiag.execution.choice import Choice, chosen
 from fldiag.execution.pool import Pool
 from fldiag.execution.start import started
 from fldiag.results.table import PERSONAL
@@ -74,14 +74,16 @@ def train(config: Config, *, out: str | Path | None = None, executor: str | Exec
     federation = Federation(setup)
     planned(setup)  # what cannot be personalised is refused now rather than after the last round
     emit = on_event or (lambda event: None)
-    with owner.hold(path) as mine:
+    trainer = worker.Trainer(setup, config, device, given)
+    with owner.hold(path) as mine, started(choice, worker.train, trainer, name=worker.name) as pool:
         run = _opened(path, config, setup, federation, resume)
         emit({"event": "start", "round": run.done, "rounds": config.rounds, "path": str(path),
               "notes": [*setup.remarks, held.described(config, setup.model_bytes)]})
-        trainer = worker.Trainer(setup, config, device, given)
         try:
-            with started(choice, worker.train, trainer, name=worker.name) as pool:
-                _loop(config, run, federation, mine, pool, emit)
+            _loop(config, run, federation, mine, pool, emit)
+            if run.status == "running":
+                pool.close()
+                _personalise(run, federation, choice, emit)
         except KeyboardInterrupt:
             run = Run.open(path)  # what is in memory may name files that were still being written
             if run.status == "running":
@@ -159,13 +161,18 @@ def _loop(config: Config, run: Run, federation: Federation, mine: Owner, pool: P
             else:
                 run.append()
         emit({"event": "round", "round": t, "rounds": config.rounds, "seconds": time.perf_counter() - began, **scores})
-    if plan is not None:  # the last round is stored by now: a run stopped here goes on here
+
+
+def _personalise(run: Run, federation: Federation, choice: Choice, emit: Event) -> None:
+    """What the method does after the last round, which is stored by now: a run stopped here goes on here."""
+    plan = planned(federation.setup)
+    if plan is not None:
         run.drop_metrics(lambda row: str(row["metric"]).startswith(PERSONAL))
-        rows = measure(federation.setup, plan, federation.w, federation.buffers, federation.clients, config.rounds,
+        rows = measure(federation.setup, plan, federation.w, federation.buffers, federation.clients, run.done, executor=choice,
                        progress=lambda done, total, text: emit({"event": "personalise", "done": done, "total": total}))
         run.add_metrics(rows)
-        run.index["status"] = "finished"
-        _end(run)
+    run.index["status"] = "finished"
+    _end(run)
 
 
 def _end(run: Run) -> None:

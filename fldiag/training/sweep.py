@@ -85,23 +85,40 @@ def sweep(source: Config | str | Path, over: Values, *, fixed: Mapping[str, Any]
     """
     wanted = configs(source, over, fixed)
     wanted = shard.part(wanted) if shard is not None else wanted
+    return _all(wanted, [_folder(config, out) for config in wanted], executor, Bench(device, download), on_event)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all runs share; ``dataset``: in the place of what their configs name."""
+
+    device: str
+    download: bool
+    dataset: data.Dataset | None = None
+
+    def train(self, config: Config, out: Path | None, executor: Any = "serial", on_event: Event | None = None) -> Run:
+        setup = None if self.dataset is None else Setup(config, device=self.device, download=self.download, dataset=self.dataset)
+        return rounds.train(config, out=out, resume=True, executor=executor, device=self.device, download=self.download,
+                            on_event=on_event, setup=setup)
+
+
+def _all(wanted: Sequence[Config], outs: Sequence[Path | None], executor: Any, bench: Bench, on_event: Event | None) -> list[Run]:
     if chosen(executor).kind == "serial" or len(wanted) <= 1:  # of one run the clients
-        return [rounds.train(config, out=_folder(config, out), resume=True, executor=executor, device=device,
-                             download=download, on_event=on_event) for config in wanted]
-    if download:  # once, rather than by every worker
-        data.of(wanted[0].data, True)
-    folders = [(_folder(config, out) or rounds.run_path(config)).absolute() for config in wanted]
-    with started(executor, _trained, device, name=_name, most=len(wanted)) as pool:
+        return [bench.train(config, out, executor, on_event) for config, out in zip(wanted, outs, strict=True)]
+    folders = [(out or rounds.run_path(config)).absolute() for config, out in zip(wanted, outs, strict=True)]
+    if bench.download and bench.dataset is None:  # once, rather than by every worker
+        for named in dict.fromkeys(config.data for config in wanted):
+            data.of(named, True)
+    with started(executor, _trained, replace(bench, download=False), name=_name, most=len(wanted)) as pool:
         for i, status in pool.completed(list(zip(wanted, folders, strict=True))):
             if on_event is not None:
                 on_event({"event": "end", "status": status, "round": wanted[i].rounds, "path": str(folders[i])})
     return [Run.open(folder) for folder in folders]
 
 
-def _trained(device: str, unit: tuple[Config, Path]) -> str:
+def _trained(bench: Bench, unit: tuple[Config, Path]) -> str:
     """A run trained where this is called. Returns its status."""
-    config, folder = unit
-    return str(rounds.train(config, out=folder, resume=True, device=device).status)
+    return str(bench.train(*unit).status)
 
 
 def _name(unit: tuple[Config, Path]) -> str:
@@ -113,7 +130,8 @@ def _folder(config: Config, out: Path | None) -> Path | None:
 
 
 def tune(source: Config | str | Path, grid: Values, budget: int, *, fixed: Mapping[str, Any] | None = None,
-         out: Path | None = None, device: str = "auto", download: bool = False, on_event: Event | None = None) -> Tuned:
+         out: Path | None = None, executor: Any = "serial", device: str = "auto", download: bool = False,
+         on_event: Event | None = None) -> Tuned:
     """Choose hyper-parameters of one setting on held-out training examples.
 
     Every tenth training example of each class (``HELD_OUT``) is taken out before the data are dealt to clients; the final
@@ -127,6 +145,7 @@ def tune(source: Config | str | Path, grid: Values, budget: int, *, fixed: Mappi
         budget: how many candidates are tried.
         fixed: the keys of the setting; its first seed.
         out: folder of the candidates' runs (they are kept, and read when asked again).
+        executor: where the candidates are trained, see ``sweep``.
         device: see ``train``.
         download: fetch a missing public data set.
         on_event: gets the events of every run.
@@ -141,13 +160,10 @@ def tune(source: Config | str | Path, grid: Values, budget: int, *, fixed: Mappi
         drawn = numpy_rng(0, "tune").permutation(len(candidates))[:budget]
         candidates = [candidates[i] for i in sorted(drawn)]
     made = [_config(source, {**(fixed or {}), **keys}) for keys in candidates]
-    dataset = _held_out(data.of(made[0].data, download))
-    found = Tuned({})
-    for keys, config in zip(candidates, made, strict=True):
-        folder = (out or rounds.RUNS) / "tuning" / rounds.run_path(config).name
-        run = rounds.train(config, out=folder, resume=True, device=device, on_event=on_event,
-                           setup=Setup(config, device=device, download=download, dataset=dataset))
-        found.tried.append((keys, None if failure(run) else _score(run)))
+    bench = Bench(device, download, _held_out(data.of(made[0].data, download)))
+    outs = [(out or rounds.RUNS) / "tuning" / rounds.run_path(config).name for config in made]
+    runs = _all(made, outs, executor, bench, on_event)
+    found = Tuned({}, [(keys, None if failure(run) else _score(run)) for keys, run in zip(candidates, runs, strict=True)])
     scored = [(score, keys) for keys, score in found.tried if score is not None]
     if not scored:
         raise FldiagError("every candidate failed", "give smaller learning rates", usage=True)

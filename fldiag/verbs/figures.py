@@ -128,8 +128,8 @@ def forecast(console: Console, the_plan: plan.Plan, only: Callable[[Config], boo
     spent = "" if jobs is None else f", {duration(found.wall(jobs))} with {jobs} at a time"
     console.say(f"forecast: {found.seconds / 3600:,.1f} core-hours{spent} "
                 f"({forecasts.machine_words()}), {found.bytes / 1e9:,.1f} GB of disk ({free / 1e9:,.0f} GB free)")
-    if jobs is not None and (better := faster(found.parts, 1, found.wall(jobs), threads=1)):
-        console.say(f"--executor {better[0]}: {duration(better[1])} instead of {duration(found.wall(jobs))}")
+    if jobs is not None and (better := faster([found.parts], found.wall(jobs), 1)):
+        console.say(f"--executor {better.executor}: {duration(better.seconds)} instead of {duration(found.wall(jobs))}")
     for line in not_forecast({**failures, **found.unknown}):
         console.note(line)
     for why in sorted(set(the_plan.left_out.values())):

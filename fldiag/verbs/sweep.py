@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from fldiag.diagnosis.measure import LONG as ANNOUNCE
 from fldiag.diagnosis.subjects import user_code
 from fldiag.errors import FldiagError
 from fldiag.execution.choice import chosen
-from fldiag.execution.forecast import START, faster, wall, workers
+from fldiag.execution.forecast import faster, total, workers
 from fldiag.execution.shard import Shard
 from fldiag.plotting import words
 from fldiag.results import files
@@ -118,21 +119,26 @@ def forecast(console: Console, asked: Plan, wanted: list[Config], executor: str,
             progress(i, len(firsts), config.method.name)
             alike[config] = one(config, executor="serial" if len(wanted) > 1 else executor, device=device, download=download)
     found, choice = [alike[c.replace(seed=0)] for c in wanted], chosen(executor)
-    at_a_time = workers(choice) if len(wanted) > 1 else 1
-    runs = [f.seconds for f in found]
-    tried = sum(asked.tries * alike_.serial_seconds for alike_ in alike.values()) if asked.grid else 0.0
-    total = (sum(runs) if at_a_time in (1, None) else wall(runs, at_a_time or 1) + START) + tried
+
+    def phases(of: Callable[[Forecast], float]) -> list[list[float]]:
+        return [*([of(f)] * asked.tries for f in alike.values() if asked.grid), [of(f) for f in found]]
+
+    *tried, runs = phases(lambda f: f.serial_seconds)
+    at_a_time = workers(choice) if len(wanted) > 1 or tried else 1
+    spent = total(tried, workers(choice)) if tried else 0.0
+    seconds, work = spent + (total([runs], at_a_time) if len(runs) > 1 else found[0].seconds), total([*tried, runs], 1)
     size = sum(f.bytes for f in found) + (asked.tries * sum(f.bytes for f in alike.values()) if asked.grid else 0)
     rows = [{"run": sweeps.rounds.run_path(c).name, "time": duration(f.seconds), "mb": f.bytes / 1e6}
             for c, f in zip(wanted, found, strict=True)]
     console.table(rows, {"run": "run", "time": "time", "mb": "MB"})
-    console.result |= {"seconds": total, "serial_seconds": sum(runs) + tried, "bytes": size, "executor": str(choice)}
+    console.result |= {"seconds": seconds, "serial_seconds": work, "bytes": size, "executor": str(choice)}
     where = {1: "on this machine", None: f"of work for {choice}, by the speed of this machine"}.get(
-        at_a_time, f"with {at_a_time} at a time on this machine ({duration(sum(runs) + tried)} of work)")
-    before = f", {duration(tried)} of it for the candidates" if tried else ""
-    console.say(f"forecast: {duration(total)} of local training {where}{before}, {size / 1e6:,.0f} MB of disk")
-    if len(wanted) > 1 and at_a_time is not None and (better := faster(runs, 1, total - tried)):
-        console.say(f"--executor {better[0]}: {duration(better[1] + tried)} instead of {duration(total)}")
+        at_a_time, f"with {at_a_time} at a time on this machine ({duration(work)} of work)")
+    before = f", {duration(spent)} of it for the candidates" if tried else ""
+    console.say(f"forecast: {duration(seconds)} of local training {where}{before}, {size / 1e6:,.0f} MB of disk")
+    better = faster([*tried, runs], seconds) or faster(phases(lambda f: f.one_thread_seconds or f.serial_seconds), seconds, 1)
+    if at_a_time is not None and better is not None:
+        console.say(better.said(seconds))
     console.done()
 
 
@@ -166,7 +172,7 @@ def trained(console: Console, asked: Plan, out: Path | None, executor: str, shar
             if setting is not None:
                 first = {"seed": over["seed"][0]} if "seed" in over else {}
                 best = sweeps.tune(asked.source, asked.grid, asked.tries, fixed={**fixed, **setting, **first}, out=out,
-                                   device=device, download=download, on_event=on_event)
+                                   executor=executor, device=device, download=download, on_event=on_event)
                 tuned[_label(setting)] = best
                 over = {k: v if k == "seed" else [setting[k]] for k, v in over.items()}
                 fixed = {**fixed, **best.chosen}

@@ -101,7 +101,7 @@ def forecast(console: Console, config: Config, path: Path, executor: str, downlo
         f"of local training with {found.at_a_time} at a time on this machine ({duration(found.serial_seconds)} of work)")
     console.say(f"forecast: {duration(found.seconds)} {where}, {found.bytes / 1e6:,.0f} MB of disk ({free / 1e9:,.0f} GB free)")
     if found.faster is not None:
-        console.say(f"--executor {found.faster[0]}: {duration(found.faster[1])} instead of {duration(found.seconds)}")
+        console.say(found.faster.said(found.seconds))
     for text in [*found.remarks, found.kept]:
         console.say(text)
     if found.bytes > free:

@@ -17,7 +17,7 @@ FIGURES = MIDDLE | {"api", "method", "training", "training/diagnostics", "diagno
 MAY = {
     "errors": set(), "seeding": set(), "clock": set(), "version": set(), "device": {"errors"},
     "params": {"errors"}, "minilm": {"errors"}, "choices": set(), "losses": {"errors", "seeding", "params", "choices"},
-    "registry": {"errors"}, "execution": {"errors", "version"}, "identity": {"registry"}, "config": {"errors", "identity", "minilm", "registry", "sections"},
+    "registry": {"errors"}, "execution": {"clock", "errors", "version"}, "identity": {"registry"}, "config": {"errors", "identity", "minilm", "registry", "sections"},
     "sections": set(), "console": {"errors", "version"},
     "data": GROUND, "models": GROUND, "results": GROUND,
     "checkpoint": GROUND | {"data", "models", "results"},

@@ -106,6 +106,41 @@ def test_a_broken_executor_of_somebody_else_is_one_error():
         list(pool.map([1, "die", 2]))
 
 
+def test_an_executor_that_was_shut_down_is_one_error():
+    own = ThreadPoolExecutor(1)
+    own.shutdown()
+    with pytest.raises(FldiagError, match=r"ThreadPoolExecutor is broken \(cannot schedule.*resume=True"):
+        list(started(own, work, 10).map([1]))
+
+
+def test_a_place_that_cannot_be_reached_leaves_no_run_behind(tmp_path, monkeypatch):
+    def refused(*args, **kwargs):
+        raise FldiagError("no Dask scheduler answers")
+
+    monkeypatch.setattr(rounds, "started", refused)
+    with pytest.raises(FldiagError, match="no Dask scheduler"):
+        rounds.train(config(), out=tmp_path / "run", executor="dask:tcp://127.0.0.1:9")
+    assert not (tmp_path / "run").exists()
+
+
+def test_personal_models_are_made_where_the_rounds_were(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(rounds, "measure", lambda *args, executor, **kwargs: seen.append(str(executor)) or [])
+    with ThreadPoolExecutor(1) as own:
+        run = rounds.train(config("fedbabu", rounds=1, total=3, per_round=2), out=tmp_path, executor=own)
+    assert seen == ["ThreadPoolExecutor"] and run.status == "finished"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processors cannot be taken away here")
+def test_workers_are_as_many_as_the_processors_that_may_be_used():
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert cores(1) == 1
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 def test_state_that_cannot_be_sent_is_said_before_anything_starts():
     with pytest.raises(FldiagError, match=r"cannot be sent to worker processes.*executor 'serial'"):
         started("processes:2", work, lambda x: x)

@@ -114,15 +114,20 @@ def test_figures(tmp_path):
 
 
 @pytest.fixture
-def scheduler(tmp_path):
-    """(address, the scheduler's process) of a cluster of two workers in processes of their own."""
-    file, python = tmp_path / "scheduler.json", [sys.executable, "-m", "distributed.cli"]
+def scheduler(tmp_path, request):
+    """(address, the scheduler's process) of a cluster of two workers in processes of their own. With a parameter, the
+    ``scheduler`` or the ``worker`` cannot import fldiag."""
+    file, lacking = tmp_path / "scheduler.json", getattr(request, "param", None)
+
+    def python(who):
+        without = "import sys; sys.modules['fldiag'] = None; " if who == lacking else ""
+        return [sys.executable, "-c", f"{without}from distributed.cli.dask_{who} import main; main()", "--no-dashboard",
+                "--scheduler-file", file]
+
     where = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": where}
-    main = subprocess.Popen([*python[:2], "distributed.cli.dask_scheduler", "--port", "0", "--no-dashboard", "--scheduler-file", file],
-                            **quiet)
-    others = [subprocess.Popen([*python[:2], "distributed.cli.dask_worker", "--scheduler-file", file, "--nthreads", "1",
-                                "--no-dashboard"], **quiet) for _ in range(2)]
+    main = subprocess.Popen([*python("scheduler"), "--port", "0"], **quiet)
+    others = [subprocess.Popen([*python("worker"), "--nthreads", "1", "--no-nanny"], **quiet) for _ in range(2)]
     for _ in range(300):
         if file.is_file() and file.read_text().endswith("}"):
             break
@@ -149,5 +154,24 @@ def test_a_scheduler_that_is_killed_is_one_error(scheduler):
 
 def test_a_cluster_of_another_version_is_refused(scheduler, monkeypatch):
     monkeypatch.setattr(cluster, "version", lambda: "99.9")
-    with pytest.raises(FldiagError, match=r"the Dask worker .* has fldiag .* and here are 99\.9"):
+    with pytest.raises(FldiagError, match=r"the Dask scheduler has fldiag .* and here are 99\.9"):
         started(f"dask:{scheduler[0]}", waited, None)
+
+
+@pytest.mark.parametrize("scheduler", ["scheduler", "worker"], indirect=True)
+def test_a_cluster_without_fldiag_is_refused(scheduler, request):
+    who = request.node.callspec.params["scheduler"]
+    with pytest.raises(FldiagError, match=f"the Dask {who}.* cannot import fldiag .*; install the same fldiag"):
+        started(f"dask:{scheduler[0]}", waited, None)
+
+
+def test_an_error_says_that_it_is_one_of_a_worker(scheduler):
+    """What lies in this machine's folders need not lie in the worker's."""
+    with started(f"dask:{scheduler[0]}", without_data, None) as pool, pytest.raises(FldiagError) as caught:
+        list(pool.map([1]))
+    assert caught.value.what == f"on a worker of {scheduler[0]}: digits.npz was not found"
+    assert caught.value.remedy == "set FLDIAG_DATA"
+
+
+def without_data(_, unit):
+    raise FldiagError("digits.npz was not found", "set FLDIAG_DATA")

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -13,6 +14,7 @@ import reports
 from fldiag import registry
 from fldiag.checkpoint.run import Run
 from fldiag.diagnosis.answer import answer
+from fldiag.diagnostics.forgetting.section import _clients as clients_of
 from fldiag.plotting import style
 from fldiag.plotting.sections import Figure, Group, Section, Table, lines
 from fldiag.report import build
@@ -256,3 +258,11 @@ def test_all_that_is_written_is_found_and_shown(asked, tmp_path):
         assert len(pictures(shown)) == count, name
         assert ("<table>" in shown) == (name != "density") and "is not" not in shown
     assert "could not be made" not in text
+
+
+def test_many_clients_are_shown_by_percentiles():
+    few, many = (clients_of(SimpleNamespace(label="A"), pd.DataFrame(reports.forgetting(clients=range(n)))) for n in (3, 200))
+    assert [row[0] for row in few] == ["0", "1", "2"] and few[0][1:4] == ["A", "2", "2"]
+    assert [row[0] for row in many][::5] == ["smallest", "median", "largest"] and len(many) == 11
+    column = [float(row[7].split()[0]) for row in many]  # what is forgotten: it grows with the client's number
+    assert column == sorted(column) and column[0] == pytest.approx(5) and column[10] == pytest.approx(100 * (0.05 + 199 / 10), rel=1e-2)

@@ -85,3 +85,10 @@ def test_shards_are_all_runs_once_and_a_call_without_one_collects(tmp_path):
     assert sorted(run.path for part in parts for run in part) == sorted(tmp_path.iterdir()) and [len(p) for p in parts] == [2, 1, 1]
     events = []
     assert len(fldiag.sweep(start, over, out=tmp_path, on_event=events.append)) == 4 and events == []
+
+
+@pytest.mark.slow
+def test_candidates_are_trained_where_the_runs_are(tmp_path):
+    grid, fixed = {"train.lr": [1e-6, 0.1]}, SHORT | {"rounds": 2}
+    here = sweep.tune("digits", grid, 2, fixed=fixed, out=tmp_path / "here")
+    assert sweep.tune("digits", grid, 2, fixed=fixed, out=tmp_path / "there", executor="processes:2") == here

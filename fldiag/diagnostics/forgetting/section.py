@@ -23,7 +23,7 @@ from fldiag.plotting.sections import (
     short,
     shorts,
 )
-from fldiag.plotting.tables import MANY, floats, percentiles
+from fldiag.plotting.tables import MANY, floats, of_clients, percentiles
 from fldiag.results import select
 from fldiag.results.select import last_round, only
 
@@ -75,20 +75,21 @@ def section(found: Collected) -> Section:
 
 
 def _clients(m: Member, frame: pd.DataFrame) -> list[list[str]]:
-    """A row a client that was trained in the last round."""
+    """A row a client that was trained in the last round; of many clients their percentiles, each column by itself."""
     rows = only(frame, scope="client", moment="trained", slice="test", index=None)
     last = last_round(only(rows, metric="drop"))
     if last is None:
         return []
     wide = only(rows, round=last).drop_duplicates(["client", "metric"]).pivot(index="client", columns="metric", values="value")
     held = only(frame, metric="class_examples").dropna(subset=["value"]).groupby("client")["value"]
-    examples, classes = held.sum(), held.agg(lambda v: (v > 0).sum())
+    wide = wide.assign(examples=held.sum(), classes=held.agg(lambda v: (v > 0).sum())).astype(float)
+    rows = of_clients([{"client": f"{int(k)}", **row} for k, row in wide.to_dict("index").items()])
 
-    def count(of: pd.Series, k: float) -> str:
-        return f"{int(of[k]):,}" if k in of.index else "–"
+    def count(value: float | None) -> str:
+        return "–" if value is None or pd.isna(value) else f"{int(value):,}"
 
-    return [[f"{int(k)}", m.label, count(examples, k), count(classes, k), *(percent(row.get(name)) for name in (
-        "accuracy_seen", "accuracy_unseen", "drop", "forgotten", "forgetting"))] for k, row in wide.iterrows()]
+    return [[row["client"], m.label, count(row["examples"]), count(row["classes"]), *(percent(row.get(name)) for name in (
+        "accuracy_seen", "accuracy_unseen", "drop", "forgotten", "forgetting"))] for row in rows]
 
 
 def _match(figures: Sequence[Figure]) -> None:

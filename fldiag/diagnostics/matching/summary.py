@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from fldiag.plotting.tables import of_clients
 from fldiag.results import missing
 from fldiag.results.select import number, only, rounds
 from fldiag.results.summary import Item, Note, Say, Small
@@ -57,7 +58,8 @@ def _clients(frame: pd.DataFrame) -> list[Row]:
                       "residual": number(own, "eigenvalue", column="residual", index=1), "trace": number(own, "trace"),
                       "stderr": number(own, "trace", column="stderr"), "overlap": number(part, "global_overlap"),
                       "share": part_of / top if part_of is not None and top else None})
-    return found
+    clients = [row for row in found if row["client"] != "global model"]
+    return of_clients(clients) + found[len(clients):]
 
 
 def _pairs(frame: pd.DataFrame, round: int) -> list[Row]:

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from fldiag.checkpoint.run import Run
 from fldiag.choices import Data, Device, Download, Executor, Model, Root
+from fldiag.plotting.tables import of_clients
 from fldiag.registry import Progress, diagnostic
 from fldiag.results import missing
 from fldiag.results.select import number, only
@@ -32,8 +33,9 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         yield Say(f"{run}: mean distance to the clients' optima {'–' if mean is None else f'{mean:.4g}'}, radius of the late "
                   f"oscillation {'–' if radius is None else f'{radius:.4g}'}")
         floors = only(rows, metric="client_floor", scope="client")
-        yield Small([{"client": int(row["client"]), "floor": row["value"], "epochs": int(row["index"]), "fall": row["fall"],
-                      "reached": bool(row["converged"])} for _, row in floors.dropna(subset="value").iterrows()], CLIENTS)
+        each = [{"client": int(row["client"]), "floor": row["value"], "epochs": int(row["index"]), "fall": row["fall"],
+                 "reached": bool(row["converged"])} for _, row in floors.dropna(subset="value").iterrows()]
+        yield Small(of_clients(each), CLIENTS)
     yield from missing.notes(frame)
 
 

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from fldiag.checkpoint.run import Run
 from fldiag.choices import Data, Device, Download, Executor, Model, Root
+from fldiag.plotting.tables import of_clients
 from fldiag.registry import Progress, diagnostic
 from fldiag.results import missing
 from fldiag.results.select import number, only
@@ -42,9 +43,9 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
 
 def _effects(frame: pd.DataFrame, last: int) -> list[Row]:
     clients = sorted(only(frame, metric="effect")["client"].dropna().unique())
-    return [{"client": int(k), "aggregate": number(frame, "effect", client=k, index=0),
+    return of_clients([{"client": int(k), "aggregate": number(frame, "effect", client=k, index=0),
              "predicted": number(frame, "predicted_effect", client=k, index=0, estimator="quadratic"),
-             "training": number(frame, "effect", client=k, index=last), "rounds": last} for k in clients]
+             "training": number(frame, "effect", client=k, index=last), "rounds": last} for k in clients])
 
 
 def _of(index: int) -> str:
