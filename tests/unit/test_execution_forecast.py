@@ -6,8 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fldiag
+from fldiag import Config
 from fldiag.execution import forecast
 from fldiag.execution.choice import chosen
+from fldiag.training.setup import Setup
 
 
 @given(st.lists(st.floats(0, 1e6), max_size=30), st.integers(1, 10))
@@ -29,3 +32,10 @@ def test_another_executor_is_named_where_it_is_clearly_faster(monkeypatch):
 @pytest.mark.parametrize(("executor", "count"), [("serial", 1), ("processes:3", 3), ("dask:tcp://host:8786", None)])
 def test_how_many_at_a_time(executor, count):
     assert forecast.workers(chosen(executor)) == count
+
+
+def test_what_is_timed_is_a_step_in_the_middle_of_the_training_with_a_teacher_to_project_on(monkeypatch):
+    timed, train = [], Setup.train
+    monkeypatch.setattr(Setup, "train", lambda setup, unit: timed.append(unit) or train(setup, unit))
+    found = fldiag.forecast(Config.load("digits", method__name="fedproj", model__name="mlp", rounds=8))
+    assert found.clients == 10 and 4 <= timed[-1].t < 8 and "teacher" in timed[-1].sent
