@@ -38,6 +38,17 @@ class Console:
 
         Rich(stderr=True).print(Text(printable(text), style="bold red"))
 
+    def confirm(self, question: str, otherwise: str) -> bool:
+        """What the person at the keyboard answers. Raises FldiagError with the remedy ``otherwise`` where there is none."""
+        from rich.console import Console as Rich
+        from rich.prompt import Confirm
+        from rich.text import Text
+
+        try:
+            return Confirm.ask(Text(printable(question)), console=Rich(stderr=True), default=False)
+        except EOFError:
+            raise FldiagError("nobody answered", otherwise, usage=True) from None
+
     def table(self, rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
         """Rows as an aligned table; ``columns`` maps keys to headings."""
         self.result.setdefault("rows", []).extend(rows)

@@ -115,4 +115,4 @@ def prune(run: Annotated[list[Path], typer.Argument(help="Folders of finished ru
     with errors(debug):
         from fldiag.verbs import runs as verb
 
-        verb.thin(Console(json), run, keep, dry_run, lambda text: yes or typer.confirm(text))
+        verb.thin(Console(json), run, keep, dry_run, yes)

@@ -109,11 +109,15 @@ def _of_weights(entry: Diagnostic, targets: Sequence[Target], where: dict[str, A
 
 
 def _file(target: Checkpoint | Problem, problem: Problem, named: Sequence[Checkpoint]) -> dict[str, Any]:
+    """What an answer is about: the file, and where model or data were given, these too, since the file does not decide them."""
     if isinstance(target, Problem):
         of = {"file": named[0].path.name, "sha256": named[0].sha256} if len(named) == 1 else {}  # its clients
         return {"digest": problem.digest(), "slice": problem.slice_name, "n": problem.n, **of}
+    given = {k: v for k, v in (("model", target.model), ("data", target.data)) if v is not None}
+    more = {"digest": problem.digest(), "remarks": list(problem.remarks),
+            **{k: v for k, v in given.items() if isinstance(v, str)}} if given else {}
     return {"file": target.path.name, "sha256": target.sha256, "run": target.manifest.get("run"), "slice": problem.slice_name,
-            "n": problem.n}
+            "n": problem.n, **more}
 
 
 def _of_run(entry: Diagnostic, targets: Sequence[Target], where: dict[str, Any], own: dict[str, Any]) -> Question:

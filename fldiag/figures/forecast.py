@@ -18,10 +18,8 @@ from fldiag.figures.plan import Plan, Task
 from fldiag.figures.questions import OWN
 from fldiag.params import Layout
 from fldiag.training.federation import Federation
+from fldiag.training.forecast import PUBLIC
 from fldiag.training.setup import Setup
-
-#: Public inputs with which the server's work is timed; it grows with their number.
-PUBLIC = 128
 
 
 @dataclass

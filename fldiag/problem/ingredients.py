@@ -95,10 +95,17 @@ class Ingredients:
         if dtype not in (torch.float32, torch.float64):
             raise FldiagError(f"dtype = {dtype} is too coarse for curvature",
                               "use torch.float32 or torch.float64", usage=True)
+        if isinstance(model, torch.jit.ScriptModule):
+            raise FldiagError("the model is TorchScript, whose weights cannot be replaced for a moment",
+                              "give the module that it was made of", usage=True)
         lazy = [n for n, p in model.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)]
         if lazy:
             raise FldiagError(f"parameter {lazy[0]!r} has no shape yet",
                               "run the model once on a batch first")
+        empty = [n for n, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta]
+        if empty:
+            raise FldiagError(f"{empty[0]!r} of the model lies on the device meta and has no values",
+                              "make the model on another device, and load its weights", usage=True)
         self.layout, self.remarks, self.reduction = Layout.of(model, trainable), told, reduction
         self.differences = differences
         self.name, self.dtype, self.memory, self.labels = name, dtype, int(memory), dict(labels or {})

@@ -15,7 +15,7 @@ from fldiag.checkpoint.run import Run
 from fldiag.method import Round
 from fldiag.training.client import MOMENTUM, Trained
 from fldiag.training.server import aggregate, mean_buffers
-from fldiag.training.setup import Setup
+from fldiag.training.setup import Setup, Unit
 
 
 class Federation:
@@ -39,14 +39,16 @@ class Federation:
             w = part.send(w, self.state)
         return w
 
-    def train(self, ids: list[int], execute: Callable[[list[Any]], Any], record: bool = False) -> Trained:
-        """Local training of these clients from the current state; nothing of it is kept here. ``record``: their steps."""
-        setup, method = self.setup, self.setup.method
-        start = self.sent()
+    def units(self, ids: list[int], record: bool = False) -> list[Unit]:
+        """The local training of these clients from the current state, cohort by cohort. ``record``: their steps."""
         states = {i: self._of(i) for i in ids} if self._client0 else {}
-        sent = {name: self.state[name] for name in method.sent if name in self.state}
-        units = setup.units(self.t, ids, start, self.buffers, sent, states)
-        return merge(list(execute([replace(unit, record=record) for unit in units])), ids)
+        sent = {name: self.state[name] for name in self.setup.method.sent if name in self.state}
+        found = self.setup.units(self.t, ids, self.sent(), self.buffers, sent, states)
+        return [replace(unit, record=record) for unit in found]
+
+    def train(self, ids: list[int], execute: Callable[[list[Any]], Any], record: bool = False) -> Trained:
+        """Local training of these clients from the current state; nothing of it is kept here."""
+        return merge(list(execute(self.units(ids, record))), ids)
 
     def round(self, execute: Callable[[list[Any]], Any]) -> tuple[Round, Trained]:
         """Train one round. Returns what the server saw and the merged clients' results."""

@@ -1,4 +1,4 @@
-"""How long a config trains on this machine, and what it stores: two local steps are timed, and nothing is written."""
+"""How long a config trains on this machine, and what it stores: a few local steps are timed, and nothing is written."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from fldiag.execution.choice import chosen
 from fldiag.execution.forecast import Faster, faster, total, workers
 from fldiag.execution.threads import threads
 from fldiag.training import held
+from fldiag.training.federation import Federation
 from fldiag.training.setup import Setup, Unit
 
+#: Public inputs with which a rehearsal makes do: a minibatch of them, for the methods whose clients learn from them.
+PUBLIC = 256
 #: A local step that takes longer, in seconds, is timed once.
 SLOW = 2.0
 
@@ -61,11 +64,9 @@ def forecast(config: Config, *, executor: str | Executor = "serial", device: str
     (True, 10)
     """
     setup = Setup(checked(config), device=device, download=download, rehearsal=True)
-    ids = sorted(setup.schedule.sampled(0))
-    zero = {i: setup.method.client_init(setup.initial()) for i in ids}
-    server = setup.method.server_init(setup.initial())
-    units = setup.units(0, ids, setup.initial(), {n: b.clone() for n, b in setup.network.buffers.items()},
-                        {n: server[n] for n in setup.method.sent if n in server}, zero if next(iter(zero.values())) else {})
+    federation = Federation(setup)
+    states = len(federation.state) + config.clients.total * len(setup.method.client_init(federation.w)) + 1
+    units = _units(federation)
     step, choice = _per_step(setup, units[0]), chosen(executor)
     steps = [float(max((len(b) for b in u.batches), default=0)) for u in units]
     alone = _on_one_thread(setup, units[0])
@@ -77,10 +78,10 @@ def forecast(config: Config, *, executor: str | Executor = "serial", device: str
     seconds = total(phases(step), at_a_time)
     better = None if at_a_time is None else faster(phases(step), seconds) or (
         faster(phases(alone), seconds, 1) if alone is not None else None)
-    size, state = setup.model_bytes, len(server) + config.clients.total * len(zero[ids[0]]) + 1
-    disk = size * (held.stored_rounds(config) + state) + held.bytes_of_clients(config, size)
+    size, clients = setup.model_bytes, sum(len(unit.ids) for unit in units)
+    disk = size * (held.stored_rounds(config) + states) + held.bytes_of_clients(config, size)
     return Forecast(seconds, total(phases(step), 1), None if alone is None else total(phases(alone), 1), str(choice), at_a_time,
-                    disk, setup.network.size, len(ids), setup.stack, better, held.described(config, size), setup.remarks)
+                    disk, setup.network.size, clients, setup.stack, better, held.described(config, size), setup.remarks)
 
 
 def _on_one_thread(setup: Setup, unit: Unit) -> float | None:
@@ -91,10 +92,25 @@ def _on_one_thread(setup: Setup, unit: Unit) -> float | None:
         return _per_step(setup, unit)
 
 
+def _units(federation: Federation) -> list[Unit]:
+    """The local work of a round in the middle of the training: some methods begin late, and those that learn from a teacher
+    have none before the first round, which is tried with few public inputs."""
+    setup = federation.setup
+    federation.t = setup.config.rounds // 2
+    if setup.public is not None:
+        setup.public = setup.public[:PUBLIC]
+        federation.round(lambda units: [setup.train(_begun(unit, 1)) for unit in units])
+    return federation.units(sorted(setup.schedule.sampled(federation.t)))
+
+
+def _begun(unit: Unit, steps: int) -> Unit:
+    return replace(unit, batches=[b[:steps] for b in unit.batches])
+
+
 def _per_step(setup: Setup, unit: Unit) -> float:
     """Seconds of a local step: timed when it is warm, unless one alone takes so long that the warming does not count."""
     for steps in (1, 3):
-        trial = replace(unit, batches=[b[:steps] for b in unit.batches])
+        trial = _begun(unit, steps)
         began = time.perf_counter()
         setup.train(trial)
         found = (time.perf_counter() - began) / max(1, max(map(len, trial.batches)))

@@ -95,8 +95,8 @@ def train(config: Config, *, out: str | Path | None = None, executor: str | Exec
 
 
 def _there(path: Path) -> FldiagError:
-    return FldiagError(f"{path} already holds a run", "continue it with --resume, or choose another folder with --out",
-                       usage=True)
+    return FldiagError(f"{path} already holds a run", "continue it with --resume, replace it with --overwrite, or choose another "
+                       "folder with --out", usage=True)
 
 
 def _opened(path: Path, config: Config, setup: Setup, federation: Federation, resume: bool) -> Run:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,7 @@ def _row(run: Run, name: Path) -> dict[str, Any]:
             "MB": round(prune.size(run.path) / 1e6, 1), "changed": f"{datetime.fromtimestamp(changed):%Y-%m-%d %H:%M}"}
 
 
-def thin(console: Console, paths: list[Path], keep: str | None, dry_run: bool, confirm: Callable[[str], bool]) -> None:
+def thin(console: Console, paths: list[Path], keep: str | None, dry_run: bool, yes: bool) -> None:
     """Remove what finished runs no longer need, after asking."""
     found = []
     for path in paths:
@@ -60,7 +59,10 @@ def thin(console: Console, paths: list[Path], keep: str | None, dry_run: bool, c
         console.result.setdefault("rows", []).append({"run": str(run.path), "files": names, "bytes": size})
     if dry_run:
         console.say("nothing was removed (--dry-run)")
-    elif confirm("Remove them? Runs without their clients' states cannot be given more rounds."):
+    elif not any(row["files"] for row in console.result["rows"]):
+        console.say("there is nothing to remove")
+    elif yes or console.confirm("Remove them? Runs without their clients' states cannot be given more rounds.",
+                                "say yes on the command line: --yes"):
         for run, kept in found:
             prune.thin(run, kept)
     else:

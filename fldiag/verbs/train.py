@@ -73,13 +73,15 @@ def report(console: Console, run: Any) -> None:
     """The end of a run in a few numbers. One that failed says so in red and leaves with exit code 3."""
     frame = run.metrics
     last = frame[(frame["slice"] == "test") & (frame["round"] == frame["round"].max())]
-    row = {"run": run.path.name, "method": run.config.method.name, "rounds": int(frame["round"].max()), "status": run.status,
+    why = failure(run)
+    row = {"run": run.path.name, "method": run.config.method.name, "rounds": int(frame["round"].max()),
+           "status": "diverged" if why else run.status,
            **{m: float(v) for m, v in zip(last["metric"], last["value"], strict=True)}}
     console.table([row], {key: key for key in ("run", "method", "rounds", "status", "accuracy", "loss")})
     for item in personal.summary(frame, {}):
         if isinstance(item, Small):
             console.table(list(item.rows), dict(item.columns))
-    if why := failure(run):
+    if why:
         console.alarm(f"{why}; a smaller train.lr usually helps")
     files = [f for f in run.index["files"] if f.startswith("rounds/")]
     console.done(run.path / files[-1] if files else run.path)

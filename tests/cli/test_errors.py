@@ -190,8 +190,10 @@ def test_even_grid_is_refused():
 
 
 def test_diverged_training_is_an_outcome():
-    result = runner.invoke(app, ["train", "digits", "--set", "train.lr=1e6", "--set", "rounds=3", "--out", "r"])
-    assert result.exit_code == 3 and "diverged" in result.output
+    """Also where all weights are finite: the table says so too."""
+    result = runner.invoke(app, ["train", "digits", "--set", "train.lr=5000", "--set", "rounds=3", "--out", "r"])
+    assert result.exit_code == 3 and "diverged" in result.stdout and "finished" not in result.output
+    assert "diverged: the test loss is" in result.stderr
 
 
 @pytest.mark.slow

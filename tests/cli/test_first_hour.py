@@ -84,3 +84,17 @@ def test_own_model_has_its_own_loss(here, own):
     answer = run("spectrum", "net.pt", "--model", "hour_net:net", "--data", own, "--device", "cpu", "--json", "-k", "1").stdout
     found = {row["metric"]: row["value"] for row in json.loads(answer)["rows"]}
     assert found["loss"] == pytest.approx(float(cross_entropy(net(x), y)), rel=1e-5)
+
+
+def test_answers_about_other_data_do_not_replace_each_other(here, own):
+    """One file of weights, two data sets of one size: two answers, each of which says what it saw."""
+    (here / "two_nets.py").write_text("from torch import nn\n\n\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n")
+    torch.save(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).state_dict(), here / "two.pt")
+    with np.load(here / "own.npz") as file:
+        np.savez(here / "floats.npz", **{k: v.astype(np.float32) if "images" in k else v for k, v in file.items()})
+    about = {}
+    for data in (own, "npz:floats.npz"):
+        made = last(run("spectrum", "two.pt", "--model", "two_nets:net", "--data", data, "--device", "cpu", "-k", "1"))
+        about[made] = json.loads((here / made).with_suffix(".json").read_text())["checkpoints"]["two"]
+    assert [a["data"] for a in about.values()] == [own, "npz:floats.npz"] and {a["model"] for a in about.values()} == {"two_nets:net"}
+    assert ["pixels / 255" in a["remarks"][-1] for a in about.values()] == [True, False]

@@ -61,7 +61,8 @@ def test_a_wrong_sweep_is_refused_before_anything_is_trained(here, arguments, wo
 
 def test_overwrite_begins_anew(here):
     run("train", "digits", *SHORT, "--out", "r")
-    assert "--resume" in run("train", "digits", *SHORT, "--out", "r", code=2).stderr
+    told = run("train", "digits", *SHORT, "--out", "r", code=2).stderr
+    assert "--resume" in told and "--overwrite" in told
     (here / "r" / "mine.txt").write_text("mine")
     run("train", "digits", *SHORT, "--set", "seed=5", "--out", "r", "--overwrite")
     assert json.loads((here / "r" / "run.json").read_text())["config"]["seed"] == 5 and (here / "r" / "mine.txt").is_file()
@@ -71,7 +72,9 @@ def test_prune_asks(here):
     run("train", "digits", *SHORT, "--set", "method.name=scaffold", "--out", "r")
     assert "nothing was removed" in run("prune", "r", "--dry-run").stdout
     assert len(list((here / "r" / "state").glob("client*"))) == 1
+    assert "--yes" in run("prune", "r", code=2).stderr and list((here / "r" / "state").glob("client*"))  # nobody is there
     run("prune", "r", "--yes")
+    assert "nothing to remove" in run("prune", "r").stdout
     assert not list((here / "r" / "state").glob("client*")) and "no run under" in run("runs", "r/state", code=2).stderr
 
 

@@ -8,10 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fldiag import registry
+import fldiag
+from fldiag import Config, registry
 from fldiag.diagnosis import measure
 from fldiag.execution import forecast
 from fldiag.execution.choice import chosen
+from fldiag.training.setup import Setup
 
 
 @given(st.lists(st.floats(0, 1e6), max_size=30), st.integers(1, 10))
@@ -53,3 +55,10 @@ def test_a_diagnostic_is_announced_as_long_as_it_takes_there(name, executor, sai
     subject = [SimpleNamespace(executor=executor)]
     found = list(measure._announced(registry.diagnostic.get(name), subject, {}, 400.0, whole=True))
     assert [text.split(";")[0] for text in found] == said
+
+
+def test_what_is_timed_is_a_step_in_the_middle_of_the_training_with_a_teacher_to_project_on(monkeypatch):
+    timed, train = [], Setup.train
+    monkeypatch.setattr(Setup, "train", lambda setup, unit: timed.append(unit) or train(setup, unit))
+    found = fldiag.forecast(Config.load("digits", method__name="fedproj", model__name="mlp", rounds=8))
+    assert found.clients == 10 and 4 <= timed[-1].t < 8 and "teacher" in timed[-1].sent

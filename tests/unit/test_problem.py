@@ -270,6 +270,14 @@ def test_a_module_that_only_wraps_another_is_taken_out_with_a_word(wrap):
     assert "that wraps it" in p.remarks[0] and "before them" in p.remarks[-1] and not bare.remarks
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.parametrize(("made", "words"), [(torch.jit.script, "TorchScript"), (lambda net: net.to("meta"), "'0.weight' of the model")])
+def test_a_module_whose_weights_cannot_be_replaced_is_refused(made, words):
+    with pytest.raises(FldiagError, match=words) as caught:
+        Problem(made(mlp()), CE, data())
+    assert caught.value.usage
+
+
 def test_frozen_parameters_are_constants_where_only_the_trainable_ones_count():
     """Everything is that of the block of the others, also where the weights come from a file."""
     torch.manual_seed(0)
