@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, shown
 
 NAME = "owner.json"
 #: Seconds between two touches, and after how many without one an owner on another machine is dead.
@@ -60,11 +60,11 @@ def hold(folder: Path) -> Iterator[Owner]:
 
     Raises FldiagError when another process owns it, or it cannot be written.
     """
-    made = not folder.exists()
+    made = not os.path.exists(folder)  # Path's own raises where a name is too long
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FldiagError(f"cannot create {folder}: {error.strerror}", "choose another folder with --out") from None
+        raise FldiagError(f"cannot create {shown(folder)}: {error.strerror}", "choose another folder with --out") from None
     try:
         owner = _take(folder)
     except OSError as error:

@@ -82,16 +82,17 @@ def _read(path: Any) -> list[Member]:
     if not isinstance(path, (str, os.PathLike)):
         raise FldiagError(f"a {type(path).__name__} cannot be compared", "give runs, checkpoints or their paths", usage=True)
     path = Path(path)
-    if not path.exists() and glob.has_magic(str(path)):
+    there, folder = os.path.exists(path), os.path.isdir(path)  # Path's own raise where a name is too long
+    if not there and glob.has_magic(str(path)):
         matched = sorted(glob.glob(str(path)))
         if not matched:
             raise FldiagError(f"nothing matches {path}", "give a run's folder, or a pattern that names some", usage=True)
         return [member for one in matched for member in _read(one)]
-    if path.is_dir() and not (path / "run.json").is_file():
+    if folder and not (path / "run.json").is_file():
         runs = sorted(file.parent for file in path.glob("*/run.json"))
         if runs:
             return [Run.open(run) for run in runs]
-    if path.is_dir() or path.name == "run.json" or not path.exists():
+    if folder or path.name == "run.json" or not there:
         return [Run.open(path)]
     from fldiag.diagnosis.subjects import load  # imports PyTorch
 

@@ -82,7 +82,7 @@ def convert_file(source: Path, out: Path) -> list[str]:
     if None in kinds or kinds[0] == kinds[1]:
         raise FldiagError(f"{source.name} to {out.name} is not a conversion that fldiag knows",
                           "convert .pt to .safetensors or back; or a folder, with --pattern", usage=True)
-    if out.exists():
+    if os.path.exists(out):
         raise FldiagError(f"{out} is already there", "choose another name, or remove it first", usage=True)
     verify(source)
     content, left = read_tensors(source), list[str]()

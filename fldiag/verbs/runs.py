@@ -11,15 +11,15 @@ from fldiag.checkpoint import owner, prune
 from fldiag.checkpoint.run import Run
 from fldiag.console import Console
 from fldiag.diagnosis.options import rounds as choice
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, shown
 
 COLUMNS = {name: name for name in ("run", "method", "seed", "rounds", "status", "MB", "changed")}
 
 
 def runs(console: Console, folder: Path) -> None:
     """A row a run under the folder."""
-    if not folder.is_dir():
-        raise FldiagError(f"{folder} is not a folder", "give the folder that holds runs (default: checkpoints)", usage=True)
+    if not os.path.isdir(folder):
+        raise FldiagError(f"{shown(folder)} is not a folder", "give the folder that holds runs (default: checkpoints)", usage=True)
     rows, damaged = [], []
     for file in sorted(folder.rglob("run.json")):
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from dataclasses import asdict
@@ -39,7 +40,7 @@ def train(console: Console, source: str, overrides: list[str], out: Path | None,
         return forecast(console, config, path, executor, download, device)
     if config.train.precision == "bf16" and device == "cpu" and not has_bf16():
         console.note("this processor has no bf16 instructions: bf16 is emulated and much slower than fp32")
-    if overwrite and (path / "run.json").is_file():
+    if overwrite and os.path.isfile(path / "run.json"):
         prune.remove(path)
     with console.progress(config.method.name) as progress:
         clock: list[float] = []
@@ -93,7 +94,7 @@ def forecast(console: Console, config: Config, path: Path, executor: str, downlo
     """Writes nothing."""
     with user_code():
         found = forecasts.forecast(config, executor=executor, device=device, download=download)
-    free = shutil.disk_usage(next(p for p in [path.absolute(), *path.absolute().parents] if p.exists())).free
+    free = shutil.disk_usage(next(p for p in [path.absolute(), *path.absolute().parents] if os.path.exists(p))).free
     console.result |= {"config": config.model_dump(mode="json"), **asdict(found), "path": str(path)}
     console.say(json.dumps(config.model_dump(mode="json"), indent=1))
     console.say(f"{found.parameters:,} parameters, {found.clients} of {config.clients.total} clients a round, "

@@ -36,9 +36,10 @@ def test_a_file_with_a_changed_byte_in_it_is_refused_by_the_run(copy):
 
 def test_a_path_that_cannot_be_a_folder(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(FldiagError, match="cannot create") as caught:
-        rounds.train(config(rounds=1), out=tmp_path / "file" / "run")
-    assert "--out" in caught.value.remedy
+    for out in (tmp_path / "file" / "run", tmp_path / ("x" * 5000)):
+        with pytest.raises(FldiagError, match="cannot create") as caught:
+            rounds.train(config(rounds=1), out=out)
+        assert "--out" in caught.value.remedy
 
 
 def test_a_folder_without_permission(tmp_path, monkeypatch):

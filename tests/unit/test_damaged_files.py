@@ -173,12 +173,13 @@ def strange_paths(folder):
             f"{folder}/{LONG}.pt", folder, folder / "run.json", folder / "binary", "a\0b", ""]
 
 
-@pytest.mark.parametrize("words", [["spectrum"], ["forgetting"], ["matching"], ["landscape"], ["report"], ["train"], ["partition"],
-                                   ["personalise"]], ids=" ".join)
+@pytest.mark.parametrize("words", ["spectrum", "forgetting", "matching", "landscape", "report", "train", "partition", "personalise",
+                                   "diff {}", "check {} --fail-if accuracy<baseline", "convert x.pt", "doctor", "prune"])
 @pytest.mark.slow
 def test_every_path_is_one_clear_error(words, tmp_path):
+    name, *more = words.split()
     for path in strange_paths(tmp_path):
-        found = verb(*words, path)
+        found = verb(name, path, *(path if word == "{}" else word for word in more))
         assert found.exit_code in (1, 2), (path, found.output)
         assert "unexpected" not in found.stderr and "Traceback" not in found.stderr, (path, found.stderr[-500:])
 
