@@ -19,7 +19,8 @@ COLUMNS = {name: name for name in ("run", "method", "seed", "rounds", "status", 
 def runs(console: Console, folder: Path) -> None:
     """A row a run under the folder."""
     if not os.path.isdir(folder):
-        raise FldiagError(f"{shown(folder)} is not a folder", "give the folder that holds runs (default: checkpoints)", usage=True)
+        raise FldiagError(f"{shown(folder)} is not a folder", "give the folder that holds runs (default: checkpoints)",
+                          usage=True)
     rows, damaged = [], []
     for file in sorted(folder.rglob("run.json")):
         try:
