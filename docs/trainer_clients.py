@@ -3,6 +3,7 @@
 With ``pip install 'fldiag[transformers]'``, from this folder:
 
     python trainer_clients.py
+    fldiag forgetting runs/trainer --model trainer_clients:net
     fldiag spectrum runs/trainer --model trainer_clients:net --data trainer_clients:sentences
 """
 
@@ -34,7 +35,7 @@ def main(out: str = "runs/trainer") -> None:
     rows = [{k: v[i] for k, v in batch.items()} for i in range(96)]
     args = TrainingArguments("runs/tmp", num_train_epochs=1, per_device_train_batch_size=8, save_strategy="no", report_to="none",
                              use_cpu=True, disable_tqdm=True)
-    rec = fldiag.Recorder(out, model)
+    rec = fldiag.Recorder(out, model, data=batch, clients=[range(k, 96, CLIENTS) for k in range(CLIENTS)])
     for _ in range(ROUNDS):
         received, trained = copy.deepcopy(model), []
         for k in range(CLIENTS):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fldiag.curvature.cross_entropy import ClosedForm
 from fldiag.curvature.operator import Operator, add
 from fldiag.errors import FldiagError, out_of_memory
 from fldiag.params import Layout
@@ -31,9 +32,9 @@ Parts = list[Tensor | None]
 
 @contextlib.contextmanager
 def twice_differentiable() -> Iterator[None]:
-    """Graphs are recorded, and attention runs in a kernel that has a second derivative, which the fused ones have not. What was
-    allowed before is allowed again afterwards, also after an exception."""
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+    """Graphs are recorded, attention runs in a kernel that has a second derivative, which the fused ones have not, and cross
+    entropy of many classes keeps less. What was allowed before is allowed again afterwards, also after an exception."""
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), ClosedForm():
         yield
 
 
@@ -159,7 +160,7 @@ class GaussNewton(DoubleBackward):
             return None
         at = z.detach().requires_grad_()
         slope, = derivative(loss(at), [at], twice=True)
-        u = torch.zeros_like(z, requires_grad=True)
+        u = z.new_zeros(()).expand(z.shape).requires_grad_()  # it is kept, and takes no memory so
         back = derivative(z, self._leaves, u, twice=True)  # J^T u, linear in u
         linear = [b is not None and b.requires_grad for b in back]
         if slope is None or not slope.requires_grad or not any(linear):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fldiag.choices import Matrix
+from fldiag.curvature.cross_entropy import ClosedForm
 from fldiag.curvature.operator import Operator
 from fldiag.models.chain import Pass
 from fldiag.models.layers.links import Link, Weighted
@@ -34,7 +35,7 @@ class Prepared:
 
     @property
     def nbytes(self) -> int:
-        held = {t.data_ptr(): t.untyped_storage().nbytes() for item in [*self.saved, *self.deltas]
+        held = {t.data_ptr(): t.untyped_storage().nbytes() for item in [*self.saved, *self.deltas, self.outputs, self.slope]
                 for t in (item if isinstance(item, tuple) else (item,)) if isinstance(t, Tensor)}
         return sum(held.values())
 
@@ -71,7 +72,7 @@ class ChainOperator(Operator):
         x, y = self._batches[i]()
         with torch.no_grad():
             run = Pass.of(self._links, self._views, x)
-        with torch.enable_grad():
+        with torch.enable_grad(), ClosedForm():
             z = run.out.detach().requires_grad_()
             slope = torch.autograd.grad(self._criterion(z, y), z, create_graph=True)[0]
         deltas: list[Tensor | None] = [None] * len(self._links)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fldiag.data.packed import FORM, Packed
 from fldiag.errors import FldiagError, first_line
 
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")
@@ -17,8 +18,8 @@ KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 def read_npz(path: str | os.PathLike[str], *, join_val: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Training inputs and labels, test inputs and labels of an npz file with the four ``KEYS``.
 
-    Images are N,H,W or N,H,W,C and come back as [n, C, H, W]; features [n, d]; labels int64 [n]. With
-    ``join_val`` the file's val_images and val_labels, if it has them, follow the training examples.
+    Images are N,H,W or N,H,W,C and come back as [n, C, H, W]; features [n, d], or whole numbers where the file has a ``FORM``;
+    labels int64 [n]. With ``join_val`` the file's val_images and val_labels, if it has them, follow the training examples.
 
     Raises FldiagError for a missing or damaged file, missing keys, arrays of Python objects (they would have
     to be unpickled) and arrays that do not fit together.
@@ -34,6 +35,7 @@ def read_npz(path: str | os.PathLike[str], *, join_val: bool = False) -> tuple[T
                 raise FldiagError(f"{path} lacks {', '.join(missing)} (it has {there})",
                                   f"save the arrays {', '.join(KEYS)} with np.savez")
             arrays = {key: _member(file, key, path) for key in KEYS}
+            rows = FORM in file.files
             if join_val and {"val_images", "val_labels"} & set(file.files):
                 _join_val(arrays, file, path)
     except FileNotFoundError:
@@ -49,8 +51,16 @@ def read_npz(path: str | os.PathLike[str], *, join_val: bool = False) -> tuple[T
         if len(x) == 0 or len(x) != len(y):
             raise FldiagError(f"{path}: {len(x)} {split}_images and {len(y)} {split}_labels",
                               "give one label per input, and at least one input in each split")
-        out += [_channels_first(x, f"{path}: {split}_images"), labels(y, f"{path}: {split}_labels")]
+        where = f"{path}: {split}_images"
+        out += [inputs(x, where) if rows else _channels_first(x, where), labels(y, f"{path}: {split}_labels")]
     return out[0], out[1], out[2], out[3]
+
+
+def form_of(path: str | os.PathLike[str], size: int) -> Packed | None:
+    """How rows of so many numbers in a readable npz file are laid out; None where they are no inputs of several tensors."""
+    with np.load(path, allow_pickle=False) as file:
+        text = "".join(map(str, file[FORM][:1])) if FORM in file.files else ""
+    return Packed.read(text, size) if text else None
 
 
 def ready(x: Tensor, device: str | torch.device, dtype: torch.dtype) -> Tensor:

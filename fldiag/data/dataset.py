@@ -11,6 +11,7 @@ from torch import Generator, Tensor
 
 from fldiag.data import augment
 from fldiag.data.made import Made
+from fldiag.data.packed import Packed
 from fldiag.data.words import Text, Words
 from fldiag.errors import FldiagError
 
@@ -29,6 +30,7 @@ class Dataset:
     batches only when a generator is given. ``repeat``: channels are repeated this often for the model, so
     that gray images fit a network for colour. ``side``: the model sees side x side pixels of larger stored
     images: the central square, or what a ``resizedcrop`` among the augmentations makes of the whole.
+    ``packed``: the rows of whole numbers are inputs of several tensors, laid out so.
 
     Where ``made``, a ``Made`` stands for each of ``train_x`` and ``train_y``.
 
@@ -48,6 +50,7 @@ class Dataset:
     side: int | None = None
     words: Words | None = None
     texts: tuple[Text, ...] = field(default=(), repr=False)
+    packed: Packed | None = None
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
@@ -126,7 +129,7 @@ class Dataset:
     @cached_property
     def _fingerprint(self) -> str:
         shown = (self.classes, self.mean, self.std, self.repeat, *([] if self.side is None else [self.side]),
-                 *([] if self.words is None else [self.words.spec]))
+                 *([] if self.words is None else [self.words.spec]), *([] if self.packed is None else [self.packed.text()]))
         digest = hashlib.sha256(repr(shown).encode())
         for array in (self.train_x, self.train_y, self.test_x, self.test_y):
             digest.update(f"{tuple(array.shape)} {array.dtype}".encode())

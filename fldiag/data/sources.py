@@ -14,7 +14,7 @@ from typing import Any, get_args
 import torch
 
 from fldiag import registry, sections
-from fldiag.data.arrays import inputs, labels, moments, read_npz
+from fldiag.data.arrays import form_of, inputs, labels, moments, read_npz
 from fldiag.data.dataset import Dataset
 from fldiag.data.images import folder
 from fldiag.data.preprocessing import choose, no_variants
@@ -139,12 +139,13 @@ def _file_of_that_name(name: str, root: str | os.PathLike[str] | None) -> Datase
 def _npz(name: str, path: str) -> Dataset:
     if not path:
         raise FldiagError("npz: without a path", "write npz:PATH", usage=True)
-    arrays = read_npz(os.path.expanduser(path))
-    return Dataset(name, *arrays, classes=_classes(path, arrays[1], arrays[3]))
+    path = os.path.expanduser(path)
+    arrays = read_npz(path)
+    return Dataset(name, *arrays, classes=_classes(path, arrays[1], arrays[3]), packed=form_of(path, arrays[0][0].numel()))
 
 
 def _normalised(dataset: Dataset, how: Normalise | None) -> Dataset:
-    if how is None:
+    if how is None or (how == "none" and dataset.tokens):
         return dataset
     pixels = dataset.train_x.dtype == torch.uint8
     if dataset.made or dataset.tokens:

@@ -8,45 +8,42 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fldiag import data as datasets
 from fldiag.checkpoint import folder
 from fldiag.data import Dataset
-from fldiag.errors import FldiagError
-from fldiag.problem.inputs import as_data
+from fldiag.data.arrays import KEYS
+from fldiag.data.packed import FORM
+from fldiag.errors import FldiagError, first_line
+from fldiag.problem.in_memory import dataset_of, one_each, pair
+from fldiag.problem.trees import count, join
 from fldiag.results.table import Row
 
 #: Arrays of more bytes are not kept with a run.
 KEPT = 256 * 2**20
-NAME = "given"
 
 
 def examples_of(data: Any, test: Any = None) -> tuple[Dataset | None, dict[str, np.ndarray] | None]:
     """The data set, and what to keep of it (None: it is known by its name, too large, or of a kind that an npz does not hold).
 
-    ``data``: a name, a ``Dataset`` of fldiag, or (x, y), a torch ``Dataset`` or a ``DataLoader`` with one tensor of inputs. None
-    for none, and for inputs of another form: such a run has weights, and its data are given with every question.
+    ``data``: a name, a ``Dataset`` of fldiag, or what ``dataset_of`` takes. None for none, and for targets of another kind (of
+    every token, say): such a run has weights, and its data are given with every question.
     """
     if data is None or isinstance(data, Dataset):
         return data, None
     if isinstance(data, str):
         return datasets.load(data), None
-    pairs = [_pair(given, what) for given, what in ((data, "data"), (test, "test")) if given is not None]
-    if not all(isinstance(part, Tensor) for pair in pairs for part in pair):
-        return None, None
-    (x, y), (test_x, test_y) = pairs[0], pairs[-1]
-    if x.ndim not in (2, 4) or (not y.is_floating_point() and y.ndim != 1):
-        return None, None
-    classes = y.shape[1] if y.is_floating_point() else 1 + max(int(y.max()), int(test_y.max()))
-    made = Dataset(NAME, x, y, test_x, test_y, classes=classes)
-    labels_of_numbers = not y.is_floating_point() and x.dtype != torch.int64
-    size = sum(t.nbytes for pair in pairs for t in pair)
-    if not labels_of_numbers or size > KEPT:
+    if not (isinstance(data, (tuple, list)) and len(data) == 4):
+        data = pair(data, "data")  # drawn once: a loader may shuffle
+        if not one_each(data[1]):
+            return None, None
+    made = dataset_of(data, test)
+    parts = made.train_x, made.train_y, made.test_x, made.test_y
+    if made.regression or sum(t.nbytes for t in parts) > KEPT:
         return made, None
-    return made, {"train_images": _array(x), "train_labels": y.numpy(),
-                  "test_images": _array(test_x), "test_labels": test_y.numpy()}
+    form = {FORM: np.array([made.packed.text() if made.packed else ""])} if made.tokens else {}
+    return made, {**{key: _array(t) for key, t in zip(KEYS, parts, strict=True)}, **form}
 
 
 def seen_as(keep: Mapping[str, np.ndarray] | None) -> str | None:
@@ -59,34 +56,22 @@ def read_clients(clients: Any) -> tuple[Any, dict[int, np.ndarray] | None]:
     pairs = dict(clients.items() if isinstance(clients, Mapping) else enumerate(clients))
     if all(isinstance(v, (range, np.ndarray, list, tuple, Tensor)) and not _is_pair(v) for v in pairs.values()):
         return None, clients
-    held = {k: _pair(v, f"the data of client {k}") for k, v in pairs.items()}
-    if not all(isinstance(part, Tensor) for pair in held.values() for part in pair):
-        raise FldiagError("the clients' inputs are several tensors", "give data=None and clients=None, and the data with every "
-                          "question", usage=True)
+    held = {k: pair(v, f"the data of client {k}") for k, v in pairs.items()}
     parts, at = {}, 0
     for k, (_, y) in held.items():
-        parts[int(k)] = np.arange(at, at + len(y))
-        at += len(y)
-    return (torch.cat([x for x, _ in held.values()]), torch.cat([y for _, y in held.values()])), parts
+        parts[int(k)] = np.arange(at, at + count(y))
+        at += count(y)
+    try:
+        return (join([x for x, _ in held.values()]), join([y for _, y in held.values()])), parts
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise FldiagError(f"the clients' examples do not go together: {first_line(error)}", "give all the same form",
+                          usage=True) from None
 
 
 def _is_pair(v: Any) -> bool:
-    return isinstance(v, (list, tuple)) and len(v) == 2 and all(isinstance(p, (Tensor, np.ndarray)) for p in v)
-
-
-def _pair(given: Any, what: str) -> tuple[Any, Any]:
-    try:
-        drawn = as_data(given)
-    except FldiagError as error:
-        raise FldiagError(f"{what}: {error.what}", error.remedy, usage=True) from None
-    x, y = drawn.batch(0, drawn.n)
-    if isinstance(x, Tensor) and x.is_floating_point():
-        x = x.float()
-    if isinstance(x, Tensor) and not x.is_floating_point() and x.dtype != torch.uint8:
-        x = x.long()
-    if isinstance(y, Tensor):
-        y = (y[:, None] if y.ndim == 1 else y).float() if y.is_floating_point() else y.long()
-    return (x.cpu(), y.cpu()) if isinstance(x, Tensor) and isinstance(y, Tensor) else (x, y)
+    """Inputs and targets, not two indices."""
+    return isinstance(v, (list, tuple)) and len(v) == 2 and isinstance(v[0], (Tensor, np.ndarray, Mapping, list, tuple)) and \
+        isinstance(v[1], (Tensor, np.ndarray))
 
 
 def _array(x: Tensor) -> np.ndarray:

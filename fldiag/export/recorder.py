@@ -18,12 +18,12 @@ from fldiag.checkpoint import foreign, owner
 from fldiag.checkpoint.foreign import State
 from fldiag.checkpoint.recording import Recording
 from fldiag.checkpoint.run import Run
-from fldiag.data import Dataset
 from fldiag.errors import FldiagError
 from fldiag.execution.background import Background
 from fldiag.export.given import examples_of, number_of, partition_of, read_clients, rows_of, seen_as
 from fldiag.models import frozen
 from fldiag.models.network import Network
+from fldiag.problem.in_memory import UNTESTED, reading
 from fldiag.problem.ingredients import unwrapped
 from fldiag.results.table import Row
 from fldiag.training.evaluate import tested
@@ -44,11 +44,12 @@ class Recorder:
     Args:
         out: the run's folder, which this process owns until ``close``, the end of a ``with`` block, or its own end.
         model: the network, or its registered name or ``pkg.mod:factory``: it names the tensors.
-        data: the federation's data: (x, y) of the training examples, a ``fldiag.data.Dataset`` or a data set's name. The global
-            model is tested after every round; arrays of up to 256 MB are kept with the run.
+        data: the federation's data: (x, y) of the training examples, x a tensor, or tensors in a dict or tuple; a dict with
+            ``labels``; a ``Dataset`` or ``DataLoader``; a ``fldiag.data.Dataset`` or a data set's name. The global model is
+            tested after every round; arrays of up to 256 MB are kept with the run.
         clients: which examples belong to which client: for each client the indices into ``data`` (a list, a dict or a
-            partition's file), or without ``data`` the examples themselves: (x, y), a ``Dataset`` or a ``DataLoader`` each.
-        test: (x, y) of the test examples; without them the training examples are used instead, and every table says so.
+            partition's file), or without ``data`` the examples themselves, in any of these forms.
+        test: the test examples; without them the training examples are used instead, and every table says so.
         method: what tables call the training.
         seed: seed of the training, which tables show.
         evaluate: test the global model after every round.
@@ -88,7 +89,7 @@ class Recorder:
         self.module = module
         own = dict([*module.named_parameters(), *module.named_buffers()])
         self._kinds, self._shapes = {n: t.dtype for n, t in own.items()}, {n: t.shape for n, t in own.items()}
-        self._network = Network(module) if evaluate and self.dataset is not None else None
+        self._network = Network(reading(module, self.dataset)) if evaluate and self.dataset is not None else None
         self._staged: dict[int, State] = {}
         self._received: State | None = None
         self._last: State | None = None
@@ -113,8 +114,10 @@ class Recorder:
         except BaseException:
             self._release()
             raise
-        if self.dataset is not None and test is None and not isinstance(data, (str, Dataset)):
-            self.note("no test examples were given: what is called test is the training data")
+        if self.dataset is not None and self.dataset.test_x is self.dataset.train_x:
+            self.note(UNTESTED)
+        if data is not None and self.dataset is None:
+            self.note("not every example has one label: the run holds weights alone, and its data are given with a question")
 
     def __repr__(self) -> str:
         return f"Recorder({str(self.recording.run.path)!r}, {self._done} rounds, {self.recording.layout.size:,} parameters)"

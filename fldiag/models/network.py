@@ -18,7 +18,7 @@ from fldiag.errors import FldiagError
 from fldiag.models.chain import Links, links_of
 from fldiag.models.layers import LAYERS, batch_dependent, kin, rules
 from fldiag.models.layers.links import Weighted
-from fldiag.models.layers.sequence import leaves, pool_first
+from fldiag.models.layers.sequence import hooked, leaves, pool_first
 from fldiag.params import Layout
 
 Views = dict[str, Tensor]
@@ -70,7 +70,8 @@ class Network:
         chain = self.chain or []
         self.takes_rows = bool(chain) and rules(chain[0][1]).takes_rows
         self._cut = next((i for i, (n, _) in enumerate(chain) if head and f"{n}.".startswith(f"{head}.")), len(chain))
-        self.has_split = self.layout.has_head and (self.stackable or callable(getattr(self.module, "features", None)))
+        self.has_split = self.layout.has_head and (
+            self.stackable or (callable(getattr(self.module, "features", None)) and not hooked(self.module)))
         self.pieces = self._by_hand()
         self.staged = all(callable(getattr(self.module, name, None)) for name in ("stages", "pooled"))
         self._call = _Split(self.module, head)
@@ -191,7 +192,11 @@ class Bound:
         x = x[0]
         if x.dim() == 4:
             x = x.to(memory_format=torch.channels_last)
-        out = self._apply(what, x, views or self.views).unsqueeze(0)
+        out = self._apply(what, x, views or self.views)
+        if not isinstance(out, Tensor):
+            raise FldiagError(f"the model returns a {type(out).__name__}, and here one tensor [n, outputs] is needed",
+                              "let forward return it; or give the inputs by name, ({'x': x}, y), and the entry 'logits' is taken")
+        out = out.unsqueeze(0)
         return out.float() if self.net.precision == "bf16" and what != "features" else out
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -21,6 +21,7 @@ from fldiag.errors import FldiagError, unknown
 from fldiag.models import pretrained
 from fldiag.params import Layout
 from fldiag.problem import inputs
+from fldiag.problem.in_memory import dataset_of, reading
 from fldiag.problem.ingredients import Reduction, unwrapped
 from fldiag.problem.problem import Problem
 from fldiag.sections import FILES, Normalise, Partition
@@ -43,8 +44,7 @@ def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | No
     a file names: such code is never run.
     """
     checkpoint = target.checkpoint(round) if isinstance(target, Run) else target
-    if isinstance(checkpoint.data, str) and ":" in checkpoint.data and not checkpoint.data.startswith("npz:"):
-        checkpoint = replace(checkpoint, data=_loaded(checkpoint.data))
+    checkpoint = replace(checkpoint, data=_loaded(checkpoint.data))
     examples = inputs.as_data(checkpoint.data) if _is_examples(checkpoint.data) else None
     checkpoint = checkpoint if examples is None else replace(checkpoint, data=examples)
     dataset = None if examples is not None else _dataset(checkpoint, root, download, normalise)
@@ -96,23 +96,32 @@ def _loss(named: str | Callable[..., Any] | None, regression: bool | None) -> Ca
 
 
 def _is_examples(given: Any) -> bool:
-    return not isinstance(given, (str, Path, Dataset)) and given is not None
+    """Whether these are inputs and targets, not a data set with its parts."""
+    return not isinstance(given, (str, Path, Dataset)) and given is not None and not _is_split(given)
 
 
-def _loaded(name: str) -> Any:
-    """What a user's loader returns: a data set, or examples."""
-    found = sources.made(name)
-    return name if isinstance(found, Dataset) or (isinstance(found, (tuple, list)) and len(found) == 4) else found
+def _is_split(given: Any) -> bool:
+    return isinstance(given, (tuple, list)) and len(given) == 4
+
+
+def _loaded(given: Any) -> Any:
+    """What was given as data; where it names a user's loader, what that returns, and a data set by its name."""
+    if not isinstance(given, str) or ":" not in given or given.startswith(FILES):
+        return given
+    found = sources.made(given)
+    arrays = _is_split(found) and not any(isinstance(part, (Mapping, tuple, list)) for part in found)
+    return given if isinstance(found, Dataset) or arrays else found
 
 
 def _dataset(c: Checkpoint, root: str | None, download: bool, normalise: Normalise | None = None) -> Dataset:
-    if c.data is not None and not isinstance(c.data, Dataset):
-        return data.load(str(c.data), root, download, normalise=normalise)
+    given = _loaded(c.data)
+    if isinstance(given, (str, Path)):
+        return data.load(str(given), root, download, normalise=normalise)
     if normalise is not None:
         raise FldiagError(f"normalise = {normalise!r} is for data that are given by name, and these are not",
                           "leave it out, or give the data: --data npz:PATH", usage=True)
-    if isinstance(c.data, Dataset):
-        return c.data
+    if given is not None:
+        return given if isinstance(given, Dataset) else dataset_of(given)
     spec = c.config.get("data", {})
     if "name" not in spec:
         raise FldiagError(f"{c.path} does not say which data it belongs to",
@@ -152,6 +161,10 @@ def _in_the_run(c: Checkpoint, name: str) -> str | None:
 
 
 def _module(c: Checkpoint, dataset: Dataset | None) -> nn.Module:
+    return reading(_built(c, dataset), dataset)
+
+
+def _built(c: Checkpoint, dataset: Dataset | None) -> nn.Module:
     if isinstance(c.model, nn.Module):
         return base.restore(c.model, c)
     if c.model is not None:

@@ -209,6 +209,21 @@ class Ingredients:
     def _forward(self) -> inspect.Signature:
         return inspect.signature(self.module.forward)
 
+    def arguments(self, x: Tree) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """How the model is called on x."""
+        return arguments(self._forward, x)
+
+    def loaded(self, w: Tensor) -> nn.Module:
+        """A copy of the model with the weights w [P] as its own parameters, those that are no weights frozen."""
+        made, views = copy.deepcopy(self.module), self.layout.views(w)
+        with torch.no_grad():
+            for name, p in made.named_parameters():
+                p.copy_(self.frozen[name] if name in self.frozen else views[name])
+                p.requires_grad_(name in views)
+            for name, b in made.named_buffers():
+                b.copy_(self.buffers[name])
+        return made
+
     def call(self, w: Tensor | dict[str, Tensor], x: Tree, buffers: dict[str, Tensor] | None = None,
              module: nn.Module | None = None) -> Any:
         """The model's outputs on x [b, ...] with weights w [P] (and buffers; default: copies of its own); ``module``: a copy of
@@ -217,4 +232,4 @@ class Ingredients:
             buffers = {n: b.clone() for n, b in self.buffers.items()}
         views = self.layout.views(w) if isinstance(w, Tensor) else w
         tensors = {**self.frozen, **views, **buffers}
-        return torch.func.functional_call(module or self.module, tensors, *arguments(self._forward, x))
+        return torch.func.functional_call(module or self.module, tensors, *self.arguments(x))

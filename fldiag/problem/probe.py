@@ -22,6 +22,7 @@ from fldiag.models.layers import batch_dependent, kin
 from fldiag.problem.each import Each, fits, per_example
 from fldiag.problem.ingredients import Criterion, Ingredients
 from fldiag.problem.objective import Objective, settle
+from fldiag.problem.recomputation import graph_bytes, recomputes
 from fldiag.problem.trees import Tree, clone, count, cut, described, of_examples, same
 from fldiag.seeding import torch_rng
 
@@ -33,6 +34,7 @@ SAMPLE = 32
 class Facts:
     """What the probe learnt about a problem."""
 
+    recomputes: bool  # gradient checkpointing: layers are evaluated again in the backward pass
     batch_dependent: bool  # an example's output depends on the other examples of its batch
     objective: Objective  # the loss as a mean over the examples
     outputs: int  # numbers an example's output has
@@ -86,20 +88,6 @@ def _check_model(problem: Ingredients, x: Tree, tolerance: float) -> Any:
         raise FldiagError(f"two evaluations of the model disagree: {_culprits(problem.module)}",
                           "make the model deterministic in eval mode")
     return z
-
-
-def _refuse_recomputation(problem: Ingredients, x: Tree) -> None:
-    """A layer that is evaluated again in the backward pass sees the module's own weights there, not those asked for."""
-    word = "saved tensors are replaced"
-    try:
-        with torch.enable_grad(), torch.autograd.graph.disable_saved_tensors_hooks(word):
-            problem.call(problem.w.clone().requires_grad_(), clone(x))
-    except RuntimeError as error:
-        if word not in str(error):
-            raise
-        raise FldiagError("the model uses gradient checkpointing (or other hooks on saved tensors)",
-                          "switch it off: a product differentiates the gradient, whose graph holds what checkpointing drops; "
-                          "a smaller memory limit cuts the batches instead") from None
 
 
 def _check_loss(problem: Ingredients, criterion: Criterion, x: Tree, z: Any, y: Tree, tolerance: float) -> Tensor:
@@ -247,11 +235,12 @@ def examine(problem: Ingredients) -> Facts:
     with problem.guarded(), torch.no_grad():
         x, y = _check_data(problem)
         z = _check_model(problem, x, tolerance)
-        _refuse_recomputation(problem, cut(x, slice(0, 2)))
+        again = recomputes(problem, cut(x, slice(0, 2)))
         found = settle(problem, x, y, z)
         value = _check_loss(problem, found.criterion, x, z, y, tolerance)
         each = per_example(found.criterion, z, y, value) if found.each is None else \
             found.each if fits(found.each, z, y, value) else None
-        return Facts(batch_dependent=_batch_dependent(problem, x, z, tolerance), objective=found,
+        room = graph_bytes(problem, x) if again else _graph_bytes(problem, found.criterion, x, y)
+        return Facts(recomputes=again, batch_dependent=_batch_dependent(problem, x, z, tolerance), objective=found,
                      outputs=z[0].numel() if isinstance(z, Tensor) and z.ndim else 1, per_example=each,
-                     channels_last=_channels_last(problem, x, z), graph_bytes=_graph_bytes(problem, found.criterion, x, y))
+                     channels_last=_channels_last(problem, x, z), graph_bytes=room)

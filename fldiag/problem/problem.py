@@ -15,6 +15,7 @@ from fldiag.curvature.finite_differences import Differences, Step, best_step
 from fldiag.curvature.hvp import derivative
 from fldiag.curvature.operator import Operator
 from fldiag.errors import FldiagError
+from fldiag.problem import recomputation
 from fldiag.problem.ingredients import Criterion, Ingredients
 from fldiag.problem.objective import check_labels
 from fldiag.problem.operators import Batches, Form, agrees, build, choose
@@ -234,7 +235,9 @@ class Problem(Ingredients):
 
     def gradient(self, w: Tensor | None = None) -> Tensor:
         """The gradient of the mean loss at w, [P] in float64."""
-        self.probe()
+        if self.probe().recomputes:
+            shares = [(stop - start) / self.n for start, stop in self.bounds]
+            return recomputation.gradient(self, self._vector(w), ((*self.batch(i), s) for i, s in enumerate(shares)))
         at = self._vector(w).clone().requires_grad_()
         total = torch.zeros_like(at, dtype=torch.float64)
         for loss, share in zip(*self._terms(), strict=True):

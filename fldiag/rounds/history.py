@@ -19,6 +19,7 @@ from fldiag.device import device_of
 from fldiag.errors import FldiagError
 from fldiag.models.network import Network
 from fldiag.problem import from_checkpoint as targets
+from fldiag.problem.in_memory import UNTESTED
 from fldiag.problem.problem import Problem
 from fldiag.results.provenance import digest
 from fldiag.rounds.pool import Pool, Scores, Weights, evaluate, stacked
@@ -133,6 +134,9 @@ class History:
         if parts is None:
             parts = [np.empty(0, dtype=np.int64)] * int(run.index["config"]["clients"]["total"])
             notes.append(f"{UNDEALT}: what needs them is left out")
+        origin = run.origin.get("notes", [])
+        if dataset.test_x is dataset.train_x and UNTESTED not in origin:
+            notes.append(UNTESTED)
         made = History(module, dataset, parts, {r: lambda r=r: reader(r) for r in chosen},  # type: ignore[misc]
                        name=name or run.path.name, labels=labels, samples=samples, stack=stack, device=device, dtype=dtype,
                        memory=memory, shares=train.get("aggregate", "n"), batch_size=int(train.get("batch_size", 1)),
@@ -140,7 +144,7 @@ class History:
                               "metrics": run.metrics_digest,
                               **{f: digest for f, digest in run.index["files"].items() if f.startswith("steps/")}},
                        steps=lambda r: run.steps(r) if r in run.recorded else None,
-                       notes=[*notes, *run.origin.get("notes", [])])
+                       notes=[*notes, *origin])
         made.recipe = recipe
         if run.origin:
             made.examples, made.remedy = run.origin["examples"], RECEIVED

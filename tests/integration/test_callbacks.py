@@ -39,6 +39,8 @@ def test_transformers(example):
     assert set(run.metrics[run.metrics["metric"] == "train_loss"]["client"]) == {0, 1, 2}
     table = fldiag.diagnose(run, "spectrum", k=1)
     assert (table["n_examples"] == 96).all() and table["converged"].dropna().all()
+    for name in ("forgetting", "drift"):  # the sentences, their masks and labels lie in the run
+        assert len(fldiag.diagnose(fldiag.load("run", model=made.net()), name))
 
 
 def test_lightning(example):

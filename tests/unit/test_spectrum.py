@@ -181,6 +181,12 @@ def test_blocks_by_pattern_and_by_layer_are_those_of_the_dense_matrix(which):
         index = torch.cat([torch.arange(slices[n].start, slices[n].stop) for n in names])
         mine = found[(found.layer == layer).fillna(False)]
         assert mine.value.tolist() == pytest.approx(leading(m[index][:, index], 1), rel=1e-8) and mine.converged.all()
+        _, vectors = torch.linalg.eigh(m[index][:, index])
+        outside = torch.ones(len(m), dtype=torch.bool).index_fill(0, index, False)
+        assert mine.cross_block.item() == pytest.approx(float((m[outside][:, index] @ vectors[:, -1]).norm()), rel=1e-4)
+        nearest = float((torch.linalg.eigvalsh(m) - mine.value.item()).abs().min())
+        assert nearest <= 1.001 * (mine.residual.item() ** 2 + mine.cross_block.item() ** 2) ** 0.5
+    assert found[found.layer.isna()].cross_block.isna().all() and (found[found.layer.notna()].cross_block > 0).all()
     block = slices["4.weight"]
     frame = spectrum(q, k=3, tol=1e-9, matrix=which, params="4.w*")
     assert rows(frame, "eigenvalue").value.tolist() == pytest.approx(leading(m[block, block], 3), rel=1e-8)

@@ -145,11 +145,26 @@ def test_a_row_of_padding_is_a_constant():
     assert not p.gradient()[:D].any() and not p.hvp(v).any()
 
 
+def checkpointed(reentrant=False, **options):
+    return problem(lambda: Net(Within(nn.Linear(D, D), lambda layer, h: checkpoint(
+        lambda h: torch.tanh(layer(h)), h, use_reentrant=reentrant))), **options)
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_is_refused_because_it_evaluates_other_weights(reentrant):
-    p = problem(lambda: Net(Within(nn.Tanh(), lambda layer, h: checkpoint(layer, h, use_reentrant=reentrant))))
-    with pytest.raises(FldiagError, match="checkpointing"):
+def test_products_through_checkpointing_are_refused_with_a_way_out(reentrant):
+    p = checkpointed(reentrant=reentrant)
+    with pytest.raises(FldiagError, match="switch gradient checkpointing off" if reentrant else r"checkpointing.*--differences"):
         p.gradient()
+
+
+def test_with_differences_checkpointed_layers_are_evaluated_again_at_the_weights_asked_for():
+    plain = problem(lambda: Net(Within(nn.Linear(D, D), lambda layer, h: torch.tanh(layer(h)))), differences=True)
+    p, w = checkpointed(differences=True), plain.w + 0.1
+    assert torch.allclose(p.gradient(w), plain.gradient(w), rtol=1e-12, atol=1e-15) and p.probe().recomputes
+    v = torch.ones_like(w)
+    assert (p.hvp(v) - plain.hvp(v)).norm() <= 2 * (p.step.error + plain.step.error) * plain.hvp(v).norm()
+    frozen = checkpointed(differences=True, trainable=True)
+    assert torch.equal(frozen.gradient(), p.gradient()) and trace(p, max_products=20).estimator[0].startswith("hutchinson")
 
 
 def test_an_embedding_that_writes_to_its_weights_is_refused():

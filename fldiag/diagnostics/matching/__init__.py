@@ -43,7 +43,7 @@ def check(history: History, options: Mapping[str, Any]) -> None:
             example="checkpoints/digits-fedavg-s0-1a2b3c4d --samples 500")
 def matching(history: History, progress: Progress | None = None, *,
              on: Annotated[Literal["both", "client", "global"], Field(
-                 description="Take the Hessians on each client's own data (client), on all clients' data "
+                 description="Whose data to take the Hessians on: each client's own (client), all clients' "
                              "(global), or both.")] = "both",
              k: Annotated[int, Field(ge=0, description="Number of eigenvectors (0: none).")] = 5,
              split: Annotated[bool, Field(description="Also compute each client's share of the global "

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from fldiag.problem.problem import Problem
 
 COLUMNS = {"run": "checkpoint", "metric": "metric", "layer": "layer", "index": "index", "value": "value", "residual": "residual",
-           "stderr": "± stderr", "converged": "converged", "estimator": "estimator", "products": "products", "which": "which",
-           "matrix": "matrix"}
+           "cross_block": "cross-block", "stderr": "± stderr", "converged": "converged", "estimator": "estimator",
+           "products": "products", "which": "which", "matrix": "matrix"}
 ENGINES = ("lanczos", "pyhessian")
 #: What goes without saying in the columns.
 USUAL = {"which": {"largest"}, "matrix": {"hessian"}}
@@ -140,12 +140,14 @@ def spectrum(problem: Problem, progress: Progress | None = None, *,
     relative error of every eigenvalue; ``converged`` is false where ``max_products`` Hessian-vector products
     (default: 100, or 8 k) did not reach it, or did not suffice to look for overlooked eigenvalues. ``matrix``:
     hessian, or ggn (Gauss-Newton). ``params``: only the diagonal block of the tensors whose names match this
-    pattern (``features.*``), named in ``layer``. ``strict``: also the residuals are within ``tol``, not only the errors that
-    follow from them (a few products more; ``density`` on the same problem then reuses the pairs). ``per_layer``: also the
-    first eigenvalue of every layer's own block (weight and bias). Where the network is piecewise linear in each layer's
-    weights, the block of a single layer is the same in both matrices and taken from the Gauss-Newton matrix (estimator
-    ``lanczos-ggn``). Cost: about 15 to 20 products at a minimum (30 to 60 near the initialisation), each worth 1.2 to 2
-    gradients of the slice; ``per_layer`` about 10 more a layer. ``trace``, ``diagonal``: the rows of those diagnostics too
+    pattern (``features.*``), named in ``layer``. Of a block's eigenvector x, ``cross_block`` is the length of H x outside the
+    block: an eigenvalue of the whole matrix lies within sqrt(residual^2 + cross_block^2) of the block's. ``strict``: also the
+    residuals are within ``tol``, not only the errors that follow from them (a few products more; ``density`` on the same problem
+    then reuses the pairs). ``per_layer``: also the first eigenvalue of every layer's own block (weight and bias). Where
+    the network is piecewise linear in each layer's weights, the block of a single layer is the same in both matrices and taken
+    from the Gauss-Newton matrix (estimator ``lanczos-ggn``). Cost: about 15 to 20 products at a minimum (30 to 60 near the
+    initialisation), each worth 1.2 to 2 gradients of the slice; ``per_layer`` about 10 more a layer, and one more an eigenvalue
+    of a block. ``trace``, ``diagonal``: the rows of those diagnostics too
     (``rtol``). ``engine`` pyhessian: that package's own estimates (``pyhessian_engine``), with ``batches`` and ``resample``.
 
     Raises FldiagError when the loss is not finite or not a function of the weights alone, or no tensor matches.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pandas as pd
+from torch import Tensor
 
 from fldiag.choices import Matrix, Which
+from fldiag.curvature.operator import Operator
 from fldiag.problem.eigenpairs import (
     default_products,
     eigenpairs,
@@ -14,9 +16,10 @@ from fldiag.problem.eigenpairs import (
     noise_of,
     strict_pairs,
 )
+from fldiag.problem.operators import block_index
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress
-from fldiag.results.table import table
+from fldiag.results.table import Row, table
 
 
 def eigenvalues(problem: Problem, progress: Progress | None, k: int, which: Which, tol: float, max_products: int | None,
@@ -25,6 +28,7 @@ def eigenvalues(problem: Problem, progress: Progress | None, k: int, which: Whic
     budget, forms = max_products or default_products(k), {matrix: problem.hessian(matrix=matrix)}
     labels = [] if not per_layer else [*problem.layout.layers]
     pieces = [(params, params, k), *((label or "(model)", list(problem.layout.layers[label]), 1) for label in labels)]
+    blocks: list[tuple[list[Row], Tensor, Tensor]] = []
     for done, (label, block, count) in enumerate(pieces):
         def tell(at: int, total: int, text: str, label: str | None = label, done: int = done) -> None:
             if progress:
@@ -44,5 +48,27 @@ def eigenvalues(problem: Problem, progress: Progress | None, k: int, which: Whic
                                operator=forms[form], strict=strict, progress=tell)
         found = eigenvalue_rows(pairs, noise=noise_of(problem), which=which, matrix=matrix,
                                 estimator=problem.said("lanczos" if form == matrix else f"lanczos-{form}"))
-        rows += [{**row, "layer": label} for row in (found[:1] if done else found)]
+        found = [{**row, "layer": label} for row in (found[:1] if done else found)]
+        rows += found
+        if block is not None:
+            blocks.append((found[:len(pairs.values)], block_index(problem, block), pairs.vectors))
+    for form, operator in forms.items():
+        if form != matrix:
+            operator.release()
+    for found, index, vectors in blocks:
+        for row, x in zip(found, vectors, strict=True):
+            row["cross_block"] = left_out(forms[matrix], index, x)
     return table(rows, **problem.common)
+
+
+def left_out(whole: Operator, index: Tensor, x: Tensor) -> float:
+    """The length of M x outside a block, for a vector x [p] within it: what the block leaves out of the product with x.
+
+    For a unit eigenvector of the block with residual r an eigenvalue of the whole matrix M lies within sqrt(r^2 + this^2) of
+    the block's, because these are the parts of the residual in M.
+    """
+    within = x.new_zeros(whole.size)
+    within[index] = x
+    product = whole(within)
+    product[index] = 0
+    return float(product.norm())

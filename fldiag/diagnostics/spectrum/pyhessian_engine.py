@@ -7,7 +7,6 @@ For numbers to trust use ``spectrum`` and ``trace``; this is for comparison with
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fldiag.errors import FldiagError, first_line
 from fldiag.problem.eigenpairs import RATIO_INDEX, loss_row
@@ -84,21 +83,9 @@ def _engine(problem: Problem, loader: _Loader, told: Callable[[int], None]) -> A
             told(len(self.quotients))
             return value, product
 
-    net = copy.deepcopy(problem.module)
-    _load(net, problem)
-    made = Counting(net, problem.criterion, dataloader=loader, cuda=problem.device.type == "cuda")
+    made = Counting(problem.loaded(problem.w), problem.criterion, dataloader=loader, cuda=problem.device.type == "cuda")
     made.quotients = []
     return made
-
-
-def _load(net: nn.Module, problem: Problem) -> None:
-    with torch.no_grad():
-        views = problem.layout.views(problem.w)
-        for name, p in net.named_parameters():
-            p.copy_(problem.frozen[name] if name in problem.frozen else views[name])
-            p.requires_grad_(name in views)
-        for name, b in net.named_buffers():
-            b.copy_(problem.buffers[name])
 
 
 def _run(problem: Problem, seed: int, purpose: str, work: Callable[[], Any]) -> Any:

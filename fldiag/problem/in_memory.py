@@ -1,0 +1,106 @@
+"""Examples in memory as a data set of a run, and models that read its rows: what diagnostics of whole runs see of them."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fldiag.data import Dataset
+from fldiag.data.packed import Packed
+from fldiag.errors import FldiagError
+from fldiag.problem.ingredients import unwrapped
+from fldiag.problem.inputs import as_data
+from fldiag.problem.trees import arguments, described
+
+#: What tables call such data.
+NAME = "given"
+#: Said of a run whose examples came without test examples.
+UNTESTED = "no test examples were given: what is called test is the training data"
+#: Entries of a dict that hold the labels.
+LABELS = ("labels", "label")
+
+
+def dataset_of(given: Any, test: Any = None) -> Dataset:
+    """A data set of ``(x, y)``, a dict with labels, a torch ``Dataset`` or a ``DataLoader``, or of ``(x, y, test_x, test_y)``;
+    ``test`` likewise, and without it the training examples stand in. Inputs that are no plain tensor are packed into rows.
+
+    Raises FldiagError where inputs and targets do not fit each other, or the targets are not one label, or one row of numbers,
+    an example.
+    """
+    if isinstance(given, (tuple, list)) and len(given) == 4:
+        given, test = tuple(given[:2]), tuple(given[2:])
+    pairs = [pair(given, "data"), *([] if test is None else [pair(test, "test")])]
+    for _, y in pairs:
+        if not one_each(y):
+            raise FldiagError(f"the targets are {described(y)}, and this question needs one label, or one row of numbers, an "
+                              "example", "ask spectrum or landscape of the checkpoints: they take any targets and losses",
+                              usage=True)
+    packed = None if all(_plain(x) for x, _ in pairs) else Packed.of(pairs[0][0])
+    if packed is not None:
+        pairs = [(packed.rows(x), y) for x, y in pairs]
+    (x, y), (test_x, test_y) = pairs[0], pairs[-1]
+    classes = y.shape[1] if y.is_floating_point() else 1 + max(int(y.max()), int(test_y.max()))
+    return Dataset(NAME, x, y, test_x, test_y, classes=classes, packed=packed)
+
+
+def pair(given: Any, what: str) -> tuple[Any, Any]:
+    """Inputs and targets; tensors on the CPU, with floats in single precision, and of a dict without its labels the rest."""
+    try:
+        drawn = as_data(given)
+    except FldiagError as error:
+        raise FldiagError(f"{what}: {error.what}", error.remedy, usage=True) from None
+    x, y = drawn.batch(0, drawn.n)
+    if x is y and isinstance(x, Mapping):
+        name = next((name for name in LABELS if name in x), None)
+        if name is None:
+            raise FldiagError(f"{what}: {described(x)} has no {LABELS[0]}", "give (inputs, labels)", usage=True)
+        x, y = {key: part for key, part in x.items() if key != name}, x[name]
+    if isinstance(x, Tensor):
+        x = (x.float() if x.is_floating_point() else x if x.dtype == torch.uint8 else x.long()).cpu()
+    if isinstance(y, Tensor):
+        y = ((y[:, None] if y.ndim == 1 else y).float() if y.is_floating_point() else y.long()).cpu()
+    return x, y
+
+
+def one_each(y: Any) -> bool:
+    """Whether targets are a label, or a row of numbers, of each example."""
+    return isinstance(y, Tensor) and y.ndim == 1 + y.is_floating_point()
+
+
+def _plain(x: Any) -> bool:
+    """Whether a data set holds such inputs as they are."""
+    return isinstance(x, Tensor) and ((x.ndim == 2 and x.dtype != torch.uint8) or (x.ndim == 4 and x.dtype != torch.int64))
+
+
+def reading(module: nn.Module, dataset: Dataset | None) -> nn.Module:
+    """The module, or where the data set's rows hold several tensors a copy of it that takes such rows and returns one tensor."""
+    if dataset is None or dataset.packed is None:
+        return module
+    made = copy.deepcopy(unwrapped(module)[0])
+    made.register_forward_pre_hook(_Unpack(dataset.packed), with_kwargs=True, prepend=True)
+    made.register_forward_hook(_logits)
+    return made
+
+
+class _Unpack:
+    """Calls a module with the tensors of its rows, as a ``Problem`` calls it with these."""
+
+    def __init__(self, packed: Packed):
+        self.packed = packed
+
+    def __call__(self, module: nn.Module, args: tuple[Tensor], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+        return arguments(inspect.signature(module.forward), self.packed.inputs(args[0], dtype))
+
+
+def _logits(module: nn.Module, args: Any, output: Any) -> Tensor:
+    found = output.get("logits") if isinstance(output, Mapping) else output
+    if not isinstance(found, Tensor):
+        raise FldiagError(f"the model returns {described(output)}, and diagnostics of a run need one tensor [n, outputs]",
+                          "let forward return it, or a dict that has it as 'logits'")
+    return found

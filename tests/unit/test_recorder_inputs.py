@@ -1,0 +1,180 @@
+"""Recorded runs of models with several inputs: what diagnostics of whole runs see is what a model of one tensor would show."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import fldiag
+from fldiag import FldiagError
+from fldiag.data.packed import Packed
+from fldiag.problem.in_memory import dataset_of, reading
+
+N, T, D, V = 30, 5, 3, 9
+torch.manual_seed(0)
+TOKENS, MASK, NUMBERS = torch.randint(0, V, (N, T)), torch.rand(N, T) < 0.7, torch.randn(N, D)
+LABELS = torch.arange(N) % 3
+INPUTS = {"tokens": TOKENS, "more": {"mask": MASK, "numbers": NUMBERS}}
+PARTS = [range(0, 14), range(14, N)]
+
+
+class Named(nn.Module):
+    """Takes a dict with another one in it, and returns a dict."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.table, self.out = nn.Embedding(V, 4), nn.Linear(4 + D, 3)
+
+    def logits(self, tokens, mask, numbers):
+        return self.out(torch.tanh(torch.cat([(self.table(tokens) * mask[..., None]).mean(1), numbers], 1)))
+
+    def forward(self, tokens, more, labels=None):
+        return {"hidden": tokens, "logits": self.logits(tokens, more["mask"], more["numbers"])}
+
+
+class Placed(Named):
+    def forward(self, tokens, more):
+        return self.logits(tokens, *more)
+
+
+class Single(Named):
+    """The same in one tensor of numbers."""
+
+    def forward(self, x):
+        return self.logits(x[:, :T].long(), x[:, T:2 * T].bool(), x[:, 2 * T:])
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return N
+
+    def __getitem__(self, i):
+        return {"tokens": TOKENS[i], "more": {"mask": MASK[i], "numbers": NUMBERS[i]}, "labels": LABELS[i]}
+
+
+def moved(net, seed):
+    rng = torch.Generator().manual_seed(seed)
+    made = copy.deepcopy(net)
+    with torch.no_grad():
+        for p in made.parameters():
+            p.add_(0.3 * torch.randn(p.shape, generator=rng))
+    return made
+
+
+def record(out, net, **given):
+    with fldiag.Recorder(out, net, **given) as rec:
+        for t in range(2):
+            clients = {k: moved(net, 2 * t + k) for k in range(2)}
+            rec.round(received=net, clients=clients, aggregated=clients[0])
+    return out
+
+
+def values(run, net, name, **options):
+    table = fldiag.diagnose(fldiag.load(run, model=net), name, **options)
+    assert not (table["metric"] == "missing").any() or "no test examples" in " ".join(table["note"].dropna())
+    return table["value"].astype(float)
+
+
+GIVEN = {
+    "a dict": (Named, {"data": (INPUTS, LABELS), "clients": PARTS}),
+    "a tuple": (Placed, {"data": ((TOKENS, (MASK, NUMBERS)), LABELS), "clients": PARTS}),
+    "a loader of dicts with labels": (Named, {"data": DataLoader(Rows(), 7), "clients": PARTS}),
+    "clients' own": (Placed, {"clients": {k: ((TOKENS[p], (MASK[p], NUMBERS[p])), LABELS[p]) for k, p in enumerate(PARTS)}}),
+}
+
+
+ASKED = {"forgetting": {}, "drift": {}, "matching": {"k": 1}, "spectrum": {"k": 1}, "fairness": {}}
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """Of a model of one tensor."""
+    data = torch.cat([TOKENS, MASK, NUMBERS], 1), LABELS
+    twin = record(tmp_path_factory.mktemp("one") / "run", Single(), data=data, clients=PARTS)
+    return {name: values(twin, Single(), name, **options) for name, options in ASKED.items()}, fldiag.load(twin).metrics["value"]
+
+
+@pytest.mark.parametrize("kind", GIVEN)
+def test_diagnostics_of_a_run_are_those_of_one_tensor(kind, tmp_path, expected):
+    """Asked of the folder alone, in which the examples lie."""
+    make, given = GIVEN[kind]
+    run = record(tmp_path / "run", make(), **given)
+    for name in ASKED if kind == "a dict" else ("forgetting",):
+        found = values(run, make(), name, **ASKED[name])
+        assert len(found) and np.allclose(found, expected[0][name], rtol=1e-4, atol=1e-6, equal_nan=True), name
+    assert fldiag.load(run).metrics["value"].tolist() == pytest.approx(expected[1].tolist(), rel=1e-6)
+
+
+def picked(out, y):
+    return nn.functional.cross_entropy(out["logits"], y)
+
+
+def test_data_given_with_the_question_and_with_test_examples(tmp_path):
+    net, test = Named(), ({"tokens": TOKENS.flip(0), "more": {"mask": MASK, "numbers": NUMBERS}}, LABELS.flip(0))
+    kept = record(tmp_path / "kept", net, data=(INPUTS, LABELS), clients=PARTS, test=test)
+    bare = record(tmp_path / "bare", net, clients=None)
+    for name in ("forgetting", "drift"):
+        whole = fldiag.diagnose(fldiag.load(kept, model=net), name)
+        again = fldiag.diagnose(fldiag.load(kept, model=net, data=(INPUTS, LABELS, *test)), name)
+        assert whole["value"].equals(again["value"]) and not (whole["metric"] == "missing").any()
+    alone = fldiag.diagnose(fldiag.load(bare, model=net, data=(INPUTS, LABELS)), "spectrum", k=1, loss=picked)
+    problem = fldiag.diagnose(fldiag.load(kept, model=net), "spectrum", k=1)
+    assert alone["value"].tolist() == pytest.approx(problem["value"].tolist(), rel=1e-5)
+    told = fldiag.diagnose(fldiag.load(bare, model=net, data=(INPUTS, LABELS)), "forgetting")
+    assert "what is called test is the training data" in " ".join(told["note"].dropna())
+
+
+def test_models_that_read_rows_travel_and_leave_the_users_alone():
+    net, dataset = Named(), dataset_of((INPUTS, LABELS))
+    made = pickle.loads(pickle.dumps(reading(net, dataset)))
+    expected = net(**INPUTS)["logits"]
+    assert torch.equal(made(dataset.train_x), expected) and list(made.state_dict()) == list(net.state_dict())
+    assert not net._forward_pre_hooks and torch.equal(made.double()(dataset.train_x).float(), net.double()(
+        TOKENS, {"mask": MASK, "numbers": NUMBERS.double()})["logits"].float())
+
+
+def test_rows_lose_nothing():
+    inputs = {"a": torch.tensor([[0.0, -0.0], [float("nan"), 3e-45], [float("-inf"), 1 / 3]]),
+              "b": (torch.tensor([2**62, -1, -2**63]), {"c": torch.tensor([[[True]], [[False]], [[True]]])}),
+              "d": torch.tensor([[255], [0], [7]], dtype=torch.uint8)}
+    packed = Packed.of(inputs)
+    rows = packed.rows(inputs)
+    again = Packed.read(packed.text(), rows.shape[1]).inputs(rows, torch.float32)
+    assert again["a"].view(torch.int32).equal(inputs["a"].view(torch.int32)) and again["b"][0].equal(inputs["b"][0])
+    assert again["b"][1]["c"].equal(inputs["b"][1]["c"]) and again["d"].equal(inputs["d"]) and again["d"].dtype == torch.uint8
+    for wrong in ('[[["a"], [9], "float32"]]', '[[["a"], [2], "object"]]', "[1]", "{", '[[[["x"]], [5], "bool"]]'):
+        with pytest.raises(FldiagError, match="does not describe rows of 5 numbers"):
+            Packed.read(wrong, 5)
+
+
+class Several(Named):
+    def forward(self, tokens, more):
+        return super().forward(tokens, more)["logits"], tokens
+
+
+@pytest.mark.parametrize(("net", "data", "message"), [
+    (Named, (INPUTS, TOKENS), r"the targets are a tensor \[30, 5\].*one label.*ask spectrum or landscape"),
+    (Several, (INPUTS, LABELS), r"the model returns a tuple with \[0\] \[\d+, 3\].*one tensor.*'logits'"),
+    (Named, INPUTS, "has no labels"), (Named, ({"tokens": TOKENS, "more": MASK[:4]}, LABELS), "x.more has 4"),
+])
+def test_what_cannot_be_asked_is_one_error_with_a_remedy(net, data, message, tmp_path):
+    run = record(tmp_path / "run", Named(), clients=None)
+    with pytest.raises(FldiagError, match=message):
+        fldiag.diagnose(fldiag.load(run, model=net(), data=data), "forgetting")
+
+
+def test_targets_of_every_token_leave_a_run_of_weights(tmp_path):
+    run = record(tmp_path / "run", Named(), data=(INPUTS, TOKENS), clients=PARTS)
+    assert "its data are given with a question" in " ".join(fldiag.load(run).origin["notes"])
+
+
+def test_tokens_lie_in_the_runs_folder(tmp_path):
+    net = nn.Sequential(nn.Embedding(V, 4), nn.Flatten(), nn.Linear(4 * T, 3))
+    run = record(tmp_path / "run", net, data=(TOKENS, LABELS), clients=PARTS)
+    given = fldiag.diagnose(fldiag.load(run, model=net, data=(TOKENS, LABELS)), "forgetting")
+    assert fldiag.diagnose(fldiag.load(run, model=net), "forgetting")["value"].equals(given["value"])
