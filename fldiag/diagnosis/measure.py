@@ -111,7 +111,7 @@ def identity(subject: Subject) -> Any:
     """What tells subjects apart: their weights, model, data and labels."""
     if isinstance(subject, (Problem, History)):
         return [subject.digest(), subject.common]
-    return [identity(s) if isinstance(s, Problem) else [s.path.name, s.index] for s in subject]
+    return [identity(s) if isinstance(s, Problem) else [s.name, s.index] for s in subject]
 
 
 def foreign(entry: Diagnostic) -> list[Any]:

@@ -1,6 +1,7 @@
 """Every check of the doctor: a fault that is planted is found where it is, and the clean twin is not accused of it."""
 
 import math
+import shutil
 from types import SimpleNamespace
 
 import federations
@@ -15,11 +16,13 @@ import fldiag
 from fldiag import registry
 from fldiag.checkpoint.run import Run
 from fldiag.data import Dataset
+from fldiag.diagnosis.question import question
 from fldiag.diagnostics.doctor import fails
 from fldiag.diagnostics.doctor.checks import CHECKS
 from fldiag.diagnostics.doctor.data import Parts
 from fldiag.diagnostics.doctor.examine import examine
 from fldiag.diagnostics.doctor.findings import Finding, Skip, beyond_chance
+from fldiag.errors import FldiagError
 
 BAD = ("fault", "warning")
 
@@ -402,6 +405,23 @@ def test_a_run_without_client_weights_says_what_is_not_checked(tmp_path):
     unchecked = set(table[table["severity"] == "not checked"]["metric"])
     assert {"aggregate", "sampling", "norms", "own_data", "copies", "zero_updates"} <= unchecked and found(table).empty
     assert table[table["metric"] == "leak"]["severity"].tolist() == ["healthy"]
+
+
+def test_a_run_that_does_not_say_how_many_clients_there_are(clean):
+    run = Run(clean.path, {**clean.index, "config": {**clean.index["config"], "clients": {"total": 0}}})
+    row, = examined(run, check="sampling").itertuples()
+    assert row.severity == "not checked" and "how many clients" in row.evidence
+
+
+def test_runs_of_equal_folder_name_are_told_apart(clean, tmp_path):
+    shutil.copytree(clean.path, tmp_path / "other" / "run")
+    pair = [clean, Run.open(tmp_path / "other" / "run")]
+    asked = question("leave-one-out", pair, {})
+    names = [f"{clean.path.parent.name}/run", "other/run"]
+    assert [run.common["run"] for run in asked.asked[0][1]] == list(asked.about["checkpoints"]) == names
+    assert clean.common["run"] == "run"
+    with pytest.raises(FldiagError, match="given twice"):
+        question("doctor", [clean, clean], {})
 
 
 def test_one_client_one_round(tmp_path):

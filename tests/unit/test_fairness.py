@@ -138,6 +138,11 @@ def test_one_client_few_examples_and_weights_that_are_no_numbers():
     assert "no numbers" in one(broken, "missing").note and fldiag.registry.diagnostic.get("fairness").draw(broken) is None
 
 
+def test_bins_without_number_are_refused():
+    with pytest.raises(FldiagError, match="bins"):
+        fldiag.diagnose(history(linear(), separable(), PARTS, stored(identity(), [identity()] * 3)), "fairness", bins=10**7)
+
+
 @pytest.mark.slow
 def test_a_run_without_client_weights_or_without_classes(tmp_path):
     run("train", "digits", "--set", "rounds=2", "--set", "model.name=mlp", "--set", "train.epochs=1", "--set", "checkpoint.clients=none",

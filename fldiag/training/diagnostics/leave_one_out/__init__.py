@@ -94,5 +94,5 @@ def leave_one_out(runs: Sequence[Run], progress: Progress | None = None, *,
         tables.append(table(rows, **run.common))
     frame = pd.concat(tables, ignore_index=True)
     ranks = measure.rank_correlations(frame, seed)
-    return pd.concat([frame, table(ranks, run=runs[0].path.name if len(runs) == 1 else "pooled",
+    return pd.concat([frame, table(ranks, run=runs[0].name if len(runs) == 1 else "pooled",
                                    scope="global", slice=slice)], ignore_index=True)
