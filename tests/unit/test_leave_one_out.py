@@ -24,11 +24,11 @@ def finished(setup, rounds=ROUNDS):
     made = helpers.Federation(setup)
     helpers.play(made, rounds)
     state = setup.network.layout.views(made.w)
-    return SimpleNamespace(status="finished", done=rounds, path=Path("made"), rounds=[], checkpoint=lambda r=None: SimpleNamespace(state=state))
+    return SimpleNamespace(status="finished", done=rounds, path=Path("made"), name="made", rounds=[], checkpoint=lambda r=None: SimpleNamespace(state=state))
 
 
-def effects(setup, last=(1, 3), where="train", run=None):
-    return table(of_run(run or finished(setup), setup, list(last), where, "serial", None), run="made", method="m", seed=0)
+def effects(setup, last=(1, 3), where="train", run=None, kept=None):
+    return table(of_run(run or finished(setup), setup, list(last), where, "serial", None, kept), run="made", method="m", seed=0)
 
 
 @pytest.fixture

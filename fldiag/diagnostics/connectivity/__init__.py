@@ -66,7 +66,7 @@ def connectivity(problems: Sequence[Problem], progress: Progress | None = None, 
                  buffers: Annotated[Literal["mixed", "reestimated"] | None, Field(
                      description="Batch-norm statistics between models: mixed (averaged like the weights) or reestimated on the "
                                  "slice (default: reestimated on paths, mixed in mixtures).")] = None,
-                 seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
+                 seed: Annotated[int, Field(description="Random seed.")] = 0, store: Any = None) -> pd.DataFrame:
     """Measure loss barriers between models: on straight and curved paths, and in the simplex spanned by the clients of a round.
 
     Of one run or checkpoint, the models that its clients trained; of several, these. F is the mean loss on the slice. Rows:
@@ -90,12 +90,13 @@ def connectivity(problems: Sequence[Problem], progress: Progress | None = None, 
 
     Column ``buffers`` of a model with batch-norm: ``mixed``, or ``reestimated`` at every point, also at the ends, so that the
     losses there may differ from ``model_loss``. A model with weights that are not finite is left out: a ``masked`` row with a
-    ``note``. Cost: ``points`` evaluations of the slice a path, and ``curve`` gradients.
+    ``note``. ``store`` as for ``landscape``, of finished paths and mixtures. Cost: ``points`` evaluations of the slice a path,
+    and ``curve`` gradients.
 
     Raises FldiagError for models of different architectures or on different examples, and for fewer than two sound ones.
     """
     from fldiag.diagnostics.connectivity.measure import Options, rows
 
     options = Options(pairs, points, refine, bends(len(problems), curve), mixtures, align, buffers, seed)
-    common, found = rows(problems, options, progress)
+    common, found = rows(problems, options, progress, store)
     return table(found, **common)

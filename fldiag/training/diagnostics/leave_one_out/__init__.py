@@ -16,6 +16,8 @@ from fldiag.choices import Data, Device, Download, Executor, Model, Root
 from fldiag.plotting.tables import of_clients
 from fldiag.registry import Progress, diagnostic
 from fldiag.results import missing
+from fldiag.results.kept_units import KeptUnits
+from fldiag.results.provenance import digest
 from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Say, Small
 from fldiag.results.table import Row, table
@@ -62,7 +64,8 @@ def leave_one_out(runs: Sequence[Run], progress: Progress | None = None, *,
                                                                    )] = "train",
                   model: Model = None, data: Data = None, root: Root = None, download: Download = False,
                   device: Device = "auto", executor: Executor = "serial",
-                  seed: Annotated[int, Field(description="Random seed of the bootstrap.")] = 0) -> pd.DataFrame:
+                  seed: Annotated[int, Field(description="Random seed of the bootstrap.")] = 0,
+                  store: Any = None) -> pd.DataFrame:
     """Leave each client out of the last aggregate, and of the last rounds of training, and measure what changes.
 
     F is the loss on ``slice``, w the final weights, w_k a client's trained ones, p_k its aggregation weight. The last rounds are
@@ -80,17 +83,19 @@ def leave_one_out(runs: Sequence[Run], progress: Progress | None = None, *,
       stay together.
 
     Methods whose server does more than the weighted mean have no prediction. Methods with state are trained again from the
-    start; others from the stored weights. Cost: training R rounds for every client and R.
+    start; others from the stored weights. ``store`` as for ``landscape``, of clients left out. Cost: training R rounds for
+    every client and R.
 
     Raises FldiagError when a run cannot be trained again, or does not aggregate.
     """
     from fldiag.training.diagnostics.leave_one_out import measure
     from fldiag.training.setup_of_run import setup_of
 
+    kept = KeptUnits(store, lambda: digest("leave-one-out", [run.index for run in runs], slice, model, data, str(device)))
     tables = []
     for run in runs:
         setup = setup_of(run, device=device, root=root, download=download, model=model, data=data)
-        rows = measure.of_run(run, setup, sorted(set(last)), slice, executor, progress)
+        rows = measure.of_run(run, setup, sorted(set(last)), slice, executor, progress, kept)
         tables.append(table(rows, **run.common))
     frame = pd.concat(tables, ignore_index=True)
     ranks = measure.rank_correlations(frame, seed)
