@@ -62,8 +62,11 @@ def measure(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], *, 
     given = options if options.get("store", ...) is not None else {
         **options, "store": entries.partial(entry.name, key, on_damage=said)}
     frame = _build(entry, subject, given, progress, said, whole)
-    entries.put(entry.name, key, frame, {
-        **origin(subject, options), "diagnostic": entry.name, "subject": digest(identity(subject)), "options": plain(options)})
+    about = {"diagnostic": entry.name, "subject": digest(identity(subject)), "options": plain(options)}
+    try:
+        entries.put(entry.name, key, frame, {**origin(subject, options), **about})
+    except FldiagError as error:  # the answer is there, and may have room elsewhere
+        said(f"the table of {entry.name} is not kept for later: {error.what}")
     return _marked(entry, options, frame)
 
 

@@ -34,6 +34,14 @@ def distinct(runs: Sequence[Path]) -> list[str]:
     return next(names for names in candidates if len(set(names)) == len(names))
 
 
+def cache(path: Path) -> Path | None:
+    """Where tables are kept of what is answered elsewhere; None where that cannot be written."""
+    try:
+        return prepare(path) / "cache"
+    except FldiagError:
+        return None
+
+
 def prepare(path: Path) -> Path:
     """The folder, made. Raises FldiagError before any work is done if it cannot be written."""
     try:

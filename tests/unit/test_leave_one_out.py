@@ -159,6 +159,10 @@ def test_rank_correlations_and_their_interval():
     assert rank_correlations(made_table([1.0, 2], [1.0, 2]), 0)[0]["value"] is None
 
 
+def test_where_all_clients_are_masked_there_is_no_picture():
+    assert draw(made_table([1.0, 2, 3], [1.0, 2, 3]).assign(value=np.nan)) is None
+
+
 @pytest.mark.slow
 def test_the_picture(quadratic):
     frame = effects(quadratic[1], (1, 3))

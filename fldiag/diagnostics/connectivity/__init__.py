@@ -52,15 +52,15 @@ def connectivity(problems: Sequence[Problem], progress: Progress | None = None, 
                  pairs: Annotated[Literal["all", "first", "none"], Field(
                      description="Paths between models: all (every pair), first (from the first model to each "
                                  "other) or none.")] = "all",
-                 points: Annotated[int, Field(ge=3, description="Number of points along each path before "
-                                                                "refinement (odd).")] = 21,
+                 points: Annotated[int, Field(ge=3, le=9999, description="Number of points along each path before "
+                                                                        "refinement (odd).")] = 21,
                  refine: Annotated[int, Field(ge=0, description="Maximum number of additional points around the largest loss of "
                                                                 "a path.")] = 12,
                  curve: Annotated[int | None, Field(ge=0, description="Number of full gradients used to bend each path around "
                                                                       "the barrier (default: 100 for up to three models, else "
                                                                       "0: straight paths only).")] = None,
-                 mixtures: Annotated[int, Field(ge=0, description="Number of random mixtures of all models (for three models or "
-                                                                  "more).")] = 100,
+                 mixtures: Annotated[int, Field(ge=0, le=9999, description="Number of random mixtures of all models (for three "
+                                                                          "models or more).")] = 100,
                  align: Annotated[bool, Field(description="First reorder each model's hidden units to match those of the first "
                                                           "model (for independently trained models).")] = False,
                  buffers: Annotated[Literal["mixed", "reestimated"] | None, Field(

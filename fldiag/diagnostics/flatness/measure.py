@@ -182,7 +182,8 @@ class Round:
         squares = {n: v.double().square().sum() for n, v in layout.views(g).items()}
         found: list[tuple[str | None, float]] = [(None, float(torch.linalg.vector_norm(g.double())))]
         found += [(layer or names[0], math.sqrt(sum(float(squares[n]) for n in names))) for layer, names in layout.layers.items()]
-        return [{**about, "layer": layer, "value": value if math.isfinite(value) else None} for layer, value in found]
+        return [{**about, "layer": layer, "value": value} if math.isfinite(value) else
+                {**about, "layer": layer, "value": None, "note": "the gradient is not finite"} for layer, value in found]
 
     # -- how flat a loss is at a point
 

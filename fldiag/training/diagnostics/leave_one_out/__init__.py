@@ -35,7 +35,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     yield Say(f"change of the {options['slice']} loss when a client is left out: above 0 the client helps, below 0 it harms")
     runs = list(only(frame, scope="client")["run"].unique())
     if len(runs) == 1:
-        yield Small(_effects(frame, max(options["last"])), EFFECTS)
+        yield Small(_effects(frame, int(only(frame, metric="effect")["index"].max())), EFFECTS)
     ranks = only(frame, metric="rank_correlation")
     yield Small([{"run": row["run"], "left": _of(int(row["index"])), "estimator": row["estimator"], "value": row["value"],
                   "interval": None if pd.isna(row["low"]) else f"{row['low']:.2f} to {row['high']:.2f}",

@@ -243,7 +243,8 @@ def rank_correlations(frame: pd.DataFrame, seed: int) -> list[Row]:
         low, high = _interval(values, seed)
         value = _spearman(values)
         rows.append({"metric": "rank_correlation", "index": int(index), "estimator": how, "value": value, "low": low,
-                     "high": high, "n_clients": len(values), "masked": value is None})
+                     "high": high, "n_clients": len(values), "masked": value is None,
+                     "note": "it takes three clients whose effects differ" if value is None else None})
     return rows
 
 
