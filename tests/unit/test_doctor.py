@@ -84,11 +84,17 @@ def moved(s):
                                     for n, v in state.items()}
 
 
-def flipped(received, state):
-    """What a client returns that trains on wrong labels."""
-    net, (data, parts) = network(), blobs()
-    net.load_state_dict(received)
-    return federations.trained(net, data.train_x[parts[2]], (data.train_y[parts[2]] + 1) % 4).state_dict()
+def mislabelled(labels):
+    """What a client returns that trains on wrong labels: labels (true ones [n]) -> [n]."""
+    def client(received, state):
+        net, (data, parts) = network(), blobs()
+        net.load_state_dict(received)
+        return federations.trained(net, data.train_x[parts[2]], labels(data.train_y[parts[2]])).state_dict()
+    return client
+
+
+flipped = mislabelled(lambda y: (y + 1) % 4)
+shuffled = mislabelled(lambda y: y[torch.randperm(len(y), generator=torch.Generator().manual_seed(2))])
 
 
 def variance(received, state):
@@ -240,6 +246,13 @@ def test_a_planted_fault_is_found(tmp_path, healthy, check, plant, what, severit
     if plant.get("client") and check in ("zero_updates", "norms", "own_data", "finite"):
         assert set(rows["client"].dropna()) == {2}
     assert found(healthy, check).empty
+
+
+def test_shuffled_labels_are_told_once_the_model_knows_more_than_the_shares_of_classes(tmp_path):
+    """In round 1 they lower the loss: they have the right shares."""
+    row, = examined(record(tmp_path / "run", client=broken(shuffled), rounds=10), check="own_data").itertuples()
+    assert row.severity == "information" and row.client == 2 and "raises the loss of client 2" in row.what
+    assert not str(row.rounds).startswith("1,")
 
 
 def test_the_clean_twin_is_healthy(healthy):
