@@ -33,6 +33,7 @@ class StoredRun:
 
     def __init__(self, path: Path, index: dict[str, Any], rows: Sequence[Row] = ()):
         self.path, self.index, self.rows = path, index, list(rows)
+        self.name = path.name
         self.model: Any = None
         self.data: Any = None
 
@@ -131,7 +132,7 @@ class StoredRun:
     def common(self) -> dict[str, Any]:
         """What stands in every row of this run's tables."""
         config = self.index["config"]
-        return {"run": self.path.name, "method": config.get("method", {}).get("name"), "seed": config.get("seed")}
+        return {"run": self.name, "method": config.get("method", {}).get("name"), "seed": config.get("seed")}
 
     def _as_table(self, rows: Sequence[Row]) -> pd.DataFrame:
         return table(rows, **self.common)

@@ -61,7 +61,7 @@ class Reader:
             from fldiag.diagnosis.tables import tables
 
             asked = question(number.source, [member], {**number.options, **self.where})
-            kept = places.prepare(places.folder([member])) / "cache" if self.cache else None
+            kept = places.cache(places.folder([member])) if self.cache else None
             return tables(asked, bar=self.bar, tell=lambda text: None, cache=kept)[asked.entry]
 
         return self._once((number.source, id(member)), find)

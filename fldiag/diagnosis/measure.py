@@ -62,8 +62,11 @@ def measure(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], *, 
     given = options if options.get("store", ...) is not None else {
         **options, "store": entries.partial(entry.name, key, on_damage=said)}
     frame = _build(entry, subject, given, progress, said, whole)
-    entries.put(entry.name, key, frame, {
-        **origin(subject, options), "diagnostic": entry.name, "subject": digest(identity(subject)), "options": plain(options)})
+    about = {"diagnostic": entry.name, "subject": digest(identity(subject)), "options": plain(options)}
+    try:
+        entries.put(entry.name, key, frame, {**origin(subject, options), **about})
+    except FldiagError as error:  # the answer is there, and may have room elsewhere
+        said(f"the table of {entry.name} is not kept for later: {error.what}")
     return _marked(entry, options, frame)
 
 
@@ -111,7 +114,7 @@ def identity(subject: Subject) -> Any:
     """What tells subjects apart: their weights, model, data and labels."""
     if isinstance(subject, (Problem, History)):
         return [subject.digest(), subject.common]
-    return [identity(s) if isinstance(s, Problem) else [s.path.name, s.index] for s in subject]
+    return [identity(s) if isinstance(s, Problem) else [s.name, s.index] for s in subject]
 
 
 def foreign(entry: Diagnostic) -> list[Any]:

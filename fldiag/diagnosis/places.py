@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +22,24 @@ def folder(found: Sequence[Run | Checkpoint]) -> Path:
     inside = len(runs) == 1 and all(isinstance(t, Run) or t.path.parent.name == "rounds" for t in found)
     run = next(iter(runs), FALLBACK)
     return run / "diagnostics" if inside and os.access(run, os.W_OK) else FALLBACK
+
+
+def distinct(runs: Sequence[Path]) -> list[str]:
+    """The folders' names, with as many parents as make them all different. Raises FldiagError for a run given twice."""
+    paths = [p.resolve() for p in runs]
+    if twice := [str(p) for p, n in Counter(paths).items() if n > 1]:
+        raise FldiagError(f"run {twice[0]} was given twice", "give it once", usage=True)
+    depths = range(1, max((len(p.parts) for p in paths), default=1) + 1)
+    candidates = (["/".join(p.parts[-depth:]) for p in paths] for depth in depths)
+    return next(names for names in candidates if len(set(names)) == len(names))
+
+
+def cache(path: Path) -> Path | None:
+    """Where tables are kept of what is answered elsewhere; None where that cannot be written."""
+    try:
+        return prepare(path) / "cache"
+    except FldiagError:
+        return None
 
 
 def prepare(path: Path) -> Path:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
 from fldiag import data, registry
 from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
-from fldiag.diagnosis import subjects
+from fldiag.diagnosis import places, subjects
 from fldiag.diagnosis.measure import Subject
 from fldiag.diagnosis.options import plain, rounds
 from fldiag.diagnosis.subjects import Target
@@ -149,10 +150,12 @@ def _of_runs(entry: Diagnostic, targets: Sequence[Target], where: dict[str, Any]
     for target in targets:
         if not isinstance(target, Run):
             raise FldiagError(f"diagnostic {entry.name!r} takes runs", "give run folders", usage=True)
-        runs.append(target)
-    about = {"run": ", ".join(r.path.name for r in runs), "config": ", ".join(str(r.index["hash"]) for r in runs),
-             "checkpoints": {r.path.name: {"file": c.path.name, "sha256": c.sha256} for r in runs for c in [r.checkpoint()]}}
-    return Question(entry, [(", ".join(r.path.name for r in runs), runs, own)], about=about, stem=entry.name)
+        runs.append(copy(target))
+    for run, name in zip(runs, places.distinct([r.path for r in runs]), strict=True):
+        run.name = name
+    about = {"run": ", ".join(r.name for r in runs), "config": ", ".join(str(r.index["hash"]) for r in runs),
+             "checkpoints": {r.name: {"file": c.path.name, "sha256": c.sha256} for r in runs for c in [r.checkpoint()]}}
+    return Question(entry, [(", ".join(r.name for r in runs), runs, own)], about=about, stem=entry.name)
 
 
 def remarks(problems: Sequence[Problem]) -> list[str]:

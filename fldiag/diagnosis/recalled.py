@@ -19,6 +19,7 @@ import pandas as pd
 
 from fldiag import known
 from fldiag.checkpoint.run import Run
+from fldiag.diagnosis import places
 from fldiag.diagnosis.options import plain
 from fldiag.errors import FldiagError
 from fldiag.plotting import sheet
@@ -57,9 +58,10 @@ def key(entry: Diagnostic, targets: Sequence[Any], options: Mapping[str, Any]) -
                     run.verified(name)
     except FldiagError:  # the usual way says what is wrong
         return ""
+    runs = zip(places.distinct([t.path for t in targets]), targets, strict=True)
     devices = sorted(str(p) for p in Path("/dev").glob("nvidia[0-9]*"))
     return digest(entry.name, dict(options), vars(sheet.current()),
-                  [[t.path.name, t.index, t.metrics_digest] for t in targets], _code(), [version(name) for name in LIBRARIES],
+                  [[name, t.index, t.metrics_digest] for name, t in runs], _code(), [version(name) for name in LIBRARIES],
                   [os.environ.get(name) for name in VARIABLES], machine(), devices)
 
 

@@ -12,7 +12,6 @@ of more rounds, of more of the report's runs, then the newest. The others are co
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 import pandas as pd
 
 from fldiag.checkpoint.run import Run
-from fldiag.diagnosis.places import FALLBACK
+from fldiag.diagnosis.places import FALLBACK, distinct
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.plotting.collected import Claim, Collected, Member, Source
@@ -38,10 +37,7 @@ def collect(paths: Sequence[str | Path], places: Iterable[str | Path] = ()) -> C
     if not paths:
         raise FldiagError("no run was given", "give one or more run folders", usage=True)
     runs = [Run.open(p) for p in paths]
-    where = [r.path.resolve() for r in runs]
-    if twice := [str(p) for p, n in Counter(where).items() if n > 1]:
-        raise FldiagError(f"run {twice[0]} was given twice", "give it once", usage=True)
-    names = labels(where)
+    names = distinct([r.path for r in runs])
     looks = style.looks(names)
     members = [Member(run, Path(given) if Path(given).is_dir() else run.path, name, i, looks[name])
                for i, (run, given, name) in enumerate(zip(runs, paths, names, strict=True))]
@@ -53,15 +49,6 @@ def collect(paths: Sequence[str | Path], places: Iterable[str | Path] = ()) -> C
         for kind in dict.fromkeys(c.kind for c in candidates):
             _choose(found, member, [c for c in candidates if c.kind == kind])
     return found
-
-
-def labels(paths: Sequence[Path]) -> list[str]:
-    """The folders' names, with as many parents as make them all different."""
-    for depth in range(1, max(len(p.parts) for p in paths) + 1):
-        names = ["/".join(p.parts[-depth:]) for p in paths]
-        if len(set(names)) == len(names):
-            return names
-    return [str(p) for p in paths]
 
 
 def _choose(found: Collected, member: Member, candidates: list[Candidate]) -> None:

@@ -40,7 +40,7 @@ class ArrayStore:
             return None
         found, extra, arrays = _read(file)
         if found != key:
-            raise FldiagError(f"{file} holds points of another landscape (weights, data, grid or options)",
+            raise FldiagError(f"{file} holds what was found of other weights, data or options",
                               "choose another file or a directory, or delete it")
         return arrays, extra
 

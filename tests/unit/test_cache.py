@@ -6,7 +6,10 @@ import shutil
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
+import fldiag
+from fldiag.diagnosis import places
 from fldiag.errors import FldiagError
 from fldiag.results.array_checkpoint import ArrayStore
 from fldiag.results.cache import Cache
@@ -118,6 +121,15 @@ def test_a_folder_that_cannot_be_made(tmp_path, frame):
         cache.put("spectrum", KEY, frame)
     with pytest.raises(FldiagError, match="cannot create"):
         cache.partial("spectrum", KEY)
+
+
+def test_an_answer_that_cannot_be_kept_is_still_an_answer(tmp_path):
+    (tmp_path / "file").touch()
+    told, net = [], torch.nn.Linear(2, 3)
+    problem = fldiag.Problem(net, torch.nn.functional.cross_entropy, (torch.eye(2), torch.tensor([0, 2])))
+    found = fldiag.diagnose(problem, "trace", cache=tmp_path / "file" / "cache", tell=told.append)
+    assert len(found) and "not kept for later: cannot write" in told[-1]
+    assert places.cache(tmp_path / "file" / "x") is None and places.cache(tmp_path / "x") == tmp_path / "x" / "cache"
 
 
 def test_partial_arrays_stay_until_the_table_is_put(tmp_path, frame):

@@ -1,6 +1,7 @@
 """Every check of the doctor: a fault that is planted is found where it is, and the clean twin is not accused of it."""
 
 import math
+import shutil
 from types import SimpleNamespace
 
 import federations
@@ -15,11 +16,13 @@ import fldiag
 from fldiag import registry
 from fldiag.checkpoint.run import Run
 from fldiag.data import Dataset
+from fldiag.diagnosis.question import question
 from fldiag.diagnostics.doctor import fails
 from fldiag.diagnostics.doctor.checks import CHECKS
 from fldiag.diagnostics.doctor.data import Parts
 from fldiag.diagnostics.doctor.examine import examine
 from fldiag.diagnostics.doctor.findings import Finding, Skip, beyond_chance
+from fldiag.errors import FldiagError
 
 BAD = ("fault", "warning")
 
@@ -81,11 +84,17 @@ def moved(s):
                                     for n, v in state.items()}
 
 
-def flipped(received, state):
-    """What a client returns that trains on wrong labels."""
-    net, (data, parts) = network(), blobs()
-    net.load_state_dict(received)
-    return federations.trained(net, data.train_x[parts[2]], (data.train_y[parts[2]] + 1) % 4).state_dict()
+def mislabelled(labels):
+    """What a client returns that trains on wrong labels: labels (true ones [n]) -> [n]."""
+    def client(received, state):
+        net, (data, parts) = network(), blobs()
+        net.load_state_dict(received)
+        return federations.trained(net, data.train_x[parts[2]], labels(data.train_y[parts[2]])).state_dict()
+    return client
+
+
+flipped = mislabelled(lambda y: (y + 1) % 4)
+shuffled = mislabelled(lambda y: y[torch.randperm(len(y), generator=torch.Generator().manual_seed(2))])
 
 
 def variance(received, state):
@@ -237,6 +246,13 @@ def test_a_planted_fault_is_found(tmp_path, healthy, check, plant, what, severit
     if plant.get("client") and check in ("zero_updates", "norms", "own_data", "finite"):
         assert set(rows["client"].dropna()) == {2}
     assert found(healthy, check).empty
+
+
+def test_shuffled_labels_are_told_once_the_model_knows_more_than_the_shares_of_classes(tmp_path):
+    """In round 1 they lower the loss: they have the right shares."""
+    row, = examined(record(tmp_path / "run", client=broken(shuffled), rounds=10), check="own_data").itertuples()
+    assert row.severity == "information" and row.client == 2 and "raises the loss of client 2" in row.what
+    assert not str(row.rounds).startswith("1,")
 
 
 def test_the_clean_twin_is_healthy(healthy):
@@ -402,6 +418,23 @@ def test_a_run_without_client_weights_says_what_is_not_checked(tmp_path):
     unchecked = set(table[table["severity"] == "not checked"]["metric"])
     assert {"aggregate", "sampling", "norms", "own_data", "copies", "zero_updates"} <= unchecked and found(table).empty
     assert table[table["metric"] == "leak"]["severity"].tolist() == ["healthy"]
+
+
+def test_a_run_that_does_not_say_how_many_clients_there_are(clean):
+    run = Run(clean.path, {**clean.index, "config": {**clean.index["config"], "clients": {"total": 0}}})
+    row, = examined(run, check="sampling").itertuples()
+    assert row.severity == "not checked" and "how many clients" in row.evidence
+
+
+def test_runs_of_equal_folder_name_are_told_apart(clean, tmp_path):
+    shutil.copytree(clean.path, tmp_path / "other" / "run")
+    pair = [clean, Run.open(tmp_path / "other" / "run")]
+    asked = question("leave-one-out", pair, {})
+    names = [f"{clean.path.parent.name}/run", "other/run"]
+    assert [run.common["run"] for run in asked.asked[0][1]] == list(asked.about["checkpoints"]) == names
+    assert clean.common["run"] == "run"
+    with pytest.raises(FldiagError, match="given twice"):
+        question("doctor", [clean, clean], {})
 
 
 def test_one_client_one_round(tmp_path):

@@ -134,8 +134,15 @@ def test_one_client_few_examples_and_weights_that_are_no_numbers():
     assert one(alone, "worst_decile").value == 1.0 and fldiag.draw(alone) is not None
     few = fldiag.diagnose(history(linear(), separable(), [np.arange(120), np.arange(0)], stored(identity(), [identity()] * 2)), "fairness")
     assert one(few, "accuracy", client=1).note == "too few examples" and one(few, "mean_accuracy").n_clients == 1
+    with pytest.raises(FldiagError, match="no client has 1000 examples"):
+        fldiag.diagnose(history(linear(), separable(), PARTS, stored(identity(), [identity()] * 3)), "fairness", min_count=1000)
     broken = fldiag.diagnose(history(linear(), separable(), PARTS, stored(identity(), [identity() * np.nan] * 3)), "fairness")
     assert "no numbers" in one(broken, "missing").note and fldiag.registry.diagnostic.get("fairness").draw(broken) is None
+
+
+def test_bins_without_number_are_refused():
+    with pytest.raises(FldiagError, match="bins"):
+        fldiag.diagnose(history(linear(), separable(), PARTS, stored(identity(), [identity()] * 3)), "fairness", bins=10**7)
 
 
 @pytest.mark.slow

@@ -197,7 +197,7 @@ def test_a_store_of_something_else_is_never_overwritten(tmp_path):
     landscape(problem(), directions="random", points=3, store=path)
     bits = path.read_bytes()
     for other, options in ((problem(1.5), {}), (problem(), {"span": 2.0}), (problem(), {"seed": 1})):
-        with pytest.raises(FldiagError, match="holds points of another landscape"):
+        with pytest.raises(FldiagError, match="of other weights, data or options"):
             landscape(other, directions="random", points=3, store=path, **options)
     assert path.read_bytes() == bits
     landscape(problem(1.5), directions="random", points=3, store=tmp_path)  # a folder has room for both

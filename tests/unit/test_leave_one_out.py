@@ -24,11 +24,11 @@ def finished(setup, rounds=ROUNDS):
     made = helpers.Federation(setup)
     helpers.play(made, rounds)
     state = setup.network.layout.views(made.w)
-    return SimpleNamespace(status="finished", done=rounds, path=Path("made"), rounds=[], checkpoint=lambda r=None: SimpleNamespace(state=state))
+    return SimpleNamespace(status="finished", done=rounds, path=Path("made"), name="made", rounds=[], checkpoint=lambda r=None: SimpleNamespace(state=state))
 
 
-def effects(setup, last=(1, 3), where="train", run=None):
-    return table(of_run(run or finished(setup), setup, list(last), where, "serial", None), run="made", method="m", seed=0)
+def effects(setup, last=(1, 3), where="train", run=None, kept=None):
+    return table(of_run(run or finished(setup), setup, list(last), where, "serial", None, kept), run="made", method="m", seed=0)
 
 
 @pytest.fixture
@@ -157,6 +157,10 @@ def test_rank_correlations_and_their_interval():
     assert many["n_clients"] == 40 and many["value"] == pytest.approx(few["value"], abs=0.02)
     assert many["high"] - many["low"] == pytest.approx(few["high"] - few["low"], abs=0.1)
     assert rank_correlations(made_table([1.0, 2], [1.0, 2]), 0)[0]["value"] is None
+
+
+def test_where_all_clients_are_masked_there_is_no_picture():
+    assert draw(made_table([1.0, 2, 3], [1.0, 2, 3]).assign(value=np.nan)) is None
 
 
 @pytest.mark.slow

@@ -8,10 +8,11 @@ import pandas as pd
 import pytest
 import reports
 
+from fldiag.diagnosis.places import distinct
 from fldiag.diagnostics.account.section import section as account
 from fldiag.errors import FldiagError
 from fldiag.report import build
-from fldiag.report.collect import collect, labels
+from fldiag.report.collect import collect
 from fldiag.report.guard import guarded
 from fldiag.results.files import write_table
 
@@ -216,5 +217,5 @@ def test_wrong_use_is_refused(tmp_path):
 
 
 def test_labels_are_as_short_as_they_can_be(tmp_path):
-    assert labels([tmp_path / "x" / "run", tmp_path / "y" / "run"]) == ["x/run", "y/run"]
-    assert labels([tmp_path / "x" / "a", tmp_path / "y" / "b"]) == ["a", "b"]
+    assert distinct([tmp_path / "x" / "run", tmp_path / "y" / "run"]) == ["x/run", "y/run"]
+    assert distinct([tmp_path / "x" / "a", tmp_path / "y" / "b"]) == ["a", "b"]

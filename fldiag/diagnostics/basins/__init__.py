@@ -25,16 +25,16 @@ def cost(problem: Problem, options: Mapping[str, Any]) -> float:
 @diagnostic("basins", parts=True, draw=picture.draw, summary=summary, cost=cost, order=20,
             example="checkpoints/example/fedsol-digits.pt --samples 300")
 def basins(problem: Problem, progress: Progress | None = None, *,
-           draws: Annotated[int, Field(ge=1, description="Number of random directions.")] = 100,
+           draws: Annotated[int, Field(ge=1, le=9999, description="Number of random directions.")] = 100,
            drop: Annotated[float, Field(gt=0, lt=1, description="The basin ends where the accuracy has fallen by this much "
                                                                 "(0.01 is one percentage point).")] = 0.01,
            rise: Annotated[float, Field(gt=0, description="The basin ends where the loss has risen by this fraction.")] = 0.1,
            least: Annotated[float, Field(gt=0, description="Smallest radius tested, in units of the norm "
                                                            "of the weights.")] = 1e-4,
            most: Annotated[float, Field(gt=0, description="Largest radius tested, in the same units.")] = 10.0,
-           density: Annotated[int, Field(ge=1, description="Number of radii tested per factor of ten.")] = 5,
+           density: Annotated[int, Field(ge=1, le=1000, description="Number of radii tested per factor of ten.")] = 5,
            rtol: Annotated[float, Field(gt=0, lt=1, description="Bisection stops at this relative width of the bracket.")] = 0.01,
-           seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
+           seed: Annotated[int, Field(description="Random seed.")] = 0, store: Any = None) -> pd.DataFrame:
     """Measure the radius of the basin around the weights: most case (median direction) and worst case, by accuracy and by loss.
 
     An operational definition in the spirit of arXiv 2505.17646, of which only the abstract was read. Along a random direction
@@ -49,9 +49,11 @@ def basins(problem: Problem, progress: Progress | None = None, *,
     as they are. ``masked`` with a ``note``: a direction along which nothing was crossed up to ``most`` (as infinitely far in a
     median), a gradient that is rounding noise, a criterion that does not apply (no classes, a loss that is not above 0).
 
+    ``store`` as for ``landscape``, of finished directions.
+
     Raises FldiagError for weights that are all zero, ``least`` above ``most``, or a loss that is not finite.
     """
     from fldiag.diagnostics.basins.measure import Options, rows
 
     options = Options(draws, drop, rise, least, most, density, rtol, seed)
-    return table(rows(problem, options, progress), **problem.common)
+    return table(rows(problem, options, progress, store), **problem.common)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,8 @@ from fldiag.losses import noise_floor
 from fldiag.problem.eigenpairs import finite_loss
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress
+from fldiag.results.kept_units import KeptUnits
+from fldiag.results.provenance import digest
 from fldiag.results.table import Row
 from fldiag.seeding import torch_rng
 from fldiag.surface.evaluator import Evaluator, Scores
@@ -78,9 +81,19 @@ class Work:
                 "loss": "" if self.centre.loss > 0 else "the loss at the weights is not above 0"}
 
 
-def crossings(work: Work, number: int) -> dict[str, tuple[float, float] | None]:
+@dataclass(frozen=True)
+class Direction:
+    """0 is the ascent direction."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"direction {self.number} of the basin"
+
+
+def crossings(work: Work, unit: Direction) -> dict[str, tuple[float, float] | None]:
     """Criterion -> the first radius along a direction at which the basin is left, and the width of its bracket; None: nowhere."""
-    evaluate = Evaluator(work.problem, [work.direction(number)], reach=work.options.most)
+    evaluate = Evaluator(work.problem, [work.direction(unit.number)], reach=work.options.most)
     seen: dict[float, Scores] = {}
 
     def left(radius: float, criterion: str) -> bool:
@@ -113,7 +126,7 @@ def first(left: Callable[[float], bool], grid: np.ndarray, rtol: float) -> tuple
     return outside, outside - inside
 
 
-def rows(problem: Problem, options: Options, progress: Progress | None) -> list[Row]:
+def rows(problem: Problem, options: Options, progress: Progress | None, store: Any = None) -> list[Row]:
     if options.least >= options.most:
         raise FldiagError(f"least = {options.least:g} is not below most = {options.most:g}", "give a range of radii", usage=True)
     if not bool(problem.w.any()):
@@ -122,13 +135,11 @@ def rows(problem: Problem, options: Options, progress: Progress | None) -> list[
     gradient = problem.gradient()
     noise = float(gradient.norm()) <= noise_floor(problem.dtype)
     work = Work(problem, options, Evaluator(problem, [], fast=False).scores(), None if noise else gradient)
-    numbers = [*([] if noise else [0]), *range(1, options.draws + 1)]
-    found: dict[int, dict[str, tuple[float, float] | None]] = {}
-    with started(problem.executor, crossings, work, name=lambda n: f"direction {n} of the basin", most=len(numbers)) as pool:
-        for number, result in zip(numbers, pool.map(numbers), strict=True):
-            found[number] = result
-            if progress:
-                progress(len(found), len(numbers), "directions of the basin")
+    units = [Direction(n) for n in range(int(noise), options.draws + 1)]
+    kept = KeptUnits(store, lambda: digest("basins", problem.digest(), vars(options)))
+    with started(problem.executor, crossings, work, most=len(units)) as pool:
+        made = kept.results(pool, units, progress)
+    found = {unit.number: crossed for unit, crossed in zip(units, made, strict=True)}
     centre: list[Row] = [{"metric": "loss", "value": value, "stderr": stderr, "estimator": "exact"}]
     if work.centre.right is not None:
         centre.append({"metric": "accuracy", "value": work.centre.accuracy, "estimator": "exact"})

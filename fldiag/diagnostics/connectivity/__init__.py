@@ -52,21 +52,21 @@ def connectivity(problems: Sequence[Problem], progress: Progress | None = None, 
                  pairs: Annotated[Literal["all", "first", "none"], Field(
                      description="Paths between models: all (every pair), first (from the first model to each "
                                  "other) or none.")] = "all",
-                 points: Annotated[int, Field(ge=3, description="Number of points along each path before "
-                                                                "refinement (odd).")] = 21,
+                 points: Annotated[int, Field(ge=3, le=9999, description="Number of points along each path before "
+                                                                        "refinement (odd).")] = 21,
                  refine: Annotated[int, Field(ge=0, description="Maximum number of additional points around the largest loss of "
                                                                 "a path.")] = 12,
                  curve: Annotated[int | None, Field(ge=0, description="Number of full gradients used to bend each path around "
                                                                       "the barrier (default: 100 for up to three models, else "
                                                                       "0: straight paths only).")] = None,
-                 mixtures: Annotated[int, Field(ge=0, description="Number of random mixtures of all models (for three models or "
-                                                                  "more).")] = 100,
+                 mixtures: Annotated[int, Field(ge=0, le=9999, description="Number of random mixtures of all models (for three "
+                                                                          "models or more).")] = 100,
                  align: Annotated[bool, Field(description="First reorder each model's hidden units to match those of the first "
                                                           "model (for independently trained models).")] = False,
                  buffers: Annotated[Literal["mixed", "reestimated"] | None, Field(
                      description="Batch-norm statistics between models: mixed (averaged like the weights) or reestimated on the "
                                  "slice (default: reestimated on paths, mixed in mixtures).")] = None,
-                 seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
+                 seed: Annotated[int, Field(description="Random seed.")] = 0, store: Any = None) -> pd.DataFrame:
     """Measure loss barriers between models: on straight and curved paths, and in the simplex spanned by the clients of a round.
 
     Of one run or checkpoint, the models that its clients trained; of several, these. F is the mean loss on the slice. Rows:
@@ -90,12 +90,13 @@ def connectivity(problems: Sequence[Problem], progress: Progress | None = None, 
 
     Column ``buffers`` of a model with batch-norm: ``mixed``, or ``reestimated`` at every point, also at the ends, so that the
     losses there may differ from ``model_loss``. A model with weights that are not finite is left out: a ``masked`` row with a
-    ``note``. Cost: ``points`` evaluations of the slice a path, and ``curve`` gradients.
+    ``note``. ``store`` as for ``landscape``, of finished paths and mixtures. Cost: ``points`` evaluations of the slice a path,
+    and ``curve`` gradients.
 
     Raises FldiagError for models of different architectures or on different examples, and for fewer than two sound ones.
     """
     from fldiag.diagnostics.connectivity.measure import Options, rows
 
     options = Options(pairs, points, refine, bends(len(problems), curve), mixtures, align, buffers, seed)
-    common, found = rows(problems, options, progress)
+    common, found = rows(problems, options, progress, store)
     return table(found, **common)

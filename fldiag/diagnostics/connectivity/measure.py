@@ -16,6 +16,8 @@ from fldiag.execution.start import started
 from fldiag.problem.problem import Problem
 from fldiag.problem.trees import same
 from fldiag.registry import Progress
+from fldiag.results.kept_units import KeptUnits, packed, unpacked
+from fldiag.results.provenance import digest
 from fldiag.results.table import Row
 from fldiag.seeding import numpy_rng
 from fldiag.surface import bezier
@@ -50,6 +52,9 @@ class Unit:
     ends: tuple[int, int] = (0, 0)
     path: str = ""
     shares: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.path} path {self.ends[0] + 1}-{self.ends[1] + 1}" if self.path else f"mixture {self.shares}"
 
 
 @dataclass
@@ -101,6 +106,15 @@ class Excess:
             return Excess(at.loss, at.loss - sum(a * end.loss for a, end in zip(shares, ends, strict=True)), None, None)
         each = at.each - sum(a * end.each for a, end in zip(shares, ends, strict=True) if end.each is not None)
         return Excess(at.loss, float(each.mean()), problem.stderr(each), each.cpu().numpy())
+
+    def packed(self) -> np.ndarray:
+        start = [self.loss, self.value, math.nan if self.stderr is None else self.stderr]
+        return np.array(start) if self.each is None else np.concatenate([start, self.each])
+
+    @staticmethod
+    def unpacked(content: np.ndarray) -> Excess:
+        loss, value, stderr = content[:3].tolist()
+        return Excess(loss, value, None if math.isnan(stderr) else stderr, content[3:] if len(content) > 3 else None)
 
 
 class Path:
@@ -167,7 +181,7 @@ def _deviation(each: torch.Tensor) -> float | None:
     return float(each.std()) / math.sqrt(len(each)) if len(each) > 1 else None
 
 
-def rows(problems: Sequence[Problem], options: Options, progress: Progress | None) -> tuple[Row, list[Row]]:
+def rows(problems: Sequence[Problem], options: Options, progress: Progress | None, store: Any = None) -> tuple[Row, list[Row]]:
     """What all rows have in common, and the rows."""
     if options.points % 2 == 0:
         raise FldiagError(f"points = {options.points} puts no point in the middle of a path", "use an odd number", usage=True)
@@ -185,24 +199,29 @@ def rows(problems: Sequence[Problem], options: Options, progress: Progress | Non
         models, moved = aligned(base, models)
         found += [{**_who(p), "metric": "moved", "layer": layer, "value": count, "unit": "units", "estimator": "exact"}
                   for p, layers in zip(sound[1:], moved, strict=True) for layer, count in layers.items()]
-    found += _measured(sound, Work(base, models, options), progress)
-    kept = {k: v for k, v in base.common.items() if k not in ("client", "run") and all(p.common.get(k) == v for p in problems)}
-    return {**kept, "run": _name(problems)}, found
+    kept = KeptUnits(store, lambda: digest("connectivity", [p.digest() for p in sound], vars(options)), _packed, _unpacked)
+    found += _measured(sound, Work(base, models, options), progress, kept)
+    common = {k: v for k, v in base.common.items() if k not in ("client", "run") and all(p.common.get(k) == v for p in problems)}
+    return {**common, "run": _name(problems)}, found
 
 
-def _measured(sound: Sequence[Problem], work: Work, progress: Progress | None) -> list[Row]:
+def _packed(result: Any) -> np.ndarray:
+    return result.packed() if isinstance(result, Excess) else packed(result)
+
+
+def _unpacked(content: np.ndarray) -> Any:
+    return unpacked(content) if content.dtype == np.uint8 else Excess.unpacked(content)
+
+
+def _measured(sound: Sequence[Problem], work: Work, progress: Progress | None, kept: KeptUnits) -> list[Row]:
     options, count = work.options, len(sound)
     ends = [] if options.pairs == "none" else [pair for pair in combinations(range(count), 2)
                                                if options.pairs == "all" or pair[0] == 0]
     units = [Unit(pair, path) for pair in ends for path in ("straight", *(["curve"] if options.curve else []))]
     shares = _shares(count, options) if count > 2 and options.mixtures else []
     units += [Unit(shares=a) for a in shares]
-    results = []
-    with started(sound[0].executor, done, work, name=lambda unit: unit.path or "a mixture", most=len(units)) as pool:
-        for unit, result in zip(units, pool.map(units), strict=True):
-            results.append(result)
-            if progress:
-                progress(len(results), len(units), f"{unit.path} path" if unit.path else "mixtures")
+    with started(sound[0].executor, done, work, most=len(units)) as pool:
+        results = kept.results(pool, units, progress)
     buffers = running(work.problem)
     found: list[Row] = []
     for unit, result in zip(units, results, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Annotated, Any
 
 import pandas as pd
@@ -58,7 +59,7 @@ def doctor(runs: Sequence[Run], progress: Progress | None = None, *,
 
 
 def _with(run: Run, model: Any, data: Any) -> Run:
-    made = Run(run.path, run.index)
+    made = copy(run)
     made.model, made.data = model if model is not None else run.model, data if data is not None else run.data
     return made
 

@@ -119,7 +119,7 @@ class Case:
         self.total = int(self.section("clients").get("total", 0))
         self.rounds = [r for r in run.rounds if r] or run.rounds
         self.closed, self.lost = "", dict[int, str]()
-        self.common = {"run": run.path.name, "method": self.method, "seed": self.config.get("seed")}
+        self.common = {"run": run.name, "method": self.method, "seed": self.config.get("seed")}
 
     def section(self, name: str) -> dict[str, Any]:
         found = self.config.get(name)

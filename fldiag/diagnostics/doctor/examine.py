@@ -26,7 +26,7 @@ def examine(runs: Sequence[Run], options: Mapping[str, Any], progress: Progress 
         said: list[tuple[Check, Said]] = []
         for j, check in enumerate(made):
             if progress:
-                progress(j, len(made), f"{case.run.path.name}: {check.title}")
+                progress(j, len(made), f"{case.run.name}: {check.title}")
             check.peers = [others[j] for k, (_, others) in enumerate(seen) if k != i]
             said += [(check, one) for one in _of(check)]
         kept = beyond_chance([one for _, one in said], sum(check.tests for check in made))
@@ -46,7 +46,7 @@ def _watched(run: Run, options: Mapping[str, Any], checks: Sequence[type[Check]]
     made = [make(case) for make in checks]
     for j, seen in enumerate(case.each()):
         if progress:
-            progress(j, len(run.rounds), f"{run.path.name}{f' ({i + 1} of {n})' if n > 1 else ''}: round {seen.round}")
+            progress(j, len(run.rounds), f"{run.name}{f' ({i + 1} of {n})' if n > 1 else ''}: round {seen.round}")
         for check in made:
             check.see(seen)
     return case, made

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy import stats
 
 from fldiag.results.select import spread
 
@@ -85,11 +87,19 @@ class Models:
                     found.setdefault(i, {})[r] = both
         return found
 
-    def gain_of(self, client: int, r: int) -> float:
-        """By how much a client's training in a round lowered its own loss."""
+    def own_of(self, client: int, r: int) -> tuple[float, float]:
+        """The same of any round."""
         stored, where = self.history.stored(r), self.history.pool.own(client)
-        scores = self.history.evaluate([stored.start, stored.client(stored.ids.index(client))])
-        return float((scores.loss[0, where] - scores.loss[1, where]).mean())
+        before, after = self.history.evaluate([stored.start, stored.client(stored.ids.index(client))]).loss[:, where].mean(1)
+        return float(before), float(after)
+
+    def entropy(self, client: int) -> float:
+        """Of the classes of a client's training examples, in nats: its loss, if only the classes' shares were known. Below every
+        loss where there are no classes."""
+        if self.history.dataset.regression:
+            return -math.inf
+        count = np.unique(self.labels[self.history.pool.own(client)], return_counts=True)[1]
+        return float(stats.entropy(count))
 
     @property
     def gains(self) -> dict[int, dict[int, float]]:

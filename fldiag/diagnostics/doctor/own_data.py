@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -28,7 +28,9 @@ class OwnData(Check):
     rounds, and lies 3 times the scale 1.48 MAD of all changes beyond that median, which is at least 0.01 nats. It is looked at
     in up to 4 further rounds, and reported if that holds there too. Information, if it took part in a single round (local
     training may be unstable once), and for methods of fldiag that correct the local gradient (control variates, dual
-    variables), which may raise a client's own loss on purpose.
+    variables), which may raise a client's own loss on purpose. Information, too, if it rises in those rounds alone, at least
+    two, in which the received model knew more of the client's examples than the shares of their classes (its loss was below
+    their entropy): before that, shuffled labels lower the loss as well, as they have the right shares.
     """
 
     name, title = "own_data", "Clients fit their own data"
@@ -49,18 +51,33 @@ class OwnData(Check):
             return
         spread = 1.4826 * float(np.median([abs(v - middle) for found in gains.values() for v in found.values()]))
         limit = max(EVERY * middle, SCALES * spread - middle)
-        for i, found in gains.items():
-            if middle < LEAST or max(found.values()) >= -limit:
+        for i, own in self.case.models.own.items():
+            if middle < LEAST or max(self._telling(i, own).values()) >= -limit:
                 continue
-            further = spread_rounds([r for r in self.rounds.get(i, []) if r not in found], FURTHER)
-            found = {**found, **{r: self.case.models.gain_of(i, r) for r in further}}
+            further = spread_rounds([r for r in self.rounds.get(i, []) if r not in own], FURTHER)
+            more = {r: self.case.models.own_of(i, r) for r in further}
+            own = {**own, **{r: both for r, both in more.items() if np.isfinite(both).all()}}
+            found, every = self._telling(i, own), _gains(own)
             if max(found.values()) >= -limit:
                 continue
+            always = max(every.values()) < -limit
+            found = every if always else found
             rise = -sum(found.values()) / len(found)
-            certain = len(found) > 1 and "correct" not in self.case.slots
+            certain = always and len(found) > 1 and "correct" not in self.case.slots
             yield Finding(WARNING if certain else INFORMATION, f"training raises the loss of client {i} on its own data",
                           f"by {rise:.3g} nats in {len(found)} of its rounds; over all clients it falls by {middle:.3g} in "
                           "the median", "it learns something other than its recorded data, and this enters the mean",
                           "compare its data and labels with the partition; look for a wrong sign, noise, or an attack",
                           tuple(sorted(found)), client=i, value=rise)
         yield Clear(f"the own loss of {len(gains)} clients falls by {middle:.3g} nats in the median")
+
+    def _telling(self, i: int, own: Mapping[int, tuple[float, float]]) -> dict[int, float]:
+        """By how much a client's training lowers its loss, in the rounds whose received model knows more than the shares of
+        its classes; in all, where fewer than two are such."""
+        entropy = self.case.models.entropy(i)
+        known = {r: both for r, both in own.items() if both[0] < entropy}
+        return _gains(known if len(known) > 1 else own)
+
+
+def _gains(own: Mapping[int, tuple[float, float]]) -> dict[int, float]:
+    return {r: before - after for r, (before, after) in own.items()}

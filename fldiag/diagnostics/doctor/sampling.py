@@ -40,6 +40,9 @@ class Sampling(Check):
             return
         yield from self._fewer()
         n, rounds = self.case.total, tuple(self.sets)
+        if not n:
+            yield Skip("the run does not say how many clients there are")
+            return
         chances = [min(len(ids) / n, 1.0) for ids in self.sets.values()]
         if n < 2 or min(chances) == 1.0:
             yield Clear(f"all {n} clients take part in all {len(rounds)} rounds")

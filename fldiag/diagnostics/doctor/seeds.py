@@ -59,13 +59,13 @@ class Seeds(Check):
                 common = [r for r in self.prints if r and r in other.prints]
                 if common and all(self.prints[r] == other.prints[r] for r in common):
                     yield Finding(INFORMATION if self.case.own else WARNING, "another config gave the same bits as in "
-                                  f"{other.case.run.path.name}", f"all {len(common)} common rounds are equal",
+                                  f"{other.case.run.name}", f"all {len(common)} common rounds are equal",
                                   "the settings in which the configs differ have no effect",
                                   "check that this option reaches the training",
                                   tuple(common))
 
     def _pair(self, other: Seeds) -> Iterator[Finding]:
-        name = other.case.run.path.name
+        name = other.case.run.name
         common = sorted({r for r in self.prints if r} & set(other.prints))
         equal = [r for r in common if self.prints[r] == other.prints[r]]
         seeds = self.case.config.get("seed"), other.case.config.get("seed")

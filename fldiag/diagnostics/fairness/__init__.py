@@ -52,7 +52,7 @@ def fairness(history: History, progress: Progress | None = None, *,
              on: Annotated[ClientSlice, Field(description="Examples of a client: test (test examples in its class mixture), own "
                                                           "(all test examples of its classes) or train (its training "
                                                           "examples).")] = "test",
-             bins: Annotated[int, Field(ge=2, description="Number of confidence bins, of equal width.")] = BINS,
+             bins: Annotated[int, Field(ge=2, le=1000, description="Number of confidence bins, of equal width.")] = BINS,
              min_count: Annotated[int, Field(ge=1, description="Leave out clients with fewer examples.")] = FEWEST,
              every_round: Annotated[bool | None, Field(description="Use all rounds instead of only the last (default if "
                                                                    "--rounds is given).")] = None) -> pd.DataFrame:

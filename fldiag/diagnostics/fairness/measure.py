@@ -79,6 +79,9 @@ def groups(history: History, on: ClientSlice, min_count: int) -> Groups:
         raise FldiagError(f"{history.name}: the run does not say which examples belong to which client",
                           "give them when the run is made: fldiag convert … --partition FILE")
     many = {k: at for k, at in found.items() if len(at) >= min_count}
+    if not many:
+        raise FldiagError(f"no client has {min_count} examples ({max(map(len, found.values()))} at most)",
+                          "ask for fewer: --min-count", usage=True)
     return Groups(where.stop - where.start, many, tuple(k for k in found if k not in many))
 
 
@@ -124,8 +127,6 @@ def rows(history: History, model: Answers, where: Groups, on: ClientSlice, bins:
     found = [row for k, state in states.items() for row in _client(k, state, on, len(history.parts[k]))]
     found += [{"scope": "client", "client": k, "slice": f"client:{k}/{on}", "metric": "accuracy", "value": None,
                "estimator": "exact", "size": len(history.parts[k]), "note": "too few examples"} for k in where.small]
-    if not states:
-        return found
     whole = next(iter(states.values()))
     for state in list(states.values())[1:]:
         whole = whole + state

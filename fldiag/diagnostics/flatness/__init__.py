@@ -18,6 +18,8 @@ from fldiag.diagnostics.flatness import picture
 from fldiag.diagnostics.flatness.summary import summary
 from fldiag.execution.start import started
 from fldiag.registry import Progress, diagnostic
+from fldiag.results.kept_units import KeptUnits
+from fldiag.results.provenance import digest
 from fldiag.results.table import Row, table
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ def flatness(history: History, progress: Progress | None = None, *,
              estimate: Annotated[Estimate, Field(description="How traces are computed: auto, exact or hutchinson (estimated "
                                                              "with random vectors).")] = "auto",
              rtol: Rtol = 0.02, max_products: Products = 200,
-             seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
+             seed: Annotated[int, Field(description="Random seed.")] = 0, store: Any = None) -> pd.DataFrame:
     """Compare how flat the global model and the clients' models are: sharpness, lambda_1, trace and disagreement of gradients.
 
     F is the mean loss on all clients' training data and F_k on client k's, so F = sum p_k F_k with p_k its share of the
@@ -65,9 +67,9 @@ def flatness(history: History, progress: Progress | None = None, *,
       independent: too small where one update is like the next).
 
     What a gradient of rounding noise would decide is ``masked``, with its reason in the column ``note``. Rounds whose number
-    ``every`` divides, and the last, are measured. Traces are exact where ``trace`` has them exact. Cost of a measured
-    round: a spectrum, a trace and a few gradients on all data for the whole, as much for the parts at w, and again the
-    trained clients' share of it.
+    ``every`` divides, and the last, are measured. Traces are exact where ``trace`` has them exact. ``store`` as for
+    ``landscape``, of finished models. Cost of a measured round: a spectrum, a trace and a few gradients on all data for the
+    whole, as much for the parts at w, and again the trained clients' share of it.
 
     Raises FldiagError when no round has client weights, or in no round the curvature can be computed.
     """
@@ -78,12 +80,14 @@ def flatness(history: History, progress: Progress | None = None, *,
     rows: list[Row] = []
     updates = echo.Updates()
     work = measure.Work(history, options)
+    kept = KeptUnits(store, lambda: digest("flatness", history.digest(), vars(options)), measure.Part.packed,
+                     measure.Part.unpacked)
     with started(history.executor, measure.done, work) as pool:
         for stored in history.each():
             rows += updates.rows(stored)
             if stored.complete and stored.round in chosen:
                 work.round = measure.Round(history, history.finite(stored), options)
-                rows += work.round.rows(pool, progress)
+                rows += work.round.rows(pool, progress, kept)
     rows += updates.means()
     measure.refuse_nothing(rows)
     return table([{"masked": row["value"] is None, **row} for row in rows] + history.notes, **history.common)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress
+from fldiag.results.kept_units import KeptUnits, packed, unpacked
 from fldiag.results.table import Row
 from fldiag.rounds import proximal
 from fldiag.rounds.history import History
@@ -55,6 +57,13 @@ class Part:
 
     rows: list[Row] = field(default_factory=list)
     failed: list[tuple[str, int | None]] = field(default_factory=list)
+
+    def packed(self) -> np.ndarray:
+        return packed(vars(self))
+
+    @staticmethod
+    def unpacked(content: np.ndarray) -> Part:
+        return Part(**unpacked(content))
 
 
 class Work:
@@ -94,7 +103,7 @@ class Round:
         self.everything = history.pool.clients
         self._at_received: Tensor | None = None
 
-    def rows(self, pool: Pool, progress: Progress | None) -> list[Row]:
+    def rows(self, pool: Pool, progress: Progress | None, kept: KeptUnits) -> list[Row]:
         r = self.stored.round
         owners = [c for c in range(len(self.history.parts)) if self._own(c).stop > self._own(c).start]
         if not owners:
@@ -103,12 +112,10 @@ class Round:
             self.history.note(r, f"client {k} has no training examples: left out", k)
         units = [Unit(r), *(Unit(r, c) for c in owners)]
         rows: list[Row] = []
-        for i, (unit, part) in enumerate(zip(units, pool.map(units), strict=True), start=1):
+        for part in kept.results(pool, units, progress):
             rows += part.rows
             for text, client in part.failed:
                 self.history.note(r, text, client)
-            if progress:
-                progress(i, len(units), str(unit))
         sizes = {c: self._own(c).stop - self._own(c).start for c in owners}
         return [{**row, "round": r} for row in [*rows, *gaps(rows, sizes), *means(rows)]]
 
@@ -175,7 +182,8 @@ class Round:
         squares = {n: v.double().square().sum() for n, v in layout.views(g).items()}
         found: list[tuple[str | None, float]] = [(None, float(torch.linalg.vector_norm(g.double())))]
         found += [(layer or names[0], math.sqrt(sum(float(squares[n]) for n in names))) for layer, names in layout.layers.items()]
-        return [{**about, "layer": layer, "value": value if math.isfinite(value) else None} for layer, value in found]
+        return [{**about, "layer": layer, "value": value} if math.isfinite(value) else
+                {**about, "layer": layer, "value": None, "note": "the gradient is not finite"} for layer, value in found]
 
     # -- how flat a loss is at a point
 

@@ -16,6 +16,8 @@ from fldiag.choices import Data, Device, Download, Executor, Model, Root
 from fldiag.plotting.tables import of_clients
 from fldiag.registry import Progress, diagnostic
 from fldiag.results import missing
+from fldiag.results.kept_units import KeptUnits
+from fldiag.results.provenance import digest
 from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Say, Small
 from fldiag.results.table import Row, table
@@ -33,7 +35,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     yield Say(f"change of the {options['slice']} loss when a client is left out: above 0 the client helps, below 0 it harms")
     runs = list(only(frame, scope="client")["run"].unique())
     if len(runs) == 1:
-        yield Small(_effects(frame, max(options["last"])), EFFECTS)
+        yield Small(_effects(frame, int(only(frame, metric="effect")["index"].max())), EFFECTS)
     ranks = only(frame, metric="rank_correlation")
     yield Small([{"run": row["run"], "left": _of(int(row["index"])), "estimator": row["estimator"], "value": row["value"],
                   "interval": None if pd.isna(row["low"]) else f"{row['low']:.2f} to {row['high']:.2f}",
@@ -62,7 +64,8 @@ def leave_one_out(runs: Sequence[Run], progress: Progress | None = None, *,
                                                                    )] = "train",
                   model: Model = None, data: Data = None, root: Root = None, download: Download = False,
                   device: Device = "auto", executor: Executor = "serial",
-                  seed: Annotated[int, Field(description="Random seed of the bootstrap.")] = 0) -> pd.DataFrame:
+                  seed: Annotated[int, Field(description="Random seed of the bootstrap.")] = 0,
+                  store: Any = None) -> pd.DataFrame:
     """Leave each client out of the last aggregate, and of the last rounds of training, and measure what changes.
 
     F is the loss on ``slice``, w the final weights, w_k a client's trained ones, p_k its aggregation weight. The last rounds are
@@ -80,19 +83,21 @@ def leave_one_out(runs: Sequence[Run], progress: Progress | None = None, *,
       stay together.
 
     Methods whose server does more than the weighted mean have no prediction. Methods with state are trained again from the
-    start; others from the stored weights. Cost: training R rounds for every client and R.
+    start; others from the stored weights. ``store`` as for ``landscape``, of clients left out. Cost: training R rounds for
+    every client and R.
 
     Raises FldiagError when a run cannot be trained again, or does not aggregate.
     """
     from fldiag.training.diagnostics.leave_one_out import measure
     from fldiag.training.setup_of_run import setup_of
 
+    kept = KeptUnits(store, lambda: digest("leave-one-out", [run.index for run in runs], slice, model, data, str(device)))
     tables = []
     for run in runs:
         setup = setup_of(run, device=device, root=root, download=download, model=model, data=data)
-        rows = measure.of_run(run, setup, sorted(set(last)), slice, executor, progress)
+        rows = measure.of_run(run, setup, sorted(set(last)), slice, executor, progress, kept)
         tables.append(table(rows, **run.common))
     frame = pd.concat(tables, ignore_index=True)
     ranks = measure.rank_correlations(frame, seed)
-    return pd.concat([frame, table(ranks, run=runs[0].path.name if len(runs) == 1 else "pooled",
+    return pd.concat([frame, table(ranks, run=runs[0].name if len(runs) == 1 else "pooled",
                                    scope="global", slice=slice)], ignore_index=True)

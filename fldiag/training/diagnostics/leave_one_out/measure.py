@@ -19,6 +19,7 @@ from fldiag.errors import FldiagError
 from fldiag.execution.start import started
 from fldiag.method import Round
 from fldiag.registry import Progress
+from fldiag.results.kept_units import KeptUnits
 from fldiag.results.select import only
 from fldiag.results.table import Row
 from fldiag.rounds.history import History
@@ -56,9 +57,10 @@ class Unit:
 
     last: int
     client: int
+    run: str
 
     def __str__(self) -> str:
-        return f"the last {self.last} rounds without client {self.client}"
+        return f"{self.run}: the last {self.last} rounds without client {self.client}"
 
 
 def without(starts: Mapping[int, Federation], unit: Unit) -> Weights:
@@ -107,7 +109,8 @@ def replayed(run: Run, setup: Setup, last: Sequence[int]) -> Replay:
     return found
 
 
-def of_run(run: Run, setup: Setup, last: Sequence[int], where: str, executor: Any, progress: Progress | None) -> list[Row]:
+def of_run(run: Run, setup: Setup, last: Sequence[int], where: str, executor: Any, progress: Progress | None,
+           kept: KeptUnits | None = None) -> list[Row]:
     if setup.method.isolated:
         raise FldiagError(f"{run.path}: with {setup.config.method.name} nothing is aggregated", "choose another run")
     rows: list[Row] = [_note(f"the run has {run.done} rounds, and not {r} to leave out") for r in last if r > run.done]
@@ -136,15 +139,16 @@ def of_run(run: Run, setup: Setup, last: Sequence[int], where: str, executor: An
     common: Row = {"slice": where, "scope": "client", "moment": "aggregated", "round": run.done, "n_examples": len(before),
                    "masked": False}
     rows += [{**common, **row} for row in _aggregate(replay, effect)]
-    units = [Unit(r, k) for r in last for k in range(len(setup.parts)) if _times(replay, r, k) >= min(2, r)]
+    units = [Unit(r, k, run.name) for r in last for k in range(len(setup.parts)) if _times(replay, r, k) >= min(2, r)]
     rows += [{**common, "metric": "effect", "estimator": "retrained", "index": r, "client": k, "value": None, "masked": True,
               "note": f"sampled in {_times(replay, r, k)} of the last {r} rounds"}
-             for r in last for k in range(len(setup.parts)) if Unit(r, k) not in units]
-    with started(executor, without, replay.starts, name=str, most=len(units)) as pool:
-        for i, (unit, model) in enumerate(zip(units, pool.map(units), strict=True), start=1):
-            rows.append(effect(model, {**common, "estimator": "retrained", "index": unit.last, "client": unit.client}))
-            if progress:
-                progress(i, len(units), str(unit))
+             for r in last for k in range(len(setup.parts)) if Unit(r, k, run.name) not in units]
+
+    def retrained(unit: Unit, model: Weights) -> Row:
+        return effect(model, {**common, "estimator": "retrained", "index": unit.last, "client": unit.client})
+
+    with started(executor, without, replay.starts, most=len(units)) as pool:
+        rows += (kept or KeptUnits(None, str)).results(pool, units, progress, retrained)
     return [*rows, *({**common, **row} for row in _predicted(replay, view, stretch, where, units, rows))]
 
 
@@ -239,7 +243,8 @@ def rank_correlations(frame: pd.DataFrame, seed: int) -> list[Row]:
         low, high = _interval(values, seed)
         value = _spearman(values)
         rows.append({"metric": "rank_correlation", "index": int(index), "estimator": how, "value": value, "low": low,
-                     "high": high, "n_clients": len(values), "masked": value is None})
+                     "high": high, "n_clients": len(values), "masked": value is None,
+                     "note": "it takes three clients whose effects differ" if value is None else None})
     return rows
 
 

@@ -12,10 +12,10 @@ from fldiag.results.select import number, only
 PICTURE = "picture of clients left out"
 
 
-def draw(table: pd.DataFrame) -> Figure:
+def draw(table: pd.DataFrame) -> Figure | None:
     """A panel for the aggregate and for every number of last rounds: a point a client (and run), with the client's number where
-    there is one run, and Spearman's correlation. Masked clients have none. ``table``: what ``leave-one-out`` returns.
-    Raises FldiagError for another table."""
+    there is one run, and Spearman's correlation. Masked clients have none; None where all are. ``table``: what
+    ``leave-one-out`` returns. Raises FldiagError for another table."""
     need(table, ("metric", "run", "client", "index", "value", "estimator"), PICTURE)
     keys = ["run", "client", "index"]
     true = select(table, "effect", PICTURE).dropna(subset="value")
@@ -23,6 +23,8 @@ def draw(table: pd.DataFrame) -> Figure:
     pairs = predicted[[*keys, "value"]].merge(true[[*keys, "value"]], on=keys, suffixes=("", "_true"))
     panels = sorted({int(i) for i in true["index"]})
     runs = list(dict.fromkeys(true["run"]))
+    if not runs:
+        return None
     looks = style.looks(runs)
     with style.paper():
         fig, axes = style.panels(len(panels), 2.3, 0.3, across=4, least=1.6)
