@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from equations import typeset
 
 from fldiag import known
 from fldiag.cli import app as verbs
-from fldiag.figures import agreement
+from fldiag.figures import agreement, ledger, ledger_page
+from fldiag.plotting import words
 from fldiag.results.table import COLUMNS, DESCRIPTIONS
 
 DOCS = Path(__file__).resolve().parents[1]
@@ -54,20 +56,32 @@ def write(_: Any = None) -> None:
     (OUT / "statements.md").write_text(_statements(pd.read_csv(ROOT / "figures" / "ledger.csv")))
 
 
-def _statements(ledger: pd.DataFrame) -> str:
+def _statements(found: pd.DataFrame) -> str:
     """How many of the papers' numbers were measured under which conditions, and their statements with the verdicts."""
-    counts, claims = agreement.counts(ledger), ledger[ledger["kind"] == "claim"]
+    counts, claims = agreement.counts(found), found[found["kind"] == "claim"]
     whole = counts.attrs
+    claims = claims.assign(agrees=claims["agrees"].fillna(claims["status"]))  # "not decided": runs that it compares are missing
     counted = ", ".join(f"{n} {word}" for word, n in claims["agrees"].value_counts().items())
     text = (f"Of {whole['printed']} numbers in the papers' texts, {whole['like']} were measured under the paper's conditions, "
             "and "
             f"{whole['otherwise']} only on other data or at a reduced size.\n\n")
     text += _table(("numbers of the papers", "measured", "agree", "agree as profilers count", "do not agree", "undecided"),
                    [(agreement.BASES[str(basis)], *map(str, row)) for basis, row in counts.iterrows()])
+    if len(trained := agreement.trained(found)):
+        text += "\nTrained under the papers' own protocol:\n\n" + _table(
+            ("number", "method", "reported", "measured", "seeds", "agrees", "how"), [
+                (escaped(f"{r['source']}, {r['data']}, {r['setting']}"), words.method(r["method"]), _pair(r, "reported"),
+                 _pair(r, "measured"), f"{r['seeds']:.0f}", escaped(r["agrees"]), escaped(r["status"]))
+                for _, r in trained.iterrows()])
     text += f"\nStatements checked: {len(claims)}; {counted}.\n\n"
     return text + _table(("statement", "where", "scale", "seeds", "verdict"), [
         (escaped(r["metric"]), escaped(r["source"]), str(r["scale"]), "" if pd.isna(r["seeds"]) else f"{r['seeds']:.0f}",
          escaped(r["agrees"])) for _, r in claims.iterrows()])
+
+
+def _pair(row: pd.Series, name: str) -> str:
+    std = row[f"{name}_std"]
+    return f"{row[name]:.4g}" + ("" if pd.isna(std) else f" ± {std:.2g}")
 
 
 def _folder(kind: str, title: str, lead: str, pages: dict[str, str], summaries: dict[str, str]) -> None:
@@ -111,15 +125,20 @@ def _page(kind: str, name: str, item: known.Item) -> str:
     return "\n".join(parts)
 
 
+@cache
+def _made() -> list[tuple[Path, dict[str, Any]]]:
+    return ledger.made(ROOT / "figures")
+
+
 def _figure(name: str, item: known.Item) -> str:
-    picture = ROOT / "figures" / f"{name}.png"
+    """The pictures of every scale, those of larger ones first."""
     parts = [f"# {name}", "", escaped(item["summary"]), ""]
-    scale = "smoke"
-    if picture.exists():
-        about = json.loads(picture.with_suffix(".json").read_text())
-        scale = about["scale"]
-        parts += [f"![{item['summary']}](../../../../figures/{name}.png)", "", escaped(about["caption"]), ""]
-    return "\n".join([*parts, f"```sh\nfldiag figures {name} --scale {scale}\n```", ""])
+    mine = [(file, about) for file, about in _made() if f"{about['paper']}/{about['id']}" == name]
+    for file, about in mine:
+        shown = file.with_suffix(".png").relative_to(ROOT).as_posix()
+        parts += [f"![{item['summary']}](../../../../{shown})", "", escaped(about["caption"]), "",
+                  f"```sh\n{ledger_page.command(about)}\n```", ""]
+    return "\n".join(parts if mine else [*parts, f"```sh\nfldiag figures {name} --scale smoke\n```", ""])
 
 
 def _doc(text: str) -> list[str]:

@@ -79,6 +79,12 @@ def _other_public_data(runs: list[str], about: dict[str, Any]) -> bool:
     return False
 
 
+def trained(found: pd.DataFrame) -> pd.DataFrame:
+    """The numbers of a ledger that were trained under their paper's protocol."""
+    return found[(found["basis"] == "trained") & found["reported"].notna() & found["measured"].notna()
+                 & ~found["agrees"].isin(UNLIKE)]
+
+
 def counts(found: pd.DataFrame) -> pd.DataFrame:
     """How many of a ledger's reported numbers were measured like for like, by what they rest on: a row each of :data:`BASES`,
     with ``numbers``, ``yes``, :data:`AS_PROFILED`, ``no`` and ``undecided``. ``attrs``: how many there are (``printed``),

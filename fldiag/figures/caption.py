@@ -16,12 +16,18 @@ from fldiag.figures import evidence, gather
 from fldiag.figures.plan import Plan, answers
 from fldiag.figures.questions import CLOCK
 from fldiag.figures.scales import questions, reduction
-from fldiag.figures.study import Study
+from fldiag.figures.study import Study, Trial
+from fldiag.plotting import words
 from fldiag.results.machine import machine
 from fldiag.results.provenance import provenance
+from fldiag.results.select import only
 
 #: What is said of runs that are missing or not asked everything, where they are not to be trained.
 NOT_YET = "not finished yet"
+#: A caption names so many trials of an unfinished figure; of more it says how many there are.
+NAMED = 6
+#: So many last rounds say how much a run's accuracy changes from one to the next, where they are at most half of all.
+LAST = 20
 #: Number of a trial in its study, seed -> hash of the run.
 Cells = Mapping[tuple[int, int], str]
 
@@ -40,7 +46,8 @@ def about(study: Study, the_plan: Plan, found: pd.DataFrame, paths: Mapping[str,
     sentences = [study.caption, protocol([theirs for theirs, _ in protocols]),
                  *_of_the_scale(study, the_plan, less, trains=bool(cells)),
                  *_of_the_answers(study, the_plan, seeds, trains=bool(cells)),
-                 *_of_the_untrained(measured), *_of_the_missing(left, cells, errors), *_of_the_failed(study, failed, cells, runs)]
+                 *_of_the_untrained(measured), *_of_the_finished(study, cells, there, errors),
+                 *_of_the_missing(left, cells, errors), *_of_the_failed(study, failed, cells, runs)]
     return {
         "paper": study.paper, "id": study.id, "title": study.title, "source": study.source,
         "caption": " ".join(filter(None, sentences)), "scale": the_plan.scale.name, "reduction": less, "seeds": seeds,
@@ -73,8 +80,8 @@ def _seeds(cells: Cells, there: Collection[str], found: pd.DataFrame) -> list[in
 def _left_out(study: Study, the_plan: Plan, cells: Cells, errors: Mapping[str, str]) -> list[dict[str, Any]]:
     """The trials that the scale does not have, then those whose runs are not finished, each with the reason."""
     refused = [(n, why) for (name, n), why in the_plan.left_out.items() if name == study.name]
-    waiting = [(n, NOT_YET) for (n, _), core in cells.items() if errors.get(core) == NOT_YET]
-    return [{**study.trials[n].key(), "label": study.trials[n].name, "why": why} for n, why in refused + waiting]
+    waiting = dict.fromkeys((n, NOT_YET) for (n, _), core in cells.items() if errors.get(core) == NOT_YET)  # once, of all seeds
+    return [{**study.trials[n].key(), "label": study.trials[n].name, "why": why} for n, why in [*refused, *waiting]]
 
 
 def _failed(study: Study, the_plan: Plan, cells: Cells, errors: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -116,6 +123,18 @@ def _of_the_untrained(measured: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"Not trained far enough to compare methods (near chance, or two classes): {sum(found)} of {len(found)} models."
 
 
+def _of_the_finished(study: Study, cells: Cells, there: Collection[str], errors: Mapping[str, str]) -> Iterator[str]:
+    """Which lines of a picture there are, where runs of it are still to come."""
+    if NOT_YET in {errors.get(core) for core in cells.values()}:
+        trials, done = dict.fromkeys(n for n, _ in cells), dict.fromkeys(n for (n, _), core in cells.items() if core in there)
+        names = ", ".join(_named(study.trials[n]) for n in done) if len(done) <= NAMED else ""
+        yield f"Finished so far, {len(done)} of {len(trials)}{': ' if names else ''}{names}."
+
+
+def _named(trial: Trial) -> str:
+    return words.method(trial.name) + (f" ({trial.setting})" if trial.setting else "")
+
+
 def _of_the_missing(left: Sequence[Mapping[str, Any]], cells: Cells, errors: Mapping[str, str]) -> Iterator[str]:
     reasons = sorted({hit["why"] for hit in left} - {NOT_YET})
     runs = set(cells.values())
@@ -131,7 +150,7 @@ def _of_the_failed(study: Study, failed: Sequence[Mapping[str, Any]], cells: Cel
         yield f"Failed: {'; '.join(sorted({str(hit['why']) for hit in failed}))}."
     lost = {core for core, said in runs.items() if said["status"] == "diverged"}
     if diverged := [(study.trials[n], seed) for (n, seed), core in cells.items() if core in lost]:
-        named = [trial.name + (f" ({trial.setting})" if trial.setting else "") + f", seed {seed}" for trial, seed in diverged]
+        named = [f"{_named(trial)}, seed {seed}" for trial, seed in diverged]
         yield f"Diverged: {'; '.join(dict.fromkeys(named))}."
 
 
@@ -158,7 +177,18 @@ def run_about(the_plan: Plan, core: str, path: Path) -> dict[str, Any]:
     there = answers(path)
     unverified = [key for key in the_plan.tasks[core].asks if there.unverified(key)]
     return {"hash": core[:10], "status": run.status, "rounds": run.done, **where, "segments": run.index.get("segments", []),
-            "config": config, **({"unverified": unverified} if unverified else {})}
+            "config": config, **_last_rounds(run), **({"unverified": unverified} if unverified else {})}
+
+
+def _last_rounds(run: Run) -> dict[str, Any]:
+    """Mean and standard deviation of the accuracy, in percent, over the last rounds: what another last round might have given."""
+    if run.done < 2 * LAST or not run.has_metrics:
+        return {}
+    found = only(run.metrics, metric="accuracy", scope="global")
+    values = 100 * found.loc[found["round"] > run.done - LAST, "value"].astype(float).dropna()
+    if len(values) < LAST:
+        return {}
+    return {"last_rounds": {"rounds": LAST, "accuracy": float(values.mean()), "std": float(values.std(ddof=1))}}
 
 
 def public(text: str, store: Path) -> str:

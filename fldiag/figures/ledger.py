@@ -16,7 +16,7 @@ import pandas as pd
 from fldiag.errors import FldiagError
 from fldiag.figures import agreement, arithmetic, claims, evidence, reported
 from fldiag.figures.agreement import AS_PROFILED
-from fldiag.figures.caption import unfinished
+from fldiag.figures.caption import NOT_YET, unfinished
 from fldiag.figures.gather import KEYS
 from fldiag.figures.reported import Reported
 from fldiag.figures.scales import SCALES
@@ -32,7 +32,7 @@ DIFFERENCES = {"accuracy_change": "accuracy", "accuracy_gain": "accuracy"}
 
 
 def made(out: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """The json files of the figures, one of each at each scale (what lies beside a whole one is a part of it), smaller scales
+    """The json files of the figures, one of each at each scale (what lies beside a whole one is a part of it), larger scales
     first. Raises FldiagError for one that cannot be read."""
     found: dict[tuple[str, str, str], tuple[Path, dict[str, Any]]] = {}
     for file in [*sorted(out.glob("*/*.json")), *(f for s in SCALES for f in sorted(out.glob(f"{s}/*/*.json")))]:
@@ -43,7 +43,7 @@ def made(out: Path) -> list[tuple[Path, dict[str, Any]]]:
         if isinstance(about, dict) and {"paper", "id", "scale", "measured"} <= about.keys() and about["scale"] in SCALES:
             found.setdefault((about["paper"], about["id"], about["scale"]), (file, about))
     order = list(SCALES)
-    return sorted(found.values(), key=lambda pair: order.index(pair[1]["scale"]))
+    return sorted(found.values(), key=lambda pair: -order.index(pair[1]["scale"]))
 
 
 def rows(out: Path) -> pd.DataFrame:
@@ -92,7 +92,7 @@ def _line(row: Reported, base: Row, file: Path, about: dict[str, Any]) -> Row | 
     line = {**common, "measured": value, "measured_std": std, "seeds": hit["seeds"], "trained_on": hit["trained_on"],
             "trained_model": hit["trained_model"], "runs": " ".join(runs),
             "basis": "cost" if row.metric in agreement.COSTS else "data" if row.metric in agreement.EXAMPLES else "trained",
-            "status": _status(hit)}
+            "status": _status(hit) + _last_rounds(row, runs, about)}
     if value is not None and row.value is not None:
         line |= {"difference": value - row.value, "agrees": agreement.verdict(row, line, value - row.value, about)}
         profiled = _find(about, row, row.method, row.metric + PROFILED)
@@ -132,6 +132,14 @@ def _status(hit: dict[str, Any]) -> str:
     return (f"measured; {some} {word}" if without else "measured") + later
 
 
+def _last_rounds(row: Reported, runs: list[str], about: dict[str, Any]) -> str:
+    """What an accuracy of one run is to be seen against: the last round is one of many."""
+    found = [run["last_rounds"] for run in about["runs"].values() if run["hash"] in runs and "last_rounds" in run]
+    if row.metric != "accuracy" or len(runs) != 1 or not found:
+        return ""
+    return "; mean of the last {rounds} rounds {accuracy:.1f} ± {std:.1f}".format(**found[0])
+
+
 def _why_not(row: Reported, mine: list[tuple[Path, dict[str, Any]]]) -> str:
     if "nothing is measured" in row.note or (not row.metric and "other cells are lost" in row.note):
         return "nothing to measure"
@@ -141,13 +149,13 @@ def _why_not(row: Reported, mine: list[tuple[Path, dict[str, Any]]]) -> str:
         return "its column in the table is not known"
     if not mine:
         return "not run"
-    about = mine[-1][1]
     key = [row.plain, row.method, row.model, row.data]
-    for kind, word in (("left_out", "not run"), ("failed", "failed")):
-        why = next((hit["why"] for hit in about[kind] if [hit[k] for k in KEYS] == key), "")
-        if why:
-            return f"{word}: {why}"
-    if unfinished(about) and (row.metric in DIFFERENCES or row.metric.startswith(("cost_", "rounds_to_best"))):
+    said = [f"{word}: {why}" for _, about in mine for kind, word in (("left_out", "not run"), ("failed", "failed"))
+            if (why := next((hit["why"] for hit in about[kind] if [hit[k] for k in KEYS] == key), ""))]
+    if said:  # what a scale cannot have says more than that a larger one is not finished
+        return next((text for text in said if not text.endswith(NOT_YET)), said[0])
+    relative = row.metric in DIFFERENCES or row.metric.startswith(("cost_", "rounds_to_best"))
+    if relative and any(unfinished(about) for _, about in mine):
         return "not run: what it is relative to is not finished"
     return "not part of the study"
 

@@ -9,10 +9,14 @@ from typing import Any
 import pandas as pd
 
 from fldiag.figures import agreement, pictures, reported
+from fldiag.figures.caption import unfinished
 from fldiag.figures.scales import SCALES
 from fldiag.plotting import words
 
 NAMES = {"fedsol": "FedSOL", "fedtoga": "FedTOGA", "fedproj": "FedProj", "fedalign": "FedAlign"}
+#: What tells the finished runs of a figure from the others.
+CHOICE = ("data.name", "partition.kind", "partition.alpha", "partition.shards", "partition.classes", "model.name", "method.name",
+          "seed")
 
 
 def page(found: pd.DataFrame, made: list[tuple[Path, dict[str, Any]]], out: Path) -> str:
@@ -42,14 +46,29 @@ def gallery(made: list[tuple[Path, dict[str, Any]]], out: Path) -> str:
         parts += [f"## {name}", ""] if mine else []
         for file, about in mine:
             shown = file.with_suffix(".png").relative_to(out).as_posix()
-            parts += [f"### {about['source']}: {about['title']}", "", f"![{about['title']}]({shown})", "", about["caption"], "",
-                      "```sh", f"fldiag figures {paper}/{about['id']} --scale {about['scale']}", "```", ""]
+            several = sum(other["id"] == about["id"] for _, other in mine) > 1
+            parts += [f"### {about['source']}: {about['title']}" + (f" (scale {about['scale']})" if several else ""), "",
+                      f"![{about['title']}]({shown})", "", about["caption"], "", "```sh", command(about), "```", ""]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def command(about: dict[str, Any]) -> str:
+    """What makes a figure again; of one that is not finished, the runs that it has."""
+    parts = [f"fldiag figures {about['paper']}/{about['id']} --scale {about['scale']}"]
+    configs = [run["config"] for run in about["runs"].values() if "config" in run]
+    for key in CHOICE if unfinished(about) else ():
+        section, _, name = key.partition(".")
+        values = {c[section].get(name) if name else c[section] for c in configs}
+        parts += [f"--only {key}={','.join(sorted(map(str, values)))}"] if values and None not in values else []
+    return " ".join(parts)
 
 
 def _intro(found: pd.DataFrame, made: list[tuple[Path, dict[str, Any]]]) -> list[str]:
     whole = agreement.counts(found).attrs
-    scales = [f"{sum(a['scale'] == s for _, a in made)} at scale {s}" for s in SCALES if any(a["scale"] == s for _, a in made)]
+    scales = []
+    for scale in reversed(SCALES):
+        if mine := [unfinished(about) for _, about in made if about["scale"] == scale]:
+            scales.append(f"{len(mine)} at scale {scale}" + (f" ({sum(mine)} of them unfinished)" if any(mine) else ""))
     return ["Made by `fldiag figures --ledger`; `ledger.csv` holds the same. Measured: mean ± one standard deviation over seeds. "
             "What the column *agrees* says:", "",
             "- yes, no: whether 0 lies in the 95 % t-interval of the difference (Welch's; a paper's number counts as the mean of "

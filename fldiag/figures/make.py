@@ -218,11 +218,13 @@ def _write(study: Study, the_plan: Plan, out: Path, paths: Mapping[str, Path], e
 
 
 def redraw(studies: Sequence[Study], out: Path = OUT) -> list[Made]:
-    """Draw again from the csv files in ``out``: pictures and pages anew, numbers and their provenance as they are. The json notes
-    under ``drawn`` what drew. What is not there, or is not what its json was written with, is left as it is."""
+    """Draw again from the csv files in ``out`` and in its folders of scales: pictures and pages anew, numbers and provenance as
+    they are. The json notes under ``drawn`` what drew. What is not there, or does not fit its json, is left as it is."""
     found, drawn = [], provenance()  # before files under version control change
-    for study in studies:
-        path = out / study.paper / study.id
+    places = [(s, folder / s.paper / s.id) for s in studies for folder in (out, *(out / name for name in SCALES))]
+    for study, path in places:
+        if path.parents[1] != out and not files.beside(path, ".json").is_file():
+            continue  # most have nothing beside the whole
         try:
             said = json.loads(files.beside(path, ".json").read_text("utf-8"))
             table = read(files.read_csv_bytes(files.beside(path, ".csv"), said).decode())

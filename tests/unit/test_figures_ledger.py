@@ -284,11 +284,40 @@ def test_the_gallery_shows_every_picture_with_its_command_in_the_papers_order(tm
     for id, more in (("fig10", {}), ("fig2", {"at": "smoke", "scale": "smoke"}), ("fig2", {}), ("table1", {"paper": "fedproj"})):
         put(tmp_path, id, [], **more)
     text = ledger.write(tmp_path)[1].read_text()
-    assert re.findall(r"\]\((\S+png)\)", text) == ["smoke/fedsol/fig2.png", "fedsol/fig2.png", "fedsol/fig10.png", "fedproj/table1.png"]
-    assert re.findall("(?m)^fldiag figures .*", text) == ["fldiag figures fedsol/fig2 --scale smoke", "fldiag figures fedsol/fig2 --scale small",
+    assert re.findall(r"\]\((\S+png)\)", text) == ["fedsol/fig2.png", "smoke/fedsol/fig2.png", "fedsol/fig10.png", "fedproj/table1.png"]
+    assert re.findall("(?m)^fldiag figures .*", text) == ["fldiag figures fedsol/fig2 --scale small", "fldiag figures fedsol/fig2 --scale smoke",
                                                           "fldiag figures fedsol/fig10 --scale small",
                                                           "fldiag figures fedproj/table1 --scale small"]
     assert text.index("## FedSOL") < text.index("## FedProj") and "FedTOGA" not in text
+    assert "### S: T (scale smoke)" in text and text.count("(scale ") == 2, "said where an id has several"
+
+
+#: A FedAvg run as the json of a figure has it, and the cells of the column that wait.
+FEDAVG = {"hash": "abc", "last_rounds": {"rounds": 20, "accuracy": 51.25, "std": 2.04}, "config": {
+    "data": {"name": "cifar10"}, "partition": {"kind": "lda", "alpha": 0.1, "shards": None, "classes": None},
+    "model": {"name": "fedavg_cifar"}, "method": {"name": "fedavg"}, "seed": 0}}
+WAITING = {"setting": SETTING, "method": "fedsol", "model": "fedavg_cifar", "data": "cifar10", "why": "not finished yet"}
+
+
+def test_a_part_at_a_larger_scale_stands_before_the_whole_at_a_smaller_one(tmp_path):
+    svhn = {**WAITING, "method": "fedavg", "data": "svhn"}
+    put(tmp_path, "table2", [hit(70.0), hit(60.0, None, "fedsol")], left_out=[{**svhn, "why": "no svhn"}],
+        reduction="12 instead of 300 rounds")
+    put(tmp_path, "table2", [hit(55.0, trained_on="cifar10", seeds=1) | {"runs": ["abc"]}], scale="paper", at="paper",
+        runs={"r": FEDAVG}, left_out=[WAITING, svhn, {**svhn, "data": "cinic10"}])
+    found = ledger.rows(tmp_path).query("id == 'table2' and setting == @SETTING")
+    mine = found[(found["method"] == "fedavg") & (found["data"] == "cifar10")]
+    assert mine[["scale", "measured"]].to_numpy().tolist() == [["paper", 55.0], ["small", 70.0]]
+    assert mine["status"].tolist() == ["measured; mean of the last 20 rounds 51.2 ± 2.0", "measured"]
+    assert line(tmp_path, "table2", "fedsol")["scale"] == "small", "what is not finished there has no line of its own"
+    assert line(tmp_path, "table2", data="svhn")["status"] == "not run: no svhn", "that will not change when more is finished"
+    assert line(tmp_path, "table2", data="cinic10")["status"] == "not run: not finished yet"
+    (one,) = agreement.trained(ledger.rows(tmp_path)).to_dict("records")
+    assert (one["method"], one["measured"], one["agrees"]) == ("fedavg", 55.0, "one spread")
+    commands = re.findall("(?m)^fldiag figures .*", ledger.write(tmp_path)[1].read_text())
+    only = " ".join(f"--only {choice}" for choice in ("data.name=cifar10", "partition.kind=lda", "partition.alpha=0.1",
+                                                      "model.name=fedavg_cifar", "method.name=fedavg", "seed=0"))
+    assert commands == [f"fldiag figures fedsol/table2 --scale paper {only}", "fldiag figures fedsol/table2 --scale small"]
 
 
 def test_a_damaged_file_is_named(tmp_path):
@@ -305,14 +334,14 @@ FIGURES = Path(__file__).parents[2] / "figures"
 @pytest.mark.slow
 def test_the_committed_ledger_is_made_of_the_committed_figures(tmp_path):
     """Nothing in it was filled in by hand, and nothing is older than the figures, the reported numbers or the statements."""
-    for paper in reported.papers():
-        if (FIGURES / paper).is_dir():
-            shutil.copytree(FIGURES / paper, tmp_path / paper, ignore=shutil.ignore_patterns("*.png", "*.pdf"))
+    for name in (*reported.papers(), *SCALES):
+        if (FIGURES / name).is_dir():
+            shutil.copytree(FIGURES / name, tmp_path / name, ignore=shutil.ignore_patterns("*.png", "*.pdf"))
     for file in ledger.write(tmp_path):
         assert file.read_text() == (FIGURES / file.name).read_text(), f"{file.name}: run fldiag figures --ledger"
 
 
-#: Made before figures noted their commit. Nothing may come to it: what is made again notes it.
+#: At the scale small, made before figures noted their commit. Nothing may come to it: what is made again notes it.
 WITHOUT_A_COMMIT = {
     "fedalign/fig1", "fedalign/table1", "fedalign/table2", "fedalign/table3", "fedalign/table4", "fedalign/table5",
     "fedalign/table6", "fedalign/table7", "fedproj/fig1", "fedproj/fig3", "fedproj/table1", "fedproj/table3", "fedsol/fig10",
@@ -330,7 +359,7 @@ def test_every_committed_number_can_be_tied_to_the_code_that_made_it():
     assert made["torch"].str.match(r"\d+\.\d+").all()
     for _, about in ledger.made(FIGURES):
         name = f"{about['paper']}/{about['id']}"
-        assert {"fldiag", "torch"} <= about.keys() and (name in WITHOUT_A_COMMIT) == (about.get("commit") is None), name
+        assert {"fldiag", "torch"} <= about.keys() and (name in WITHOUT_A_COMMIT and about["scale"] == "small") == (about.get("commit") is None), name
         assert not str(about.get("commit")).endswith("-dirty"), f"{name} was made by code that is in no commit"
         assert {"fldiag", "torch"} <= set.intersection(*(set(run) for run in about["runs"].values()), {"fldiag", "torch"})
 

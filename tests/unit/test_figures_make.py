@@ -213,6 +213,29 @@ def test_as_is_nothing_is_trained_and_what_is_there_is_drawn(world, tmp_path, mo
     assert made.error == ""  # it needs no run
 
 
+def test_a_part_at_a_larger_scale_lies_beside_the_whole_at_a_smaller_one(world, tmp_path):
+    """One run of six is there: it is drawn, the whole one stays, and caption, command and statements say what is missing."""
+    (path,) = (p for p in world[1].glob("digits-500-fedavg-*") if "lda" in Run.open(p).config.partition.kind)
+    for folder in ("data", path.name):
+        shutil.copytree(world[1] / folder, tmp_path / "runs" / folder)
+    shutil.copytree(world[0] / "fedsol", tmp_path / "out" / "fedsol", ignore=lambda _, names: [n for n in names if "fig6" not in n])
+    before = (tmp_path / "out" / "fedsol" / "fig6.png").read_bytes()
+    (made,) = make.make(some("fedsol/fig6"), replace(SMOKE, name="small"), out=tmp_path / "out", store=tmp_path / "runs",
+                        only=lambda config: False)
+    stem = tmp_path / "out" / "small" / "fedsol" / "fig6"
+    assert made.error == "" and made.files[-1] == stem.with_suffix(".png")
+    assert (tmp_path / "out" / "fedsol" / "fig6.png").read_bytes() == before
+    about = json.loads(stem.with_suffix(".json").read_text())
+    assert about["caption"].endswith("1 seed. Finished so far, 1 of 2: FedAvg. Left out: 5 of 6 runs, not finished yet.")
+    assert [hit["label"] for hit in about["left_out"]] == ["FedAvg", "FedSOL"], "two of three seeds, and all: each once"
+    text = ledger.write(tmp_path / "out")[1].read_text()
+    assert text.index("small/fedsol/fig6.png") < text.index("](fedsol/fig6.png") and "--only method.name=fedavg" in text
+    found = ledger.rows(tmp_path / "out").query("kind == 'claim' and id == 'fedsol-divergence'").set_index("scale")
+    assert found.loc["small", "status"] == "not decided" and "FedSOL" in found.loc["small", "note"]
+    drawn = [m.files[-1] for m in make.redraw(some("fedsol/fig6"), tmp_path / "out")]
+    assert drawn == [tmp_path / "out" / "fedsol" / "fig6.png", stem.with_suffix(".png")]
+
+
 @pytest.mark.slow
 def test_only_the_chosen_runs_are_trained(tmp_path):
     study = some("fedsol/fig6")[0]

@@ -147,6 +147,26 @@ def test_a_study_draws_and_lays_out_what_its_questions_give(name, tables):
         assert layout.notna().any(axis=1).all() and layout.notna().any(axis=0).all()
 
 
+#: The studies that share the FedAvg run of the first column (Table 2 is made end to end elsewhere).
+HEADLINE = ("fedsol/table1", "fedsol/fig3", "fedsol/fig6", "fedsol/fig8", "fedsol/fig10")
+
+
+@pytest.mark.parametrize("name", HEADLINE)
+def test_one_finished_run_is_drawn_and_decides_nothing(name, tables):
+    """FedAvg on CIFAR-10 with LDA 0.1, one seed, and nothing else."""
+    whole = tables[1][name]
+    cell = whole["setting"].isin(["", "partition=lda;alpha=0.1"]) & (whole["method"] == "fedavg") & (whole["data"] == "cifar10")
+    part = make.read(files.csv_text(gather.tidy(whole[(whole["origin"] == "reported") | (cell & (whole["seed"] == 0))])))
+    assert set(part.loc[part["origin"] == "measured", "method"]) == {"fedavg"}
+    STUDIES[name].draw(part).canvas.draw()
+    if STUDIES[name].layout is not None:
+        assert STUDIES[name].layout(part).notna().any(axis=None)
+    for claim in claims.claims():
+        if claim.study == name:
+            with pytest.raises(FldiagError, match=r"nothing was measured of|no rows|no setting"):
+                claim.check(part)
+
+
 @pytest.mark.parametrize("name", [n for n in DRAWN if STUDIES[n].pick])
 def test_every_reported_number_gets_a_measured_one(name, tables):
     whole, made = tables
