@@ -39,6 +39,7 @@ class Cluster(Pool):
             self._local = distributed.LocalCluster(
                 n_workers=choice.workers or cores(work.threads), threads_per_worker=1, processes=True,
                 dashboard_address="127.0.0.1:0",  # any port that is free
+                memory_limit=None,  # a share of the memory would stop a worker that holds a large model, for ever
                 silence_logs="CRITICAL")
         try:
             self.client = distributed.Client(self._local or choice.address, timeout=PATIENCE, set_as_default=False)

@@ -66,8 +66,8 @@ def faster(phases: Sequence[Sequence[float]], now: float, threads: int | None = 
     many as here)."""
     import torch
 
-    there = min(cores(threads), max(map(len, phases), default=1))
-    then = total(phases, there)
-    if there == 1 or then >= WORTH * now or now - then <= SAVED:
+    there = min(cores(threads), max(map(len, phases), default=0))
+    then = total(phases, there) if there > 1 else now
+    if then >= WORTH * now or now - then <= SAVED:
         return None
     return Faster(f"processes:{there}", then, threads or torch.get_num_threads())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, wait
 from typing import Any
 
 from fldiag.errors import FldiagError, first_line
-from fldiag.execution.choice import cores
 from fldiag.execution.pool import GO_ON, Event, Pool
 from fldiag.execution.remote import MISSING, Work, perform
 
@@ -20,7 +20,9 @@ class Given(Pool):
     def __init__(self, work: Work, name: Callable[[Any], str], executor: Executor):
         super().__init__(work, name)
         self.executor, self.key = executor, uuid.uuid4().hex
-        self.window = 2 * (getattr(executor, "_max_workers", None) or cores())
+        workers = getattr(executor, "_max_workers", None) or getattr(executor, "num_workers", None)  # the latter is MPI's name
+        #: Units under way at a time; all of them where nobody says how many workers there are.
+        self.window = 2 * workers if isinstance(workers, int) else sys.maxsize
 
     def completed(self, units: Iterable[Any], beat: Event | None = None) -> Iterator[tuple[int, Any]]:
         waiting, busy = enumerate(units), {}  # type: ignore[var-annotated]

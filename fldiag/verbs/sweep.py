@@ -126,7 +126,7 @@ def forecast(console: Console, asked: Plan, wanted: list[Config], executor: str,
     *tried, runs = phases(lambda f: f.serial_seconds)
     at_a_time = workers(choice) if len(wanted) > 1 or tried else 1
     spent = total(tried, workers(choice)) if tried else 0.0
-    seconds, work = spent + (total([runs], at_a_time) if len(runs) > 1 else found[0].seconds), total([*tried, runs], 1)
+    seconds, work = spent + (found[0].seconds if len(found) == 1 else total([runs], at_a_time)), total([*tried, runs], 1)
     size = sum(f.bytes for f in found) + (asked.tries * sum(f.bytes for f in alike.values()) if asked.grid else 0)
     rows = [{"run": sweeps.rounds.run_path(c).name, "time": duration(f.seconds), "mb": f.bytes / 1e6}
             for c, f in zip(wanted, found, strict=True)]

@@ -47,6 +47,7 @@ def test_a_dry_run_forecasts_all_runs_and_writes_nothing(here):
     found, tuned = (json.loads(run(*sweep, *more).stdout) for more in ((), ("--tune", "train.lr=0.01,0.1")))
     assert len(found["rows"]) == 4 and found["seconds"] == found["serial_seconds"] > 0 and not list(here.iterdir())
     assert tuned["bytes"] == 2 * found["bytes"], "two candidates of each setting take the disk of its two seeds"
+    assert json.loads(run(*sweep, "--shard", "5/5").stdout)["seconds"] == 0, "a part of none of the four"
     spread = json.loads(run(*sweep, "--executor", "processes:2").stdout)
     assert spread["seconds"] != spread["serial_seconds"] and spread["executor"] == "processes:2"
 

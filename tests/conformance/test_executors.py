@@ -8,12 +8,14 @@ import pytest
 import fldiag
 from fldiag import registry
 from fldiag.errors import FldiagError
+from fldiag.toys import iris
 
 ON = {kind: [n for n in registry.diagnostic.names() if registry.diagnostic.get(n).on == kind and not n.startswith("personal")]
       for kind in ("run", "problem")}
+TRAINS = ["personalise", "leave-one-out", "client-floor"]
 #: Small answers.
 FEW = {"matching": {"samples": 20, "every_round": True, "k": 2}, "landscape": {"points": 9, "samples": 100}, "profile": {"points": 9},
-       "density": {"samples": 100}, "basins": {"samples": 100, "draws": 4}}
+       "density": {"samples": 100}, "basins": {"samples": 100, "draws": 4}, "leave-one-out": {"last": (1,)}, "client-floor": {"epochs": (1, 2), "late": 2}}
 pytestmark = pytest.mark.slow
 
 
@@ -62,8 +64,14 @@ def test_a_landscape_and_basins_of_one_checkpoint(trained, executor):
 
 
 @pytest.mark.parametrize("executor", ["processes:2", "dask"])
-def test_personalise(trained, executor):
-    same(trained, "personalise", executor)
+@pytest.mark.parametrize("name", TRAINS)
+def test_what_trains(trained, name, executor):
+    same(trained, name, executor, **FEW.get(name, {}))
+
+
+def test_the_iris_toy():
+    here, there = (iris.run((iris.Protocol(rounds=2),), seeds=(0, 1), executor=e) for e in ("serial", "processes:2"))
+    pd.testing.assert_frame_equal(here, there, check_exact=True)
 
 
 @pytest.mark.parametrize("executor", ["processes:2", "dask"])

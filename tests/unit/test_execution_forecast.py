@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 import fldiag
 from fldiag import Config, registry
 from fldiag.diagnosis import measure
+from fldiag.errors import FldiagError
 from fldiag.execution import forecast
 from fldiag.execution.choice import chosen
+from fldiag.execution.shard import Shard
 from fldiag.training.setup import Setup
 
 
@@ -28,9 +30,16 @@ def test_another_executor_is_named_where_it_is_clearly_faster(monkeypatch):
     monkeypatch.setattr(forecast, "cores", lambda threads=None: 2)
     assert forecast.faster([[100.0] * 4], 400.0, 1)[:2] == ("processes:2", 204.0)
     assert forecast.faster([[50.0] * 2] * 2, 200.0, 1)[:2] == ("processes:2", 104.0)  # a round waits for the one before
-    assert forecast.faster([[100.0]], 100.0) is None  # nothing to share
+    assert forecast.faster([[100.0]], 100.0) is None and forecast.faster([[]], 0.0) is None  # nothing to share
     assert forecast.faster([[1.0] * 4], 4.0) is None  # not worth starting
     assert forecast.faster([[100.0] * 4], 204.0) is None  # already so
+
+
+@pytest.mark.parametrize("text", ["5/4", "0/4", "1", "a/b", "/", "-1/4", "²/4", "1/4/4"])
+def test_a_part_that_is_none(text):
+    with pytest.raises(FldiagError, match="--shard 1/4 to --shard 4/4") as caught:
+        Shard.parse(text)
+    assert caught.value.usage
 
 
 def test_fewer_threads_are_named_where_a_worker_has_them():

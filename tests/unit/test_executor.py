@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -100,6 +100,14 @@ def test_a_worker_that_dies_loses_its_unit_only(executor, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_worker_of_a_cluster_of_this_machine_may_take_more_than_its_share_of_the_memory(monkeypatch):
+    """With PyTorch alone it takes more than this; Dask would stop it and wait until it takes less."""
+    monkeypatch.setattr("distributed.system.MEMORY_LIMIT", 200 * 2**20)
+    with started("dask", work, 10) as pool:
+        assert [v for v, _ in pool.map([1, 2, 3])] == [10, 20, 30]
+
+
+@pytest.mark.slow
 def test_a_broken_executor_of_somebody_else_is_one_error():
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as own, \
             started(own, work, 10) as pool, pytest.raises(FldiagError, match=r"ProcessPoolExecutor is broken.*resume=True"):
@@ -111,6 +119,27 @@ def test_an_executor_that_was_shut_down_is_one_error():
     own.shutdown()
     with pytest.raises(FldiagError, match=r"ThreadPoolExecutor is broken \(cannot schedule.*resume=True"):
         list(started(own, work, 10).map([1]))
+
+
+class Six:
+    """An executor that does not say how many workers it has, and begins when it has six units."""
+
+    def __init__(self):
+        self.waiting = []
+
+    def submit(self, function, *args):
+        self.waiting.append((future := Future(), function, args))
+        if len(self.waiting) >= 6:
+            for other, f, given in self.waiting:
+                if not other.done():
+                    other.set_result(f(*given))
+        return future
+
+
+def test_an_executor_of_unknown_size_gets_all_units_at_once():
+    beats = iter(range(20))
+    found = started(Six(), work, 10).completed(range(6), beat=lambda: next(beats))
+    assert sorted((n, value) for n, (value, _) in found) == [(i, 10 * i) for i in range(6)]
 
 
 def test_a_place_that_cannot_be_reached_leaves_no_run_behind(tmp_path, monkeypatch):

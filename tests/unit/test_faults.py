@@ -14,6 +14,7 @@ import threading
 import time
 from dataclasses import replace
 
+import distributed
 import pandas as pd
 import psutil
 import pytest
@@ -132,7 +133,10 @@ def scheduler(tmp_path, request):
         if file.is_file() and file.read_text().endswith("}"):
             break
         time.sleep(0.1)
-    yield json.loads(file.read_text())["address"], main
+    address = json.loads(file.read_text())["address"]
+    with distributed.Client(address, timeout=100, set_as_default=False) as client:
+        client.wait_for_workers(2, timeout=100)
+    yield address, main
     for process in (main, *others):
         process.terminate()
         process.wait(30)
