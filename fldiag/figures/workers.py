@@ -82,6 +82,7 @@ def _train(task: Task, path: Path, bench: Bench, tell: Tell) -> Run:
     def on_event(event: dict[str, Any]) -> None:
         nonlocal last
         if event["event"] == "round":
+            del clock[event["round"] - 1:]  # of rounds that were not stored when it was stopped, and are trained again
             clock.append(now() - last)
             last = now()
             text = json.dumps({"machine": machine(), "seconds": clock})

@@ -1,11 +1,13 @@
 """Which runs several studies share, and what a run has to keep."""
 
+import json
+
 import pandas as pd
 import pytest
 
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
-from fldiag.figures import make, plan, workers
+from fldiag.figures import make, plan, questions, workers
 from fldiag.figures.caption import run_about
 from fldiag.figures.scales import scale
 from fldiag.figures.study import Study, Trial, curve, diagnostic, final, personal
@@ -138,6 +140,21 @@ def test_a_poorer_run_does_not_serve(tmp_path):
     for ask in (diagnostic("drift"), diagnostic("matching")):  # of several rounds, of the last
         (rich,) = made([study("a", Trial(PRESET, "fedavg"), ask=(ask,))], store=tmp_path).tasks.values()
         assert rich.core == poor.core and rich.where(tmp_path) != path
+
+
+def test_rounds_that_are_trained_again_are_clocked_once(tmp_path, monkeypatch):
+    """A run that was killed after round 3 and had stored 2 goes on with the third."""
+    (task,) = plan.made(SMOKE, [study("a", Trial(PRESET, "fedavg"))], [], tmp_path).tasks.values()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / questions.CLOCK).write_text('{"seconds": [1.0, 2.0, 3.0]}')
+
+    def train(config, *, on_event, **more):
+        for number in (3, 4):
+            on_event({"event": "round", "round": number, "rounds": 4})
+    monkeypatch.setattr(workers.rounds, "train", train)
+    workers._train(task, tmp_path / "run", workers.Bench(SMOKE, tmp_path), lambda *event: None)
+    seconds = json.loads((tmp_path / "run" / questions.CLOCK).read_text())["seconds"]
+    assert seconds[:2] == [1.0, 2.0] and len(seconds) == 4
 
 
 def test_a_failure_is_an_outcome(tmp_path):
