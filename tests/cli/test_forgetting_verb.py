@@ -159,7 +159,7 @@ def test_wrong_options(trained, arguments, text):
 
 
 def test_one_checkpoint_is_not_a_run(trained):
-    assert "is one checkpoint" in run("forgetting", trained / "rounds" / "0002.pt", code=2).stderr
+    assert "is a single checkpoint" in run("forgetting", trained / "rounds" / "0002.pt", code=2).stderr
     with pytest.raises(FldiagError, match="needs a run"):
         fldiag.diagnose(fldiag.load(trained / "rounds" / "0002.pt"), "drift")
 

@@ -103,7 +103,7 @@ def test_a_run_without_client_weights_says_how_to_get_them(tmp_path):
 
 
 def test_one_checkpoint_is_not_a_run(trained):
-    assert "is one checkpoint" in run("matching", trained / "rounds" / "0002.pt", code=2).stderr
+    assert "is a single checkpoint" in run("matching", trained / "rounds" / "0002.pt", code=2).stderr
     with pytest.raises(FldiagError, match="needs a run"):
         fldiag.diagnose(fldiag.load(trained / "rounds" / "0002.pt"), "matching")
 

@@ -258,7 +258,7 @@ def test_models_that_cannot_be_connected():
         fldiag.diagnose([a, lost], "connectivity")
     frame = fldiag.diagnose([lost, a, asked(net(1, hidden=[4]), name="b")], "connectivity", curve=0)
     masked = frame[frame.masked.fillna(False).astype(bool)]
-    assert masked.run.tolist() == ["lost"] and "no numbers" in masked.note.iloc[0] and len(only(frame, metric="barrier")) == 1
+    assert masked.run.tolist() == ["lost"] and "not finite" in masked.note.iloc[0] and len(only(frame, metric="barrier")) == 1
 
 
 def test_the_callers_models_are_untouched_and_draw_draws():
