@@ -225,7 +225,7 @@ def test_user_code_is_only_run_when_typed(files):
     (["files", "x", *PATTERN, "--model", "mlp"], "--data"), (["files", "x", *PATTERN, *WORLD, "--global-is", "odd"], "received"),
     (["files", "x", "--pattern", "a{client}.pt", *WORLD], "round_1/client_0.pt"),
     (["files", "x", *PATTERN, *WORLD, "--partition", "gone.npz"], "gone.npz"), (["gone", "x"], "gone"),
-    (["files/start.pt", "x.pt"], "no conversion"), (["files/start.pt", "x.safetensors", "--model", "mlp"], "--model is for a folder")])
+    (["files/start.pt", "x.pt"], "not a conversion"), (["files/start.pt", "x.safetensors", "--model", "mlp"], "--model is for a folder")])
 def test_wrong_use(files, arguments, expected):
     assert expected in call("convert", *arguments, code=2).stderr
     assert not Path("x").exists()
@@ -257,7 +257,7 @@ def test_a_plain_state_dict_stays_plain(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     torch.save({"state_dict": net.state_dict(), "epoch": 4}, "w.pt")
-    assert "left out, being no weights: epoch" in call("convert", "w.pt", "w.safetensors").stderr
+    assert "left out, because they are not weights: epoch" in call("convert", "w.pt", "w.safetensors").stderr
     with safe_open("w.safetensors", framework="pt") as file:
         assert set(file.keys()) == set(net.state_dict()) and file.metadata() == {"format": "pt"}
     call("convert", "w.safetensors", "v.pt")

@@ -146,9 +146,9 @@ def test_cached_under_everything_it_depends_on(name, tmp_path):
 def test_a_run_s_diagnostic_wants_a_run_and_a_problem_s_a_problem():
     data, _ = helpers.classification((20,))
     problem = Problem(tanh_net(), nn.functional.cross_entropy, (data.train_x, data.train_y))
-    with pytest.raises(FldiagError, match="'forgetting' is not one of a Problem; give a run"):
+    with pytest.raises(FldiagError, match="'forgetting' cannot be run on a Problem; give a run"):
         fldiag.diagnose(problem, "forgetting")
-    with pytest.raises(FldiagError, match="'spectrum' is not one of a History"):
+    with pytest.raises(FldiagError, match="'spectrum' cannot be run on a History"):
         fldiag.diagnose(federation(), "spectrum")
     with pytest.raises(FldiagError, match="samples = 3 has no effect on a History"):
         fldiag.diagnose(federation(), "drift", samples=3)

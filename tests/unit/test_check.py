@@ -164,7 +164,7 @@ def test_two_models_are_compared_over_the_test_examples(trained):
     found = fldiag.check(a, b)
     rights = [Reader().tested(run).right for run in trained]
     row = found.table.iloc[0]
-    assert "do these two given models differ?" in found.question and "no answer about methods" in found.question
+    assert "do these two given models differ?" in found.question and "does not compare methods" in found.question
     assert row["p"] == pytest.approx(mcnemar(*rights)) and row["n"] == len(rights[0])
     assert row["value"] == pytest.approx(a.metrics.query("metric == 'accuracy' and round == 1")["value"].iloc[0])
     assert row["low"] <= row["difference"] <= row["high"]

@@ -26,7 +26,7 @@ def test_says(text, says):
 
 @pytest.mark.parametrize(("text", "at", "says"), [
     ("", 1, "known: accuracy"), ("accurcy < 1", 1, "did you mean 'accuracy'"), ("accuracy", 9, "write one of <"),
-    ("accuracy = 3", 10, "'='"), ("accuracy + 3", 10, "comparison"), ("accuracy <", 11, "a number must stand"),
+    ("accuracy = 3", 10, "'='"), ("accuracy + 3", 10, "comparison"), ("accuracy <", 11, "a number is expected"),
     ("accuracy < basline", 12, "did you mean 'baseline'"), ("accuracy < baseline * 2", 21, "'\\*'"),
     ("accuracy < baseline 3", 21, r"\+ or -"), ("accuracy < baseline - 1px", 24, "unknown unit"), ("loss > 3pt", 9, "not a fraction"),
     ("accuracy < 3 and loss > 1", 14, "conditions one by one"), ("accuracy < 3pt 4", 16, "several conditions"), ("__import__('os')", 11, r"'\('"), ("accuracy < baseline -", 22, "a number")])

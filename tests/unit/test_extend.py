@@ -138,12 +138,12 @@ def test_a_run_without_its_clients_states_is_not_extended(copy):
 def test_without_out_the_shorter_run_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     there = rounds.train(small(2))
-    with pytest.raises(FldiagError, match=r"is the same run of 2 rounds; go on with that one: --out checkpoints/run-scaffold-s0-") as caught:
+    with pytest.raises(FldiagError, match=r"is the same run with 2 rounds; continue that run: --out checkpoints/run-scaffold-s0-") as caught:
         rounds.train(small(4), resume=True)
     assert str(there.path) in caught.value.remedy
     extended = rounds.train(small(4), out=there.path, resume=True)
     assert extended.path == there.path and extended.done == 4
-    with pytest.raises(FldiagError, match="is the same run of 4 rounds"):
+    with pytest.raises(FldiagError, match="is the same run with 4 rounds"):
         rounds.train(small(4), resume=True)
     assert rounds.train(small(4, lr=0.2), resume=True).done == 4  # another config: a new run
 

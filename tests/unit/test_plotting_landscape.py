@@ -196,7 +196,7 @@ def test_unfit_tables_are_refused_by_name():
     good = table(rows("A", 8, 3))
     cases = [(good.drop(columns=["x", "value"]), "lacks the columns x, value"), (good.iloc[:0], "is empty"),
              (good[good.metric == "eigenvalue"], "no rows of metric 'loss'.*eigenvalue"),
-             (good.drop(index=5), "80 points, which is no full grid of 9 x by 9 y"),
+             (good.drop(index=5), "80 points, which is not a full grid of 9 x by 9 y"),
              (pd.concat([good, good.iloc[[3]]]), "2 losses at"), (good.assign(x=np.nan), "without coordinates")]
     for frame, message in cases:
         with pytest.raises(FldiagError, match=message):

@@ -286,7 +286,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch, name, pa
 @pytest.mark.parametrize(("wrong", "message"), [
     ({"aggregated": torch.zeros(3)}, "vector of 3 numbers, and the model has 53"), ({"aggregated": [np.zeros(3)]}, "1 arrays, and the model's"),
     ({"aggregated": nn.Linear(6, 5)}, "lacks|no weight"), ({"aggregated": 3}, "int holds no weights"),
-    ({"aggregated": torch.zeros(53), "clients": {"a": torch.zeros(53)}}, "client 'a' is no number")])
+    ({"aggregated": torch.zeros(53), "clients": {"a": torch.zeros(53)}}, "client 'a' is not a number")])
 def test_weights_that_do_not_fit_cost_nothing_but_an_error(tmp_path, wrong, message):
     data, parts, net = world(norm=False)
     with fldiag.Recorder(tmp_path / "run", net, data=data, clients=parts) as rec:

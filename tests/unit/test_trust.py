@@ -134,7 +134,7 @@ def test_a_name_that_is_no_text_is_refused(kept, tmp_path):
     folder = tmp_path / b"r\xff".decode("utf-8", "surrogateescape")
     shutil.copytree(kept.path, folder)
     for path in (folder, folder / "rounds" / "0001.pt"):
-        with pytest.raises(FldiagError, match="no UTF-8; rename"):
+        with pytest.raises(FldiagError, match="not UTF-8; rename"):
             fldiag.load(path)
 
 
