@@ -254,14 +254,15 @@ def _kind(target: Path) -> str:
     return target.suffix.lower()[1:]
 
 
-def drawn(fig: Any, kind: str, dpi: float) -> bytes:
-    """A matplotlib figure as ``pdf``, ``png`` or ``svg``; a large png in 256 colours, which nobody tells from all of them."""
+def drawn(fig: Any, kind: str, dpi: float, colours: int | None = None) -> bytes:
+    """A matplotlib figure as ``pdf``, ``png`` or ``svg``; a large png in 256 colours, which nobody tells from all of them.
+    ``colours``: a png of any size in so many."""
     buffer = io.BytesIO()
     fig.savefig(buffer, format=kind, dpi=dpi, metadata=PICTURES[kind])
-    if kind == "png" and buffer.tell() > HEAVY:
+    if kind == "png" and (colours or buffer.tell() > HEAVY):
         from PIL import Image
 
-        few = Image.open(buffer).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        few = Image.open(buffer).convert("RGB").quantize(colours or 256, dither=Image.Dither.NONE)
         buffer = io.BytesIO()
         few.save(buffer, "png", optimize=True, dpi=(dpi, dpi))
     return buffer.getvalue()
