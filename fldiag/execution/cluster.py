@@ -106,8 +106,10 @@ class Cluster(Pool):
                     number = waiting[future]
                     try:
                         result = self._result(future, units[number])
-                    except TimeoutError:  # its worker died with the result, which Dask is computing again
-                        continue
+                    except TimeoutError:
+                        if future.status == "error":  # the unit's own
+                            raise
+                        continue  # its worker died with the result, which Dask is computing again
                     del waiting[future]
                     yield number, result
                 if self.client.status not in ("running", "connecting"):
@@ -120,7 +122,7 @@ class Cluster(Pool):
     def _result(self, future: Any, unit: Any) -> Any:
         try:
             with self.doing(unit):
-                return future.result(timeout=PATIENCE)
+                return future.result(timeout=6 * PATIENCE)  # a large one on a slow network takes a while
         except self._distributed.KilledWorker:
             raise died(self.name(unit), TRIES) from None
         except FldiagError as error:

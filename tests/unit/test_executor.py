@@ -26,6 +26,8 @@ def work(factor, unit):
         os._exit(3)
     if unit == "hungry":
         return torch.empty(2**60)
+    if unit == "late":
+        raise TimeoutError("the file server does not answer")
     if unit == "error":
         raise FldiagError("client 3 is broken", "mend it")
     if isinstance(unit, Path):  # dies until it was tried so often as the file's name says
@@ -67,6 +69,8 @@ def test_an_error_of_a_unit_is_raised_and_the_pool_goes_on(pool):
     with pytest.raises(FldiagError, match="client 3 is broken") as caught:
         list(pool.map([1, "error", 2]))
     assert (caught.value.what, caught.value.remedy) == ("client 3 is broken", "mend it")
+    with pytest.raises(TimeoutError, match="the file server"):
+        list(pool.map([1, "late", 2]))
     assert [v for v, _ in pool.map([4, 5])] == [40, 50]
 
 

@@ -129,7 +129,7 @@ def scheduler(tmp_path, request):
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": where}
     main = subprocess.Popen([*python("scheduler"), "--port", "0"], **quiet)
     others = [subprocess.Popen([*python("worker"), "--nthreads", "1", "--no-nanny"], **quiet) for _ in range(2)]
-    for _ in range(300):
+    for _ in range(1000):
         if file.is_file() and file.read_text().endswith("}"):
             break
         time.sleep(0.1)

@@ -203,10 +203,12 @@ def train_until(operation, chosen, out):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["every round", "every second", "kept", "folded"])
+@pytest.mark.parametrize("kind", ["every round", "every second", "kept", "folded", "states between"])
 def test_killed_before_every_operation_on_the_disk(kind, tmp_path, monkeypatch):
-    keep = {"every second": {"every": 2}, "kept": {"every": 3, "keep": 2}}.get(kind, {})
+    keep = {"every second": {"every": 2}, "kept": {"every": 3, "keep": 2}, "states between": {"every": 3}}.get(kind, {})
     chosen = small(rounds=4, checkpoint={"clients": "sampled", **keep})
+    if kind == "states between":  # those of the clients go to the disk also in rounds that are not stored
+        monkeypatch.setattr(rounds, "HELD", 0)
     if kind == "folded":
         monkeypatch.setattr(runs, "LONG", 0)
         monkeypatch.setattr(Run, "_size", lambda self: 0)
