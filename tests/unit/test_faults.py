@@ -138,8 +138,8 @@ def scheduler(tmp_path, request):
         client.wait_for_workers(2, timeout=100)
     yield address, main
     for process in (main, *others):
-        process.terminate()
-        process.wait(30)
+        process.kill()
+        process.wait()
 
 
 def waited(_, seconds):
