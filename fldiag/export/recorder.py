@@ -114,7 +114,7 @@ class Recorder:
         except BaseException:
             self._release()
             raise
-        if self.dataset is not None and self.dataset.test_x is self.dataset.train_x:
+        if self.dataset is not None and self.dataset is not data and self.dataset.test_x is self.dataset.train_x:
             self.note(UNTESTED)
         if data is not None and self.dataset is None:
             self.note("not every example has one label: the run holds weights alone, and its data are given with a question")
