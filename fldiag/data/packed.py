@@ -22,6 +22,8 @@ FORM = "form"
 #: What a tensor of examples may hold.
 KINDS = {str(kind).removeprefix("torch."): kind
          for kind in (torch.float32, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)}
+#: So many dicts and tuples may lie in each other.
+DEEP = 50
 #: Keys of dicts and places in tuples that lead to a tensor.
 Place = tuple[str | int, ...]
 
@@ -57,7 +59,7 @@ class Packed:
             path, at = ("", *place), made  # one name above all: a tensor alone has no place
             for key in path[:-1]:
                 at = at.setdefault(key, {})
-            at[path[-1]] = t.reshape(-1, *shape)
+            at[path[-1]] = t.reshape(len(t), *shape)
         return _tuples(made[""])
 
     def __str__(self) -> str:
@@ -75,6 +77,9 @@ class Packed:
             fits = found.size == size and all(
                 kind in KINDS and min(shape, default=0) >= 0 and all(isinstance(key, (str, int)) for key in place)
                 for place, shape, kind in found.fields)
+            places = {place for place, *_ in found.fields}
+            fits &= len(places) == len(found.fields) and all(
+                len(place) <= DEEP and not any(place[:n] in places for n in range(len(place))) for place in places)
         except (ValueError, TypeError):
             fits = False
         if not fits:

@@ -147,7 +147,9 @@ def test_rows_lose_nothing():
     again = Packed.read(packed.text(), rows.shape[1]).inputs(rows, torch.float32)
     assert again["a"].view(torch.int32).equal(inputs["a"].view(torch.int32)) and again["b"][0].equal(inputs["b"][0])
     assert again["b"][1]["c"].equal(inputs["b"][1]["c"]) and again["d"].equal(inputs["d"]) and again["d"].dtype == torch.uint8
-    for wrong in ('[[["a"], [9], "float32"]]', '[[["a"], [2], "object"]]', "[1]", "{", '[[[["x"]], [5], "bool"]]'):
+    inside = '[[["a"], [2], "int64"], [["a", "b"], [3], "int64"]]'  # a tensor within another
+    deep = '[[[' + ', '.join(['"a"'] * 5000) + '], [5], "int64"]]'
+    for wrong in ('[[["a"], [9], "float32"]]', '[[["a"], [2], "object"]]', "[1]", "{", '[[[["x"]], [5], "bool"]]', inside, deep):
         with pytest.raises(FldiagError, match="does not describe rows of 5 numbers"):
             Packed.read(wrong, 5)
 
