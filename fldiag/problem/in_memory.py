@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -50,6 +51,9 @@ def dataset_of(given: Any, test: Any = None) -> Dataset:
 
 def pair(given: Any, what: str) -> tuple[Any, Any]:
     """Inputs and targets; tensors on the CPU, with floats in single precision, and of a dict without its labels the rest."""
+    if isinstance(given, (tuple, list)) and len(given) == 2 and isinstance(given[1], list) and \
+            all(isinstance(label, (int, float, np.number)) for label in given[1]):
+        given = given[0], np.asarray(given[1])
     try:
         drawn = as_data(given)
     except FldiagError as error:
