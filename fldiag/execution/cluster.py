@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -14,11 +15,15 @@ import torch
 from fldiag.errors import FldiagError
 from fldiag.execution.choice import Choice, cores
 from fldiag.execution.pool import GO_ON, TRIES, Event, Pool, can_be_sent, died
-from fldiag.execution.remote import Work, forget, keep, perform, versions
+from fldiag.execution.remote import Work, forget, keep, paused, perform, versions
 from fldiag.version import version
 
-#: Seconds for a scheduler to answer, and for the first of its workers to be there.
+#: Seconds for a scheduler to answer, for the first of its workers to be there, and between two looks at workers that are silent.
 PATIENCE = 10.0
+#: Looks in a row that find all workers paused before that is an error: Dask frees their memory meanwhile, and most go on.
+LOOKS = 6
+#: What helps workers that lack memory.
+ROOM = "give each worker more memory (dask worker --memory-limit), or start fewer of them on a machine"
 
 
 class Cluster(Pool):
@@ -95,6 +100,7 @@ class Cluster(Pool):
         for number, unit in enumerate(units):
             waiting[self.client.submit(perform, self.key, unit, pure=False, key=f"fldiag-{self.key[:8]}-{number}-"
                                        f"{uuid.uuid4().hex[:8]}")] = number
+        looked, stuck = time.monotonic(), 0
         try:
             while waiting:
                 try:
@@ -112,6 +118,10 @@ class Cluster(Pool):
                         continue  # its worker died with the result, which Dask is computing again
                     del waiting[future]
                     yield number, result
+                    looked, stuck = time.monotonic(), 0
+                if self._local is None and time.monotonic() - looked > PATIENCE:
+                    stuck = self._paused(stuck)
+                    looked = time.monotonic()
                 if self.client.status not in ("running", "connecting"):
                     raise self._lost()
                 if beat is not None:
@@ -123,14 +133,29 @@ class Cluster(Pool):
         try:
             with self.doing(unit):
                 return future.result(timeout=6 * PATIENCE)  # a large one on a slow network takes a while
-        except self._distributed.KilledWorker:
-            raise died(self.name(unit), TRIES) from None
+        except self._distributed.KilledWorker as error:
+            if self._local is not None:
+                raise died(self.name(unit), TRIES) from None
+            raise FldiagError(f"{self.name(unit)}: its worker of {self.where} died {error.allowed_failures + 1} times (out of "
+                              "memory?)", f"{ROOM}, and {GO_ON}") from None
         except FldiagError as error:
             if self._local is not None:
                 raise
             raise FldiagError(f"on a worker of {self.where}: {error.what}", error.remedy, usage=error.usage) from None
         except self._gone:
             raise self._lost() from None
+
+    def _paused(self, before: int) -> int:
+        """How many looks in a row, ``before`` and this one, found all workers paused, so that nothing can be done. Raises
+        FldiagError after ``LOOKS``: what fills their memory does not go away while they wait."""
+        try:
+            now = bool(self.client.run_on_scheduler(paused))
+        except Exception:  # the scheduler is gone, which the caller will notice
+            return 0
+        if now and before + 1 >= LOOKS:
+            raise FldiagError(f"all workers of {self.where} are paused: they use most of the memory that Dask lets them use",
+                              f"{ROOM}, and {GO_ON}")
+        return before + 1 if now else 0
 
     @property
     def _gone(self) -> tuple[type[BaseException], ...]:

@@ -75,3 +75,9 @@ def versions() -> tuple[str, str]:
     import torch
 
     return version(), torch.__version__
+
+
+def paused(dask_scheduler: Any) -> bool:
+    """On a Dask scheduler: whether it has workers, and all of them take no work and have none under way."""
+    workers = dask_scheduler.workers.values()
+    return bool(workers) and all(worker.status.name == "paused" and not worker.executing for worker in workers)

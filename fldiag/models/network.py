@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fldiag.errors import FldiagError
+from fldiag.models.at_once import at_once
 from fldiag.models.chain import Links, links_of
 from fldiag.models.layers import LAYERS, batch_dependent, kin, rules
 from fldiag.models.layers.links import Weighted
@@ -186,7 +187,8 @@ class Bound:
         tensors = {f"m.{n}": v[0] for n, v in (*views.items(), *(self.buffers or {}).items())}
         call = self.net._call
         call.train(self.train)
-        return torch.func.functional_call(call, tensors, (what, x), options)
+        with at_once():
+            return torch.func.functional_call(call, tensors, (what, x), options)
 
     def _functional(self, what: str, x: Tensor, views: Views | None = None) -> Tensor:
         x = x[0]

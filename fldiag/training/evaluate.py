@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,19 +18,57 @@ from fldiag.results.table import Row
 BATCH = 500  # fixed, so the bits do not depend on the memory at hand
 
 
-def evaluate(network: Network, w: Tensor, buffers: dict[str, Tensor], dataset: Dataset) -> dict[str, float]:
-    """``loss`` (mean) and, for class labels, ``accuracy`` (share in [0, 1]) in eval mode; ``n``."""
-    loss, correct, n = 0.0, 0, len(dataset.test_y)
+#: Batches in a unit of work: 10,000 test images are four units.
+UNIT = 5
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A unit of work: some batches of the test set, ``n`` examples in all, under the global model after round ``t``."""
+
+    t: int
+    batches: range
+    n: int
+    w: Tensor
+    buffers: dict[str, Tensor]
+
+    def __str__(self) -> str:
+        return f"round {self.t}, test examples {self.batches.start * BATCH} to {min(self.batches.stop * BATCH, self.n) - 1}"
+
+
+#: Of a batch: the sum of the losses, and how many are right (0 for targets that are no classes).
+Sums = list[tuple[float, int]]
+
+
+def units(t: int, w: Tensor, buffers: dict[str, Tensor], dataset: Dataset) -> list[Tested]:
+    """The whole test set. ``evaluate`` puts the results together again."""
+    n = len(dataset.test_y)
+    count = -(-n // BATCH)
+    w, buffers = w.cpu(), {name: b.cpu() for name, b in buffers.items()}
+    return [Tested(t, range(i, min(i + UNIT, count)), n, w, buffers) for i in range(0, count, UNIT)]
+
+
+def sums(network: Network, unit: Tested, dataset: Dataset, device: torch.device) -> Sums:
+    """What ``evaluate`` adds up, batch by batch, in eval mode."""
+    found, w = Sums(), unit.w.to(device)
     with torch.no_grad():
-        bound = network.bind(w.unsqueeze(0), {k: b.unsqueeze(0).clone() for k, b in buffers.items()})
-        for i in range(0, n, BATCH):
+        bound = network.bind(w.unsqueeze(0), {k: b.to(device).unsqueeze(0).clone() for k, b in unit.buffers.items()})
+        for i in (number * BATCH for number in unit.batches):
             x = ready(dataset.normalise(dataset.test_x[i: i + BATCH]), w.device, w.dtype).unsqueeze(0)
             y = dataset.test_y[i: i + BATCH].to(w.device).unsqueeze(0)
             y = y.to(w.dtype) if y.is_floating_point() else y
             logits = bound(x)
-            loss += float(losses.per_example(logits, y).double().sum())
-            if not y.is_floating_point():
-                correct += int((logits.argmax(-1) == y).sum())
+            right = 0 if y.is_floating_point() else int((logits.argmax(-1) == y).sum())
+            found.append((float(losses.per_example(logits, y).double().sum()), right))
+    return found
+
+
+def evaluate(parts: Iterable[Sums], dataset: Dataset) -> dict[str, float]:
+    """``loss`` (mean) and, for class labels, ``accuracy`` (share in [0, 1]); ``n``. ``parts``: of ``units``, in their order,
+    whoever computed them."""
+    loss, correct, n = 0.0, 0, len(dataset.test_y)
+    for more, right in itertools.chain.from_iterable(parts):
+        loss, correct = loss + more, correct + right
     scores = {"loss": loss / n, "n": n}
     return scores if dataset.test_y.is_floating_point() else {"accuracy": correct / n, **scores}
 
@@ -36,7 +76,8 @@ def evaluate(network: Network, w: Tensor, buffers: dict[str, Tensor], dataset: D
 def tested(network: Network, state: Mapping[str, Tensor], dataset: Dataset) -> list[Row]:
     """The same of a state_dict, as rows of a run's metrics. Buffers that it lacks are the network's."""
     own = {n: state[n].to(b.dtype) if n in state else b for n, b in network.buffers.items()}
-    scores = evaluate(network, network.layout.row({n: state[n].float() for n in network.layout.names}), own, dataset)
+    w = network.layout.row({n: state[n].float() for n in network.layout.names})
+    scores = evaluate((sums(network, unit, dataset, w.device) for unit in units(0, w, own, dataset)), dataset)
     n = int(scores.pop("n"))
     return [{"moment": "aggregated", "scope": "global", "slice": "test", "metric": metric, "value": value, "n_examples": n,
              "estimator": "exact"} for metric, value in scores.items()]

@@ -99,7 +99,8 @@ def merge(cohorts: list[Trained], ids: list[int]) -> Trained:
     order = [where[i] for i in ids]
 
     def join(rows: list[Tensor]) -> Tensor:
-        return torch.cat(rows)[order]
+        single = [row for some in rows for row in some.split(1)]  # put in order before the copy, not after it
+        return torch.cat([single[j] for j in order])
 
     def joins(name: str) -> dict[str, Tensor]:
         return {k: join([getattr(c, name)[k] for c in cohorts]) for k in getattr(cohorts[0], name)}

@@ -8,6 +8,7 @@ from typing import Any
 
 from fldiag.checkpoint import base
 from fldiag.checkpoint.run import Run
+from fldiag.checkpoint.stored_run import RECORD
 from fldiag.config import Config
 from fldiag.data import partition
 from fldiag.errors import FldiagError
@@ -48,6 +49,12 @@ def elsewhere(path: Path, config: Config) -> Run | None:
             if same_but_rounds(run.config, config) and run.config.rounds <= config.rounds:
                 return run
     return None
+
+
+def with_weights(run: Run) -> None:
+    """Raises FldiagError for the record of a run."""
+    if run.is_record:
+        raise FldiagError(f"{run.path} {RECORD}, from which training cannot go on", "train again with another --out", usage=True)
 
 
 def extend(run: Run, config: Config) -> None:

@@ -21,10 +21,10 @@ from fldiag.execution.pool import Pool
 from fldiag.execution.start import started
 from fldiag.results.table import PERSONAL
 from fldiag.training import held, worker
-from fldiag.training.evaluate import evaluate
+from fldiag.training.evaluate import evaluate, sums, units
 from fldiag.training.federation import Federation
 from fldiag.training.personalise import measure, planned
-from fldiag.training.resume import elsewhere, extend, same_data, same_run
+from fldiag.training.resume import elsewhere, extend, same_data, same_run, with_weights
 from fldiag.training.rows import round_rows, step_rows
 from fldiag.training.setup import Setup, provenance
 from fldiag.training.storing import Segment, partition_bytes, store, unsampled
@@ -75,7 +75,7 @@ def train(config: Config, *, out: str | Path | None = None, executor: str | Exec
     planned(setup)  # what cannot be personalised is refused now rather than after the last round
     emit = on_event or (lambda event: None)
     trainer = worker.Trainer(setup, config, device, given)
-    with owner.hold(path) as mine, started(choice, worker.train, trainer, name=worker.name) as pool:
+    with owner.hold(path) as mine, started(choice, worker.work, trainer, name=worker.name) as pool:
         run = _opened(path, config, setup, federation, resume)
         emit({"event": "start", "round": run.done, "rounds": config.rounds, "path": str(path),
               "notes": [*setup.remarks, held.described(config, setup.model_bytes)]})
@@ -111,6 +111,7 @@ def _opened(path: Path, config: Config, setup: Setup, federation: Federation, re
     if not resume:
         raise _there(path)
     run = Run.open(path)  # again: somebody may have trained it meanwhile
+    with_weights(run)
     same_run(run, config)
     same_data(run, setup)
     run.clean()
@@ -149,7 +150,7 @@ def _loop(config: Config, run: Run, federation: Federation, mine: Owner, pool: P
             segment.note(federation.t)
             return _end(run)
         run.put_clients(HELD)
-        scores = evaluate(federation.setup.network, federation.w, federation.buffers, federation.setup.dataset)
+        scores = _tested(federation, pool)
         run.add_metrics(round_rows(t, scores, seen, trained, isolated=federation.setup.method.isolated))
         if stored:
             run.index["done"] = t
@@ -161,6 +162,15 @@ def _loop(config: Config, run: Run, federation: Federation, mine: Owner, pool: P
             else:
                 run.append()
         emit({"event": "round", "round": t, "rounds": config.rounds, "seconds": time.perf_counter() - began, **scores})
+
+
+def _tested(federation: Federation, pool: Pool) -> dict[str, float]:
+    """The global model on the test set, by the workers where it is large enough for several of them."""
+    setup = federation.setup
+    parts = units(federation.t, federation.w, federation.buffers, setup.dataset)
+    if len(parts) > 1:
+        return evaluate(pool.map(parts), setup.dataset)
+    return evaluate((sums(setup.network, part, setup.dataset, setup.device) for part in parts), setup.dataset)
 
 
 def _personalise(run: Run, federation: Federation, choice: Choice, emit: Event) -> None:

@@ -1,4 +1,4 @@
-"""The local training of a cohort as a unit of work: what every worker builds for itself from the config."""
+"""The units of work of a round, cohorts to train and parts of the test set: what every worker builds for itself for them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from fldiag.config import Config
 from fldiag.training.client import Trained
+from fldiag.training.evaluate import Sums, Tested, sums
 from fldiag.training.setup import Setup, Unit
 
 
@@ -26,10 +27,15 @@ class Trainer:
         return {k: v for k, v in self.__dict__.items() if self.given or k != "setup"}
 
 
-def train(trainer: Trainer, unit: Unit) -> Trained:
-    return trainer.setup.train(unit)
+def work(trainer: Trainer, unit: Unit | Tested) -> Trained | Sums:
+    setup = trainer.setup
+    if isinstance(unit, Tested):
+        return sums(setup.network, unit, setup.dataset, setup.device)
+    return setup.train(unit)
 
 
-def name(unit: Unit) -> str:
+def name(unit: Unit | Tested) -> str:
+    if isinstance(unit, Tested):
+        return str(unit)
     clients = ", ".join(map(str, unit.ids[:5])) + (", …" if len(unit.ids) > 5 else "")
     return f"round {unit.t + 1}, clients {clients}"

@@ -8,6 +8,7 @@ import sys
 import time
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from helpers import config
 
 from fldiag.errors import FldiagError
 from fldiag.execution.choice import chosen, cores
+from fldiag.execution.cluster import Cluster
 from fldiag.execution.pool import TRIES
 from fldiag.execution.start import started
 from fldiag.training import rounds
@@ -104,6 +106,17 @@ def test_a_worker_that_dies_loses_its_unit_only(executor, tmp_path):
 
 
 @pytest.mark.slow
+def test_only_a_long_pause_of_all_workers_of_a_cluster_is_an_error():
+    """Dask pauses a worker while it frees its memory, and lets it go on."""
+    paused, found = object.__new__(Cluster), iter([True] * 5 + [False] + [True] * 6)
+    paused.client, paused.where = SimpleNamespace(run_on_scheduler=lambda _: next(found)), "tcp://here"
+    before = 0
+    for _ in range(11):
+        before = paused._paused(before)
+    with pytest.raises(FldiagError, match="all workers of tcp://here are paused"):
+        paused._paused(before)
+
+
 def test_a_worker_of_a_cluster_of_this_machine_may_take_more_than_its_share_of_the_memory(monkeypatch):
     """With PyTorch alone it takes more than this; Dask would stop it and wait until it takes less."""
     monkeypatch.setattr("distributed.system.MEMORY_LIMIT", 200 * 2**20)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fldiag.models.layers import per_example_squares
 from fldiag.models.layers.entry import Layer, Units
-from fldiag.models.layers.links import Link, Views, Weighted, by_model
+from fldiag.models.layers.links import Link, Views, Weighted, by_model, layout_of
 from fldiag.models.layers.patches import Patches
 from fldiag.models.layers.width import channels
 
@@ -67,13 +67,14 @@ class ConvLink(Weighted):
     def back(self, g: Tensor, weight: Tensor, a: Tensor) -> Tensor:
         if weight.ndim == 5:
             return self.side_by_side.back(g, weight, a)
-        return self._backward(g, a.new_empty(()).expand(len(g), *a.shape[1:]), weight, [True, False, False])[0]
+        # of the input only shape and layout count; in another layout than its own the kernel takes a third longer
+        like = torch.empty((len(g), *a.shape[1:]), dtype=g.dtype, device=g.device, memory_format=layout_of(a))
+        return self._backward(g, like, weight, [True, False, False])[0]
 
     def weigh(self, g: Tensor, a: Tensor, weight: Tensor) -> Tensor:
         if weight.ndim == 5:
             return self.side_by_side.weigh(g, a, weight)
         return self._backward(g, a, weight, [False, True, False])[1]
-
 
     def shift(self, g: Tensor, weight: Tensor) -> Tensor:
         return super().shift(g, weight) if weight.ndim == 4 else by_model(g, weight).sum((1, 3, 4))

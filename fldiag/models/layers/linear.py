@@ -13,6 +13,24 @@ from fldiag.models.layers.entry import Layer, Units, no_obstacle
 from fldiag.models.layers.links import Link, Views, Weighted, by_model
 from fldiag.models.layers.width import channels
 
+LARGE = 2**20  # multiplications from which on a kernel's choice shows
+
+
+def product(a: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """a [b, I], weight [O, I], bias [O] -> [b, O]."""
+    if by_onednn(a, weight):
+        dense = None if bias is None else bias.contiguous()  # it reads a bias as one stretch of memory
+        return torch.ops.mkldnn._linear_pointwise(a, weight, dense, "none", [], "")
+    return F.linear(a, weight, bias)
+
+
+def by_onednn(a: Tensor, weight: Tensor) -> bool:
+    """Large float32 products without a graph on a CPU are oneDNN's: MKL's take twice as long on processors that are not
+    Intel's. (PyTorch asks oneDNN for bfloat16 by itself.)"""
+    return (a.dtype == weight.dtype == torch.float32 and a.device.type == "cpu" and not torch.is_grad_enabled()
+            and len(a) * weight.numel() >= LARGE and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+            and torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled))
+
 
 def _call(m: nn.Linear, name: str, views: Views, x: Tensor) -> Tensor:
     return F.linear(x, views[f"{name}.weight"], views.get(f"{name}.bias"))
@@ -21,7 +39,7 @@ def _call(m: nn.Linear, name: str, views: Views, x: Tensor) -> Tensor:
 def _stacked(m: nn.Linear, name: str, views: Views, x: Tensor, rows: int) -> Tensor:
     w, b = views[f"{name}.weight"], views.get(f"{name}.bias")
     if rows == 1:
-        return F.linear(x[0], w[0], None if b is None else b[0]).unsqueeze(0)
+        return product(x[0], w[0], None if b is None else b[0]).unsqueeze(0)
     return _affine(x, w, b)
 
 
@@ -35,24 +53,26 @@ class LinearLink(Weighted):
 
     def apply(self, a: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if weight.ndim == 2:
-            return F.linear(a, weight, bias)
+            return product(a, weight, bias)
         return _affine(by_model(a, weight), weight, bias).flatten(0, 1)
 
     def back(self, g: Tensor, weight: Tensor, a: Tensor) -> Tensor:
-        return g @ weight if weight.ndim == 2 else torch.bmm(by_model(g, weight), weight).flatten(0, 1)
+        return product(g, weight.T) if weight.ndim == 2 else torch.bmm(by_model(g, weight), weight).flatten(0, 1)
 
     def weigh(self, g: Tensor, a: Tensor, weight: Tensor) -> Tensor:
-        return g.T @ a if weight.ndim == 2 else torch.bmm(by_model(g, weight).mT, by_model(a, weight))
+        return product(g.T, a.T) if weight.ndim == 2 else torch.bmm(by_model(g, weight).mT, by_model(a, weight))
 
     def shift(self, g: Tensor, weight: Tensor) -> Tensor:
         return g.sum(0) if weight.ndim == 2 else by_model(g, weight).sum(1)
 
     def write(self, g: Tensor, a: Tensor, views: Views, into: Views) -> None:
-        """Without a copy: the matrix product goes straight into its place."""
+        """Without a copy, where the product can go straight into its place."""
         weight, place = views[self.weight], into[self.weight]
         if g.dtype != place.dtype:
             return super().write(g, a, views, into)
-        if weight.ndim == 2:
+        if weight.ndim == 2 and by_onednn(g.T, a.T):
+            place.copy_(self.weigh(g, a, weight))
+        elif weight.ndim == 2:
             torch.mm(g.T, a, out=place)
         else:
             g = by_model(g, weight)
