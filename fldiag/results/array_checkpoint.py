@@ -7,7 +7,7 @@ import io
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,29 @@ class ArrayStore:
         """Saves when the last time was long enough ago."""
         if time.monotonic() - self._wrote >= max(self.interval, 20 * self._cost):
             self.save(key, arrays, extra)
+
+
+class SpareStore(ArrayStore):
+    """One without which the evaluation goes on: where the disk refuses, that is told once and nothing more is kept.
+
+    ``tell`` does not travel to other processes.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], tell: Callable[[str], None] = lambda text: None):
+        super().__init__(path)
+        self._tell, self.refused = tell, False
+
+    def __reduce__(self) -> Any:
+        return SpareStore, (self.path,)
+
+    def save(self, key: str, arrays: dict[str, np.ndarray], extra: Any = None) -> None:
+        if self.refused:
+            return
+        try:
+            super().save(key, arrays, extra)
+        except FldiagError as error:
+            self.refused = True
+            self._tell(f"finished parts are not kept from here on: {error.what}")
 
 
 def _read(file: Path) -> tuple[str, Any, dict[str, np.ndarray]]:

@@ -150,18 +150,18 @@ class Cache:
             The path; its folder exists.
 
         Raises:
-            FldiagError: The folder cannot be made.
+            FldiagError: The folder cannot be made, or what is damaged cannot be removed.
         """
         path = self._partial(name, key)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            if damaged := path.exists() and not ArrayStore(path).intact():
+                path.unlink(missing_ok=True)
         except OSError as error:
-            raise FldiagError(f"cannot create {self.folder}: {error.strerror}", "choose another folder with --out") from None
-        if path.exists() and not ArrayStore(path).intact():
-            path.unlink(missing_ok=True)
-            if on_damage is not None:
-                on_damage(f"the partial result of an interrupted computation in {path.name} is damaged; the computation starts "
-                          "again")
+            raise FldiagError(f"cannot create files in {self.folder}: {error.strerror}",
+                              "choose another folder with --out") from None
+        if damaged and on_damage is not None:
+            on_damage(f"the partial result of an interrupted computation in {path.name} is damaged; the computation starts again")
         return path
 
     def _partial(self, name: str, key: str) -> Path:

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,9 +24,16 @@ HEAVY = 150_000
 PICTURES: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "png": {"Software": None},
                                        "svg": {"Date": None, "Creator": None}, "pgf": {}}
 #: Letters of pictures that LaTeX does not know as they are, and what it knows.
-SYMBOLS = {"−": "-", "×": r"\times", "±": r"\pm", "≥": r"\geq", "≤": r"\leq", "²": "^2", "₁": "_1", "√": r"\surd", "Σ": r"\Sigma",
-           "Λ": r"\Lambda", "λ": r"\lambda", "ρ": r"\rho", "β": r"\beta", "κ": r"\kappa", "μ": r"\mu", "α": r"\alpha",
-           "τ": r"\tau", "γ": r"\gamma", "…": r"\ldots"}
+SYMBOLS = {"−": "-", "×": r"\times", "±": r"\pm", "≥": r"\geq", "≤": r"\leq", "√": r"\surd", "…": r"\ldots", "∞": r"\infty",
+           "≈": r"\approx", "‖": r"\|", "→": r"\rightarrow", "←": r"\leftarrow", "⊤": r"\top", "Δ": r"\Delta", "Λ": r"\Lambda",
+           "Σ": r"\Sigma", "Ω": r"\Omega", "α": r"\alpha", "β": r"\beta", "γ": r"\gamma", "δ": r"\delta", "ε": r"\varepsilon",
+           "η": r"\eta", "θ": r"\theta", "κ": r"\kappa", "λ": r"\lambda", "μ": r"\mu", "π": r"\pi", "ρ": r"\rho",
+           "σ": r"\sigma", "τ": r"\tau", "φ": r"\varphi", "ω": r"\omega",
+           **dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", (f"^{digit}" for digit in "0123456789-"), strict=True)),
+           **dict(zip("₀₁₂₃₄₅₆₇₈₉ₖ", (f"_{digit}" for digit in "0123456789k"), strict=True))}
+
+#: What matplotlib writes around the labels of logarithmic axes, and leaves to the document to define.
+_OWN = "\\providecommand{\\mathdefault}[1]{#1}%\n"
 
 
 def write_atomic(path: Path, writer: Callable[[IO[bytes]], Any], *, settle: bool = True) -> str:
@@ -43,6 +51,7 @@ def write_atomic(path: Path, writer: Callable[[IO[bytes]], Any], *, settle: bool
     Raises:
         FldiagError: The folder or the disk refuses; what was there before is intact.
     """
+    handled = sys.exception()  # by the caller, whatever the disk says here
     temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"  # also of "." and "..", which the rename then refuses
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,14 +64,19 @@ def write_atomic(path: Path, writer: Callable[[IO[bytes]], Any], *, settle: bool
         if settle:
             flush_folder(path.parent)
     except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
-        raise _refused(path, error) from error
+        raise _refused(path, error, handled) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
     return digest
 
 
-def _refused(path: Path, error: Exception) -> FldiagError:
+def _refused(path: Path, error: Exception, handled: BaseException | None = None) -> FldiagError:
+    """``handled``: what was being handled before the write, and tells nothing about it."""
+    said: BaseException | None = error
+    while said is not None and said is not handled and not isinstance(said, OSError):
+        said = said.__context__  # torch.save says what the disk said only there
+    error = said if isinstance(said, OSError) and said is not handled else error
     return FldiagError(f"cannot write {path}: {error}", "free some disk space or choose another folder with --out; "
                        "what was written before is intact")
 
@@ -277,11 +291,21 @@ def latex() -> None:
 
 def _pgf(fig: Any, name: str, dpi: float) -> list[tuple[str, bytes]]:
     """The pixels that the picture includes, then the picture: in the fonts of the document that it is put into."""
+    from matplotlib.backends.backend_pgf import LatexError
+
     latex()
     with tempfile.TemporaryDirectory() as folder:
-        fig.savefig(Path(folder, name), format="pgf", dpi=dpi)
+        try:
+            fig.savefig(Path(folder, name), format="pgf", dpi=dpi)
+        except (ValueError, LatexError) as error:  # matplotlib raises either when LaTeX stops
+            why = next((line[2:] for line in str(error).splitlines() if line.startswith("! ")), None)
+            if why is None and isinstance(error, ValueError) and "LaTeX" not in str(error):
+                raise  # of something else
+            why = why or str(error).partition("\n")[0]
+            raise FldiagError(f"LaTeX cannot set a text of {name}: {why}",
+                              "write pdf or svg, or rename what the picture names") from error
         made = sorted(Path(folder).iterdir(), key=lambda p: p.name == name)
-        return [(p.name, p.read_bytes() if p.name != name else tex(p.read_text("utf-8")).encode()) for p in made]
+        return [(p.name, p.read_bytes() if p.name != name else (_OWN + tex(p.read_text("utf-8"))).encode()) for p in made]
 
 
 def tex(text: str) -> str:

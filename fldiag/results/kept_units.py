@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fldiag.errors import FldiagError
 from fldiag.registry import Progress
 from fldiag.results.array_checkpoint import ArrayStore
 
@@ -33,7 +35,8 @@ class KeptUnits:
     """Results of units, each found by what the unit is called (``str``).
 
     Args:
-        store: a file, or an ArrayStore, that keeps what is finished; None keeps nothing.
+        store: a file, or an ArrayStore, that keeps what is finished (its refusal ends the work, but for a SpareStore); None
+            keeps nothing.
         key: tells what the results depend on, besides the unit; asked only where something is kept.
         pack: a result -> an array; ``unpack`` makes the result of it again. By default what JSON can hold.
     """
@@ -52,20 +55,31 @@ class KeptUnits:
         becomes of a result here, and is kept."""
         coming = pool.map([unit for unit in units if str(unit) not in self.there])
         found = []
-        try:
+        with self.saved():
             for unit in units:
-                if (content := self.there.get(str(unit))) is not None:
-                    found.append(self.unpack(content))
-                else:
-                    found.append(then(unit, next(coming)))
-                    self._keep(str(unit), found[-1])
+                found.append(self.result(unit, lambda unit=unit: then(unit, next(coming))))  # type: ignore[misc]
                 if progress:
                     progress(len(found), len(units), str(unit))
-        except BaseException:  # Ctrl-C above all
-            if self.store is not None and self.there:
-                self.store.save(self.key, self.there)
-            raise
         return found
+
+    def result(self, unit: Any, make: Callable[[], Any]) -> Any:
+        """The result of one unit, made now unless it was found."""
+        if (content := self.there.get(str(unit))) is not None:
+            return self.unpack(content)
+        made = make()
+        self._keep(str(unit), made)
+        return made
+
+    @contextmanager
+    def saved(self) -> Iterator[None]:
+        """Whatever ends the work before its time, Ctrl-C above all: what is finished is on the disk, where that has room."""
+        try:
+            yield
+        except BaseException:
+            if self.store is not None and self.there:
+                with suppress(FldiagError):  # what ended the work is what the caller hears of
+                    self.store.save(self.key, self.there)
+            raise
 
     def _keep(self, name: str, result: Any) -> None:
         if self.store is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +27,8 @@ from fldiag.sections import Normalise
 
 REMEDY = "train with client weights in the checkpoints: fldiag train … --set checkpoint.clients=sampled"
 UNDEALT = "the run does not say which examples belong to which client"
+ALONE = "holds weights alone: it was recorded without data, or its targets are not one label (or one row of numbers) an example"
+BARE = "drift and lora compare the weights; for the rest give such data with the question: --data, or fldiag.load(RUN, data=...)"
 RECEIVED = "give what the clients received: fldiag convert … --global-pattern PATTERN or --initial FILE"
 DEAL = "give them when the run is made: fldiag convert … --partition FILE (forgetting --why: or take --slice test)"
 
@@ -40,7 +41,7 @@ class History:
 
     Args:
         module: the model; it is copied.
-        dataset: the federation's data.
+        dataset: the federation's data; None where only weights are known: what needs examples is then refused.
         parts: the training examples of every client (indices).
         rounds: number -> what reads it.
         name: what tables and pictures call it.
@@ -62,10 +63,12 @@ class History:
 
     #: Where a diagnostic may do parts of its work, see ``fldiag.execution.choice.chosen``.
     executor: Any = "serial"
+    #: Where finished rounds are kept, and the key of what they belong to (``fldiag.rounds.round_cache``).
+    store: tuple[Any, str] | None = None
     #: How to make it again: the run's folder and the options of ``of``; None where it was made otherwise.
     recipe: tuple[Path, dict[str, Any]] | None = None
 
-    def __init__(self, module: nn.Module, dataset: Dataset, parts: Sequence[np.ndarray],
+    def __init__(self, module: nn.Module, dataset: Dataset | None, parts: Sequence[np.ndarray],
                  rounds: Mapping[int, Callable[[], Stored]], *, name: str = "", labels: Mapping[str, Any] | None = None,
                  shares: Literal["n", "uniform", "batches"] = "n", batch_size: int = 1, samples: int | None = None,
                  stack: Literal["auto", "on", "off"] = "auto", device: str | torch.device = "cpu",
@@ -73,14 +76,15 @@ class History:
                  notes: Sequence[str] = (), steps: Callable[[int], pd.DataFrame | None] | None = None):
         if stack not in ("auto", "on", "off"):
             raise FldiagError(f"stack = {stack!r} is not one of auto, on, off", "choose one of them", usage=True)
-        self.device, self.dtype, self.dataset, self.parts = torch.device(device_of(device, dtype)), dtype, dataset, list(parts)
+        self.device, self.dtype, self.parts = torch.device(device_of(device, dtype)), dtype, list(parts)
         self.network = Network(module)
         self.network.module.to(self.device, dtype).eval()
         self.network.buffers = {n: self._place(b) for n, b in self.network.buffers.items()}
         self.layout, self.name, self.labels = self.network.layout, name, dict(labels or {})
         self.shares, self.batch_size, self.samples, self.memory = shares, batch_size, samples, int(memory)
-        self.pool = Pool(dataset, self.parts, samples, self.device, dtype)
-        self.stack = stacked(self.network, dataset, stack)
+        self._dataset = dataset
+        self._pool = None if dataset is None else Pool(dataset, self.parts, samples, self.device, dtype)
+        self.stack = dataset is not None and stacked(self.network, dataset, stack)
         self._rounds, self._remarks, self._steps = dict(sorted(rounds.items())), tuple(notes), steps
         self.files = dict(files or {})
         self.examples: dict[int, int] = {}  # where the partition is not known
@@ -107,9 +111,7 @@ class History:
 
         Raises FldiagError when no round can be read, or a round asked for was never stored.
         """
-        if not run.rounds:
-            raise FldiagError(f"run {run.path} has no checkpoint yet", "train at least one round")
-        absent = sorted(set(rounds or ()) - set(run.rounds))
+        absent = sorted(set(rounds or ()) - set(run.some_rounds()))
         if absent:
             raise FldiagError(f"run {run.path} has no checkpoint of round {absent[0]}",
                               f"it has {ranges(run.rounds)}", usage=True)
@@ -118,7 +120,10 @@ class History:
             "root": root, "normalise": normalise, "model": model, "data": data, "name": name}
         chosen = sorted(set(rounds)) if rounds is not None else [r for r in run.rounds if r] or run.rounds  # 0: before training
         first = first_readable(run, chosen, model, data)
-        dataset = targets._dataset(first, root, download, normalise)
+        named = model if model is not None else first.config.get("model", {}).get("name")
+        shaped = isinstance(named, str) and ":" not in named  # a model by its name is built for data
+        bare = bool(run.origin) and data is None and "name" not in first.config.get("data", {}) and not shaped
+        dataset = None if bare else targets._dataset(first, root, download, normalise)
         module = targets._module(first, dataset)
         parts = targets._partition(first, dataset)
         config = first.config
@@ -135,7 +140,7 @@ class History:
             parts = [np.empty(0, dtype=np.int64)] * int(run.index["config"]["clients"]["total"])
             notes.append(f"{UNDEALT}: what needs them is left out")
         origin = run.origin.get("notes", [])
-        if dataset.test_x is dataset.train_x and UNTESTED not in origin:
+        if dataset is not None and dataset.test_x is dataset.train_x and UNTESTED not in origin:
             notes.append(UNTESTED)
         made = History(module, dataset, parts, {r: lambda r=r: reader(r) for r in chosen},  # type: ignore[misc]
                        name=name or run.path.name, labels=labels, samples=samples, stack=stack, device=device, dtype=dtype,
@@ -149,6 +154,27 @@ class History:
         if run.origin:
             made.examples, made.remedy = run.origin["examples"], RECEIVED
         return made
+
+    # -- the examples
+
+    @property
+    def alone(self) -> bool:
+        """Whether only weights are known."""
+        return self._dataset is None
+
+    @property
+    def dataset(self) -> Dataset:
+        """The federation's data. Raises FldiagError where only weights are known."""
+        if self._dataset is None:
+            raise FldiagError(f"{self.name} {ALONE}", BARE, usage=True)
+        return self._dataset
+
+    @property
+    def pool(self) -> Pool:
+        """All its examples. Raises FldiagError where only weights are known."""
+        if self._pool is None:
+            raise FldiagError(f"{self.name} {ALONE}", BARE, usage=True)
+        return self._pool
 
     # -- reading
 
@@ -242,14 +268,11 @@ class History:
 
     def finite(self, stored: Stored) -> Stored:
         """The round without the clients whose weights are not numbers, which are noted."""
-        assert stored.clients is not None
-        good = torch.isfinite(stored.clients).all(1)
-        for k, fine in zip(stored.ids, good.tolist(), strict=True):
-            if not fine:
+        sound = stored.finite()
+        for k in stored.ids:
+            if k not in sound.ids:
                 self.note(stored.round, f"the trained weights of client {k} are not finite: left out", k)
-        keep = good.nonzero().flatten().tolist()
-        return replace(stored, ids=tuple(stored.ids[j] for j in keep), clients=stored.clients[keep],
-                       client_buffers={n: b[keep] for n, b in stored.client_buffers.items()})
+        return sound
 
     # -- computing
 
@@ -278,14 +301,22 @@ class History:
 
     def digest(self) -> str:
         """Changes when weights, model, data, partition or precision change."""
-        w = torch.linspace(-0.1, 0.1, self.layout.size, device=self.device, dtype=self.dtype)
-        x, _ = self.pool.read(0, min(4, self.pool.n))
-        with torch.no_grad():  # what the model does also counts, not only how it is spelled
-            out = self.network.bind(w[None], {n: b[None].clone() for n, b in self.network.buffers.items()})(x[None])
         weights: Any = sorted(self.files.items()) or [self._weights(read) for read in self._rounds.values()]
-        return digest(weights, list(self._rounds), self.dataset.fingerprint(), list(self.parts), self.samples, out,
+        return digest(weights, list(self._rounds), *self._shown(), list(self.parts), self.samples, *self._answered(),
                       repr(self.network.module), str(self.dtype), self.stack, self.name, self.labels, list(self._remarks),
                       *([[[k, n] for k, n in sorted(self.examples.items())]] if self.examples else []))
+
+    def _shown(self) -> list[str]:
+        return [] if self._dataset is None else [self._dataset.fingerprint()]
+
+    def _answered(self) -> list[Tensor]:
+        """What the model does also counts, not only how it is spelled."""
+        if self._pool is None:
+            return []
+        w = torch.linspace(-0.1, 0.1, self.layout.size, device=self.device, dtype=self.dtype)
+        x, _ = self._pool.read(0, min(4, self._pool.n))
+        with torch.no_grad():
+            return [self.network.bind(w[None], {n: b[None].clone() for n, b in self.network.buffers.items()})(x[None])]
 
     @staticmethod
     def _weights(read: Callable[[], Stored]) -> Any:

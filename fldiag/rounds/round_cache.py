@@ -1,18 +1,53 @@
-"""A diagnostic of many rounds, kept on disk round by round while it runs."""
+"""A diagnostic of many rounds, kept on disk round by round while it runs.
+
+``of_rounds`` is for rounds that do not depend on each other, ``Kept`` for those that are compared with the ones before.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import numpy as np
 
 from fldiag.results.array_checkpoint import ArrayStore
+from fldiag.results.kept_units import KeptUnits
 from fldiag.results.table import Row
 from fldiag.rounds.history import History
 from fldiag.rounds.round_weights import Stored
+
+
+def kept_of(history: History) -> KeptUnits:
+    """What was finished before of the diagnostic that is asked of this history (``History.store``)."""
+    store, key = history.store or (None, "")
+    return KeptUnits(store, lambda: key)
+
+
+def of_rounds(history: History, rounds: Iterable[Stored], make: Callable[[Stored], list[Row]],
+              kept: KeptUnits | None = None) -> list[Row]:
+    """The rows of all rounds. Those of a round that was finished before are read back, with what was noted of it.
+
+    Args:
+        rounds: as they are read, with client weights or without.
+        make: the rows of one round; may note what is missing. It must not depend on other rounds.
+        kept: by default ``kept_of(history)``.
+    """
+    kept = kept_of(history) if kept is None else kept
+
+    def made(stored: Stored) -> list[list[Row]]:
+        noted = len(history.notes)
+        return [make(stored), history.notes[noted:]]
+
+    rows: list[Row] = []
+    with kept.saved():
+        for stored in rounds:
+            known = str(stored.round) in kept.there
+            found, notes = kept.result(stored.round, lambda stored=stored: made(stored))  # type: ignore[misc]
+            history.notes += notes if known else []
+            rows += found
+    return rows
 
 
 class Measure(Protocol):

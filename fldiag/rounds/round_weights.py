@@ -42,6 +42,15 @@ class Stored:
         assert self.clients is not None
         return self.clients[j], {n: b[j] for n, b in self.client_buffers.items()} or self.buffers
 
+    def finite(self) -> Stored:
+        """The round without the clients whose weights are not numbers; the same object where there are none of them."""
+        assert self.clients is not None
+        keep = torch.isfinite(self.clients).all(1).nonzero().flatten().tolist()
+        if len(keep) == len(self.clients):
+            return self
+        return replace(self, ids=tuple(self.ids[j] for j in keep), clients=self.clients[keep],
+                       client_buffers={n: b[keep] for n, b in self.client_buffers.items()})
+
     @property
     def complete(self) -> bool:
         """Whether received and trained weights are there and can be evaluated."""

@@ -1,6 +1,7 @@
 """The cache: what it gives back is what was put, or nothing."""
 
 import json
+import pickle
 import shutil
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 import fldiag
 from fldiag.diagnosis import places
 from fldiag.errors import FldiagError
-from fldiag.results.array_checkpoint import ArrayStore
+from fldiag.results.array_checkpoint import ArrayStore, SpareStore
 from fldiag.results.cache import Cache
 from fldiag.results.table import table
 
@@ -121,6 +122,28 @@ def test_a_folder_that_cannot_be_made(tmp_path, frame):
         cache.put("spectrum", KEY, frame)
     with pytest.raises(FldiagError, match="cannot create"):
         cache.partial("spectrum", KEY)
+
+
+def test_parts_that_cannot_be_kept_do_not_end_the_work(tmp_path):
+    """Of what an interruption would lose: told once, then silent; one that was asked for by its path is an error."""
+    (tmp_path / "file").touch()
+    told, arrays = [], {"a": np.arange(3)}
+    spare = SpareStore(tmp_path / "file" / "x.npz", told.append)
+    for _ in range(2):
+        spare.save("key", arrays)
+    assert len(told) == 1 and "finished parts are not kept from here on: cannot write" in told[0] and spare.refused
+    with pytest.raises(FldiagError, match="cannot write"):
+        ArrayStore(tmp_path / "file" / "x.npz").save("key", arrays)
+    good = pickle.loads(pickle.dumps(SpareStore(tmp_path / "x.npz", told.append)))  # goes to other processes without its teller
+    good.save("key", arrays)
+    assert np.array_equal(good.load("key")[0]["a"], arrays["a"]) and not good.refused
+    net = torch.nn.Linear(2, 3)
+    problem = fldiag.Problem(net, torch.nn.functional.cross_entropy, (torch.eye(2), torch.tensor([0, 2])))
+    asked = {"directions": "random", "points": 5, "full": True}
+    told.clear()
+    found = fldiag.diagnose(problem, "landscape", cache=tmp_path / "file" / "cache", tell=told.append, **asked)
+    pd.testing.assert_frame_equal(found, fldiag.diagnose(problem, "landscape", **asked))
+    assert "finished parts are not kept" in told[0] and "not kept for later" in told[1] and len(told) == 2
 
 
 def test_an_answer_that_cannot_be_kept_is_still_an_answer(tmp_path):

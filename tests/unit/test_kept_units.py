@@ -4,14 +4,18 @@ import helpers
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from histories import history, moved, separable, stored, tanh_net
 from surfaces import Interrupted
 from test_connectivity import asked, net
 from test_leave_one_out import effects, finished
 
 import fldiag
+from fldiag.errors import FldiagError
+from fldiag.results import array_checkpoint
 from fldiag.results.array_checkpoint import ArrayStore
 from fldiag.results.kept_units import KeptUnits
+from fldiag.rounds.round_weights import Stored
 
 
 class Counting(ArrayStore):
@@ -22,6 +26,15 @@ class Counting(ArrayStore):
     def offer(self, *what):
         self.count += 1
         super().offer(*what)
+
+
+class Refusing(ArrayStore):
+    """A disk without room."""
+
+    def save(self, *what):
+        raise FldiagError("cannot write")
+
+    offer = save
 
 
 def connectivity(store):
@@ -41,6 +54,23 @@ def flatness(store):
     return fldiag.diagnose(made, "flatness", every=1, rtol=0.9, max_products=4, tol=0.5, store=store)
 
 
+def four_rounds():
+    """Of the second round one client's weights are broken, of the third there are no client weights."""
+    w, clients = moved(net := tanh_net(4, 4), 2)
+    broken = [clients[0], torch.full_like(w, torch.nan)]
+    read = [stored(w, clients, round=1), stored(w, broken, clients[0], round=2), Stored(3, w), stored(w, clients, round=4)]
+    return history(net, separable(), np.array_split(np.random.default_rng(0).permutation(120), 2), *read, dtype=w.dtype)
+
+
+def rounds(name, **options):
+    def ask(store):
+        made = four_rounds()
+        made.store = store, "key"
+        return fldiag.diagnose(made, name, **options)
+
+    return ask
+
+
 def leave_one_out(store):
     q = helpers.quadratics((12, 9, 15))
     setup = helpers.setup(q.config(rounds=4, lr=0.1), q.data)
@@ -48,10 +78,81 @@ def leave_one_out(store):
 
 
 @pytest.mark.parametrize(("ask", "units", "after"), [(connectivity, 3 + 3 + 1 + 21 + 2, 7), (basins, 6, 4), (flatness, 2 * 3, 4),
-                                                     (leave_one_out, 6, 4)])
+                                                     (leave_one_out, 6, 4), (rounds("drift"), 3, 2),
+                                                     (rounds("matching", every_round=True, k=1), 3, 2),
+                                                     (rounds("account", every_round=True, k=1), 3, 2),
+                                                     (rounds("fairness", every_round=True), 4, 3)])
 def test_an_interrupted_diagnostic_goes_on(ask, units, after, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         ask(Interrupted(tmp_path / "kept.npz", after))
     again, whole = Counting(tmp_path / "kept.npz"), Counting(tmp_path / "new.npz")
     pd.testing.assert_frame_equal(ask(again), ask(whole), check_exact=True)
     assert (again.count, whole.count) == (units - after, units)
+
+
+@pytest.mark.parametrize(("name", "options"), [("drift", {}), ("matching", {"k": 1}), ("account", {"k": 1}), ("fairness", {})])
+def test_a_cache_without_room_keeps_nothing_and_ends_nothing(name, options, tmp_path, monkeypatch):
+    options = options if name == "drift" else {"every_round": True, **options}
+    whole, asked, told = fldiag.diagnose(four_rounds(), name, **options), [], []
+
+    def full(path, writer):
+        asked.append(path)
+        raise FldiagError(f"cannot write {path}")
+
+    monkeypatch.setattr(array_checkpoint, "write_atomic", full)
+    monkeypatch.setattr(ArrayStore, "offer", lambda self, *content: self.save(*content))
+    found = fldiag.diagnose(four_rounds(), name, cache=tmp_path, tell=told.append, **options)
+    pd.testing.assert_frame_equal(found, whole, check_exact=True)
+    assert len(asked) == len(told) == 1 and "finished parts are not kept from here on" in told[0]
+
+
+def test_a_store_that_was_asked_for_and_refuses_is_an_error(tmp_path):
+    with pytest.raises(FldiagError, match="cannot write"):
+        KeptUnits(Refusing(tmp_path), str).result("unit", dict)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_a_disk_without_room_does_not_hide_what_ended_the_work(error, tmp_path):
+    kept = KeptUnits(Refusing(tmp_path), str)
+    kept.there["unit"] = np.zeros(1)
+    with pytest.raises(error), kept.saved():
+        raise error
+
+
+def stopped(done, total, text):
+    """In the last of ``four_rounds``."""
+    if text == "round 4":
+        raise KeyboardInterrupt
+
+
+def test_finished_rounds_of_other_options_are_not_taken(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        fldiag.diagnose(four_rounds(), "drift", cache=tmp_path, progress=stopped, rho=(1,))
+    assert len(list(tmp_path.glob("drift-*.partial.npz"))) == 1
+    fresh = fldiag.diagnose(four_rounds(), "drift", rho=(2,))
+    pd.testing.assert_frame_equal(fldiag.diagnose(four_rounds(), "drift", cache=tmp_path, rho=(2,)), fresh, check_exact=True)
+
+
+def test_without_propositions_drift_looks_at_no_weights_of_finished_rounds(tmp_path, monkeypatch):
+    ask, looked, finite = rounds("drift", propositions=False), [], Stored.finite
+    with pytest.raises(KeyboardInterrupt):
+        ask(Interrupted(tmp_path / "kept.npz", 2))
+    monkeypatch.setattr(Stored, "finite", lambda self: looked.append(self.round) or finite(self))
+    ask(ArrayStore(tmp_path / "kept.npz"))
+    assert set(looked) == {4}
+
+
+def test_a_round_whose_weights_are_all_numbers_is_not_copied():
+    w, clients = moved(tanh_net(4, 4), 2)
+    sound, broken = stored(w, clients), stored(w, [clients[0], torch.full_like(w, torch.nan)])
+    assert sound.finite() is sound and broken.finite().ids == (0,) and len(broken.finite().clients) == 1
+
+
+def test_what_a_diagnostic_of_a_run_has_finished_lies_in_the_cache_until_it_is_whole(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        fldiag.diagnose(four_rounds(), "drift", cache=tmp_path, progress=stopped)
+    kept = np.load(next(tmp_path.glob("drift-*.partial.npz")))
+    assert set(kept.files) == {"manifest", "1", "2"}
+    pd.testing.assert_frame_equal(fldiag.diagnose(four_rounds(), "drift", cache=tmp_path), fldiag.diagnose(four_rounds(), "drift"),
+                                  check_exact=True)
+    assert not list(tmp_path.glob("*.partial.npz"))

@@ -64,6 +64,24 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     assert [(f.name, f.read_text()) for f in tmp_path.iterdir()] == [("a.txt", "old")]
 
 
+def test_a_write_that_fails_does_not_say_what_failed_before_it(tmp_path):
+    def broken(_):
+        raise RuntimeError("unexpected position")
+
+    def broken_by_the_disk(_):
+        try:
+            raise OSError(28, "No space left on device")
+        except OSError:
+            broken(_)
+
+    for writer, said in ((broken, "unexpected position"), (broken_by_the_disk, "No space left")):
+        try:
+            raise FileNotFoundError("nothing was there before")
+        except OSError:
+            with pytest.raises(FldiagError, match=said):
+                files.write_atomic(tmp_path / "a", writer)
+
+
 def test_pictures(tmp_path):
     fig = Figure()
     fig.subplots().plot([1, 2])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from fldiag.results.table import Row, table
 
 if TYPE_CHECKING:
     from fldiag.rounds.history import History
+    from fldiag.rounds.round_weights import Stored
 
 Radius = Annotated[float, Field(ge=0)]
 
@@ -80,34 +81,43 @@ def drift(history: History, progress: Progress | None = None, *,
     - with ``propositions``: of the last round, what ``fldiag.diagnostics.drift.propositions.check`` says, in float64.
 
     A cosine with a vector that is zero (or g_p below its rounding noise) has no value and is ``masked``.
+    Of a recorded run without data only the distances and cosines of weights and updates are measured.
     Cost a round: one gradient of all training data, and 1 + len(rho) of every stored client's own.
 
     Raises FldiagError when no round has client weights, or the model has no such part.
     """
     from fldiag.diagnostics.drift import measure
+    from fldiag.rounds.round_cache import kept_of, of_rounds
 
     if part not in ("full", "body", "head"):
         raise FldiagError(f"part = {part!r} is not one of full, body, head", "choose one of them", usage=True)
     if part != "full":
         _ = history.layout.head_size
-    options = {"kind": loss if not history.dataset.regression else "l2", "tau": tau}
+    options = {"kind": loss if not history.alone and not history.dataset.regression else "l2", "tau": tau}
     asked = measure.Asked(gradients, representation, rho, strength, per, part, batch, options)
-    rows: list[Row] = []
-    last = None
-    with started(history.executor, measure.of_round, (history, asked), name=lambda r: f"round {r}",
-                 most=len(history.rounds)) as pool:
-        ahead = None if isinstance(pool, Serial) else zip(history.rounds, pool.map(history.rounds), strict=True)
-        for stored in history.each(progress):
-            if not stored.complete:
-                continue
+    kept = kept_of(history)
+    missing = [r for r in history.rounds if str(r) not in kept.there]
+    last: list[Stored] = []
+    with started(history.executor, measure.of_round, (history, asked), name=lambda r: f"round {r}", most=len(missing)) as pool:
+        ahead = None if isinstance(pool, Serial) else zip(missing, pool.map(missing), strict=True)
+
+        def complete() -> Iterator[Stored]:
+            for stored in history.each(progress):
+                if stored.complete:
+                    if propositions:
+                        last[:] = [sound] if (sound := stored.finite()).ids else last
+                    yield stored
+
+        def of_round(stored: Stored) -> list[Row]:
             stored = history.finite(stored)
-            if not stored.ids:
-                continue
-            last = stored
             found = None if ahead is None else next((rows for r, rows in ahead if r == stored.round), None)
-            rows += measure.rows(history, asked, stored) if found is None else found
-    if propositions and last is not None:
-        rows += measure.propositions(history, last, options)
+            return measure.rows(history, asked, stored) if found is None and stored.ids else found or []
+
+        rows = of_rounds(history, complete(), of_round, kept)
+    if propositions and last and not history.alone:
+        rows += measure.propositions(history, last[0], options)
+    if history.alone:
+        history.note(None, "there are no examples: gradients, proximal losses and representations are left out")
     rows = [{"masked": row["value"] is None or bool(np.isnan(row["value"])), "estimator": "exact", **row} for row in rows]
     rows += measure.recorded(history)
     return table([*rows, *history.notes], **history.common)

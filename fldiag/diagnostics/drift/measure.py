@@ -59,6 +59,8 @@ def of_round(shared: tuple[History, Asked], round: int) -> list[Row] | None:
 
 def rows(history: History, asked: Asked, stored: Stored) -> list[Row]:
     found = divergence.rows_of(stored, history.layout)
+    if history.alone:
+        return [{"round": stored.round, **row} for row in found]
     found += _gradients(history, stored) if asked.gradients else []
     for j, k in enumerate(stored.ids):
         if history.pool.own(k).stop > history.pool.own(k).start:

@@ -22,6 +22,8 @@ from fldiag.results.table import Row, table
 
 if TYPE_CHECKING:
     from fldiag.rounds.history import History
+    from fldiag.rounds.round_weights import Stored
+
 
 def cost(history: History, options: Mapping[str, Any]) -> float:
     """Of every client: a spectrum and a diagonal on its own data, and as much on everybody's where that is asked for."""
@@ -92,15 +94,16 @@ def matching(history: History, progress: Progress | None = None, *,
     Raises FldiagError when no round has client weights, or no client's Hessian can be computed.
     """
     from fldiag.diagnostics.matching import one_round
+    from fldiag.rounds.round_cache import of_rounds
 
     options = one_round.Options(k, tol, estimate, rtol, max_products, deflate, seed, stack)
     places: list[one_round.Data] = ["client", "global"] if on == "both" else [on]
-    rows: list[Row] = []
     work = one_round.Work(history, options)
     with started(history.executor, one_round.done, work) as pool:
-        for stored in history.asked(every_round):
-            if stored.complete:
-                work.round = one_round.Round(history, stored, options, progress)
-                rows += [{"masked": row["value"] is None, **row, "round": stored.round}
-                         for row in work.round.rows(places, split, pool)]
+        def of_round(stored: Stored) -> list[Row]:
+            work.round = one_round.Round(history, stored, options, progress)
+            rows = work.round.rows(places, split, pool)
+            return [{"masked": row["value"] is None, **row, "round": stored.round} for row in rows]
+
+        rows = of_rounds(history, (stored for stored in history.asked(every_round) if stored.complete), of_round)
     return table([*rows, *history.notes], **history.common)

@@ -1,0 +1,84 @@
+"""How a table of results shows itself in a notebook: what stands in it, each number with its error and its unit."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+import pandas as pd
+
+from fldiag.results.summary import number
+
+#: Rows that are shown; the last line says how many more there are.
+MOST = 30
+#: What the numbers of a metric, their mean over the parts and their standard deviation are counted in, where the table does not
+#: say it.
+UNITS = {**dict.fromkeys(("accuracy", "personal_accuracy", "drop", "forgotten"), "share of 1"),
+         **dict.fromkeys(("loss", "barrier", "sharpness"), "loss"), **dict.fromkeys(("eigenvalue", "trace"), "loss / weight²")}
+#: Shown within the cell of the value, or never.
+_OWN = ("value", "unit", "stderr", "residual", "low", "high", "converged")
+
+
+class Results(pd.DataFrame):
+    """A table of results; in all but its look in a notebook a pandas table, and so is what is selected from it."""
+
+    @property
+    def _constructor(self) -> type[Results]:
+        return Results
+
+    def _repr_html_(self) -> str | None:
+        """Without columns in which nothing stands; what is the same in every row stands above. What was made another table of,
+        with rows that have names or columns that are no texts, is shown as pandas shows it; None where pandas is told not to."""
+        if not self._is_ours() or not pd.get_option("display.notebook_repr_html"):
+            return pd.DataFrame(self)._repr_html_()  # type: ignore[operator,no-any-return]
+        there = [c for c in self.columns if c not in _OWN and self[c].notna().any()]
+        same = [c for c in there if len(self) > 1 and self[c].notna().all() and self[c].astype(str).nunique() == 1]
+        shown = [c for c in there if c not in same]
+        head = "".join(f"<th>{escape(c)}</th>" for c in [*shown, "value", "unit"])
+        rows = pd.DataFrame(self).head(MOST).to_dict("records")
+        body = "".join("<tr>" + "".join(f"<td>{escape(_text(row[c]))}</td>" for c in shown)
+                       + f"<td>{escape(_value(row))}</td><td>{escape(_unit(row))}</td></tr>" for row in rows)
+        more = f"<p>{len(self) - MOST:,} more rows</p>" if len(self) > MOST else ""
+        told = ", ".join(f"{c} {_text(self[c].iloc[0])}" for c in same)
+        caption = f"<caption>{escape(told)}</caption>" if told else ""
+        return f"<table>{caption}<tr>{head}</tr>{body}</table>{more}"
+
+    def _is_ours(self) -> bool:
+        """Whether there are numbers in it, and nothing stands in the names of rows."""
+        rows, columns = self.index, self.columns
+        return (len(self) > 0 and all(isinstance(c, str) for c in columns) and columns.is_unique and "value" in columns
+                and rows.nlevels == 1 and rows.name is None and pd.api.types.is_integer_dtype(rows))
+
+
+def shown(table: pd.DataFrame) -> Results:
+    """The same table, which shows itself."""
+    made = Results(table, copy=False)
+    made.attrs = dict(table.attrs)
+    return made
+
+
+def _text(value: Any) -> str:
+    if pd.api.types.is_scalar(value) and pd.isna(value):
+        return ""
+    return number(float(value)) if isinstance(value, float) else str(value)
+
+
+def _value(row: dict[Any, Any]) -> str:
+    """The number, and how far it can be trusted: an interval, else a standard error, else an eigenvalue's residual."""
+    known = {key: float(row[key]) for key in ("value", "stderr", "residual", "low", "high") if pd.notna(row.get(key))}
+    if "value" not in known:
+        return "–"
+    text = number(known["value"])
+    if "low" in known and "high" in known:
+        text += f" ({number(known['low'])} to {number(known['high'])})"
+    elif "stderr" in known:
+        text += f" ± {number(known['stderr'], 2)}"
+    elif "residual" in known:
+        text += f", residual {number(known['residual'], 2)}"
+    return text + (", not converged" if row.get("converged") is False or str(row.get("converged")) == "False" else "")
+
+
+def _unit(row: dict[Any, Any]) -> str:
+    if pd.notna(row.get("unit")):
+        return str(row["unit"])
+    return UNITS.get(str(row.get("metric", "")).removesuffix("_parts").removesuffix("_std"), "")
