@@ -6,7 +6,7 @@ Three of four are runs of fldiag: its methods in turn (server optimisers among t
 IID and pathological partitions, 5, 5, 10 or 20 rounds. Every fourth is a plain loop of another program, recorded: a network
 with batch-norm, and a server that takes the mean by examples, a server learning rate, momentum, FedAdam or FedYogi. Runs are
 trained in a temporary folder. A table of findings by check and severity is written beside one row a run; a stopped script goes
-on. Takes about 15 minutes on one core.
+on. Takes about five minutes of CPU time.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from fldiag.checkpoint.run import Run
 from fldiag.data import Dataset
 from fldiag.diagnosis.question import question
 from fldiag.diagnostics.doctor import fails
+from fldiag.diagnostics.doctor.buffers import Statistics
 from fldiag.diagnostics.doctor.checks import CHECKS
 from fldiag.diagnostics.doctor.data import Parts
 from fldiag.diagnostics.doctor.examine import examine
@@ -180,6 +181,21 @@ def without_a_class():
     return Dataset("three", data.train_x, data.train_y.clamp(max=2), data.test_x, data.test_y, 4), parts
 
 
+def in_half(t, received, states, sizes):
+    return {n: sum(m / sum(sizes) * s[n].half() for m, s in zip(sizes, states, strict=True)).float() if v.is_floating_point() else v
+            for n, v in states[0].items()}
+
+
+def a_round_late():
+    """The server takes the replies that it kept of the round before."""
+    kept = {}
+
+    def server(t, received, states, sizes):
+        kept[t] = mean(states, sizes)
+        return kept.get(t - 1, kept[t])
+    return server
+
+
 PLANTED = [
     ("aggregate", {"server": lambda t, w, s, n: mean(s, [1] * len(s))}, "plain mean", "warning"),
     ("aggregate", {"server": lambda t, w, s, n: s[-1]}, "model of one client", "fault"),
@@ -191,6 +207,8 @@ PLANTED = [
     ("aggregate", {"server": weights(lambda k, n: sum(n) / sum(federations.SIZES))}, "divided by all clients", "fault"),
     ("aggregate", {"server": weights(lambda k, n: -1.0), "rounds": 3}, "against its clients", "fault"),
     ("aggregate", {"server": one_layer}, "some layers", "warning"),
+    ("aggregate", {"server": in_half}, "rounded to half precision", "warning"),
+    ("aggregate", {"server": a_round_late()}, "clients of the round before", "fault"),
     ("aggregate", {"server": noisy}, "neither a mean of the clients", "warning"),
     ("aggregate", {"server": lambda t, w, s, n: mean(s, [1, 2, 3, 10])}, "neither equal nor by examples", "warning"),
     ("aggregate", {"server": weights(lambda k, n: 0.7), "method": "fedavg"}, "further or less far", "warning"),
@@ -200,6 +218,10 @@ PLANTED = [
     ("buffers", {"server": ended}, "not aggregated", "fault"),
     ("buffers", {"server": lambda t, w, s, n: {**mean(s, n), **{k: v for k, v in s[-1].items() if "running" in k}}}, "those of",
      "fault"),
+    ("buffers", {"server": lambda t, w, s, n: {**mean(s, n), "1.running_var": s[0]["1.running_var"]}},
+     "1.running_var is not aggregated", "fault"),
+    ("buffers", {"server": lambda t, w, s, n: {**mean(s, n), "1.running_mean": w["1.running_mean"]}},
+     "1.running_mean is not aggregated", "fault"),
     ("buffer_values", {"client": broken(variance)}, "variance 0", "fault"),
     ("finite", {"client": broken(nan), "rounds": 3, "sampled": lambda t, rng: [0, 1, 2, 3] if t == 3 else [4, 5, 6, 7]},
      "not finite", "fault"),
@@ -475,5 +497,23 @@ def test_examples_shared_with_many_clients_are_no_copy_of_one():
     parts = [np.arange(0, 10), np.arange(10, 20), np.arange(20, 30), np.r_[0:3, 10:13, 20:23, 30:32]]
     check = Parts(SimpleNamespace(run=SimpleNamespace(origin={})))
     assert [f.what for f in check._told(parts)] == ["some examples belong to several clients"]
-    copied = [*parts, np.arange(0, 10)]
-    assert "clients 0 and 4 hold the same examples" in [f.what for f in check._told(copied)]
+    for more in (np.arange(0, 10), np.r_[0:10, 40:70]):  # a copy, and one with more besides
+        assert "clients 0 and 4 hold the same examples" in [f.what for f in check._told([*parts, more])]
+    held = [np.arange(100), np.arange(100, 110), np.r_[0:20, 100:110, 200:300]]  # shares more with 0, and has all of 1
+    assert [(f.client, f.client_b, f.value) for f in check._told(held) if f.severity == "warning"] == [(1, 2, 1.0)]
+    for n, named in ((1, False), (4, False), (5, True)):
+        told = [f.what for f in check._told([np.arange(n), np.arange(5000)])]
+        assert ("clients 0 and 1 hold the same examples" in told) == named and "some examples belong to several clients" in told
+
+
+@pytest.mark.parametrize(("slots", "severity"), [(set(), "fault"), ({"isolated"}, "information")])
+@pytest.mark.parametrize("kept", [("1.running_mean",), ("1.running_mean", "1.running_var")])
+def test_buffers_that_a_method_does_not_aggregate_are_information(slots, severity, kept):
+    """One of them, or all: where clients stay alone the global model's statistics serve nobody."""
+    old = {"1.running_mean": torch.zeros(3), "1.running_var": torch.ones(3)}
+    rows = {n: torch.stack([b + 1, b + 2]) for n, b in old.items()}
+    check = Statistics(SimpleNamespace(slots=slots))
+    check.see(SimpleNamespace(client_states=rows, states={n: old[n] if n in kept else rows[n].mean(0) for n in old}, ids=[0, 1],
+                              before=SimpleNamespace(states=old), round=1))
+    said = list(check.end())
+    assert [(f.severity, "not aggregated" in f.what) for f in said if isinstance(f, Finding)] == [(severity, True)]

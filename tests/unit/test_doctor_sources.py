@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import commands
+import numpy as np
 import pytest
 import torch
 
@@ -102,6 +103,19 @@ def test_a_folder_of_files_from_the_command_line(tmp_path, monkeypatch, planted)
     whats = [row["what"] for row in told]
     assert any("plain mean" in what for what in whats) if planted else not told
     assert commands.run("doctor", "theirs").exit_code == 0  # without --strict
+
+
+@pytest.mark.slow
+def test_a_folder_whose_data_are_a_file_of_numbers_is_read_as_it_was_converted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    digits = fldiag.data.load("digits")
+    np.savez("own.npz", train_images=digits.train_x[:, 0].numpy(), train_labels=digits.train_y.numpy(),
+             test_images=digits.test_x[:, 0].numpy(), test_labels=digits.test_y.numpy())
+    files_of(own(tmp_path / "run"), tmp_path / "files", aggregated)
+    commands.run("convert", "files", "theirs", "--pattern", "round_{round}/client_{client}.pt", "--global-pattern",
+                 "round_{round}/global.pt", "--model", "mlp", "--data", "npz:own.npz", "--partition", "files/parts.json")
+    table = fldiag.diagnose("theirs", "doctor", device="cpu").set_index("metric")
+    assert table.loc["leak", "severity"] == table.loc["reported", "severity"] == "healthy", table["evidence"]["leak"]
 
 
 @pytest.mark.slow

@@ -43,7 +43,8 @@ KINDS = {
     "layers": ("some layers are not the mean of the clients", "these layers do not learn from all clients",
                "average every tensor of the state_dict, unless a layer is meant to stay with the clients"),
     "own weights": ("the aggregate is a mean of the clients with weights that are neither equal nor by examples",
-                    "it is not known which loss is minimised", "check the weights, or state which rule is intended"),
+                    "it is not known which loss is minimised", "check the weights, and that the given "
+                    "partition is the one that was trained on; or state which rule is intended"),
     "scaled": ("the server goes further or less far than the mean of the clients", "a step of its own length is a server "
                "learning "
                "rate", "nothing to do if a server learning rate is intended; otherwise correct the divisor"),
@@ -53,6 +54,11 @@ KINDS = {
                  "results are those of a server optimiser", "nothing to do if this is intended"),
     "median": ("the aggregate is the coordinate-wise median of the clients", "it is not the mean: skewed clients are ignored",
                "nothing to do if a robust rule is intended"),
+    "late": ("the aggregate is the mean of the clients of the round before", "every round's training arrives a round late, or "
+             "files are numbered so", "aggregate the round's own clients; if the global files hold what clients received: fldiag "
+             "convert --global-is received"),
+    "rounded": ("the aggregate is the clients' mean, rounded to half precision", "small updates are lost in the rounding",
+                "average in single precision, and round only what is sent"),
     "unknown": ("the aggregate is neither a mean of the clients nor a known server step", BROKEN,
                 "compare the server's code with its method, or say in the run's method which one it is"),
 }
@@ -77,9 +83,9 @@ class Aggregate(Check):
     residual ||u - sum_k c_k d_k|| must be at most 0.1 % of ||u||, or rounding. Tried in this order: the rule that the run names
     (by examples n_k), the plain mean, by minibatches; nothing, one client, a sum, a division by all clients; a multiple of the
     mean (server learning rate, fitted); least squares (then weights that do not sum to 1, that belong to other clients, or
-    leave some out); the same with the server's last steps (momentum, dual variables); the sign and size of every coordinate
-    (FedAdam, FedYogi), the median; and the layers one by one. A server step is information where the method may take one, a
-    fault where fldiag's own method takes the plain mean.
+    leave some out); the mean of the round before, or of this one in half precision; the same with the server's last steps
+    (momentum, dual variables); the sign and size of every coordinate (FedAdam, FedYogi), the median; and the layers one by one.
+    A server step is information where the method may take one, a fault where fldiag's own method takes the plain mean.
     """
 
     name, title = "aggregate", "Aggregate is the clients' mean"
@@ -134,7 +140,7 @@ class Aggregate(Check):
             return INFORMATION
         if kind in STEPS or (server and kind in ("own weights", "unknown", "of all")):  # a first step may look like that
             return INFORMATION if stepping else FAULT if self.case.own else WARNING
-        if self.case.own or kind in ("unchanged", "single", "left out", "permuted", "sum", "sign", "total"):
+        if self.case.own or kind in ("unchanged", "single", "left out", "permuted", "sum", "sign", "total", "late"):
             return FAULT
         return FAULT if kind == "of all" and self._varied() else WARNING
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 #: The part of the buffers' change that a mean may leave unexplained.
 RESIDUAL = 1e-3
+BATCHNORM = ("running_mean", "running_var")
 SKEWED = "the global model normalises with statistics that do not belong to its weights"
 AVERAGE = "average floating-point buffers as the weights are, or re-estimate them with the global model"
 
@@ -21,9 +22,9 @@ class Statistics(Check):
     """Buffers (batch-norm statistics) that are never aggregated, or of which only one client's are kept.
 
     Rule, over all floating-point buffers of a round that some client changed: the aggregate's equal those that were received to
-    the bit (never aggregated); they equal one client's to the bit, while another client's differ (one client's); or they lie
-    outside the range of the clients' and the received ones at more than 1 % of the entries (no mean at all). Within that range
-    any mean will do.
+    the bit (never aggregated); they equal one client's to the bit, while another client's differ (one client's); or a
+    single mean or variance of batch-norm does either; or they lie outside the range of the clients' and the received ones at
+    more than 1 % of the entries (no mean at all). Within that range any mean will do.
     """
 
     name, title = "buffers", "Buffers are aggregated"
@@ -32,6 +33,7 @@ class Statistics(Check):
         super().__init__(case)
         self.rounds, self.still = 0, list[int]()
         self.of: dict[int, list[int]] = {}
+        self.single: dict[str, dict[int, str]] = {}
         self.outside: dict[int, float] = {}
         self.why = "the model has no buffers, or the clients' are not stored"
 
@@ -51,6 +53,9 @@ class Statistics(Check):
         one = [i for j, i in enumerate(seen.ids) if all(_same(seen.client_states[n][j], new[n]) for n in names)]
         if one:
             self.of.setdefault(one[0], []).append(seen.round)
+        elif odd := {n: how for n in names if n.endswith(BATCHNORM) and (how := _kept(seen, n, before))}:
+            for n, how in odd.items():
+                self.single.setdefault(n, {})[seen.round] = how
         elif (share := _outside(seen, names, before)) > 0.01:
             self.outside[seen.round] = share
 
@@ -58,8 +63,8 @@ class Statistics(Check):
         if not self.rounds:
             yield Skip(self.why)
             return
+        severity = INFORMATION if "isolated" in self.case.slots else FAULT
         if self.still:
-            severity = INFORMATION if "isolated" in self.case.slots else FAULT
             yield Finding(severity, "batch-norm buffers are not aggregated: the global model keeps those it had",
                           f"bitwise unchanged in {len(self.still)} of {self.rounds} rounds, while the clients' changed",
                           SKEWED,
@@ -70,6 +75,10 @@ class Statistics(Check):
             rounds = sorted(r for found in self.of.values() for r in found)
             yield Finding(FAULT, f"batch-norm buffers are those of {who}", f"bitwise equal in {len(rounds)} of {self.rounds} "
                           "rounds, while the other clients' differ", SKEWED, AVERAGE, tuple(rounds), client=one)
+        for n, found in self.single.items():
+            how = sorted(set(found.values()))
+            yield Finding(severity, f"buffer {n} is not aggregated, others are", f"it is {', '.join(how[:3])} in {len(found)} of "
+                          f"{self.rounds} rounds", SKEWED, AVERAGE, tuple(found), layer=n)
         if self.outside:
             yield Finding(WARNING, "buffers are not a mean of the clients'", f"up to {max(self.outside.values()):.0%} of the "
                           f"entries "
@@ -81,6 +90,17 @@ class Statistics(Check):
 
 def _same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool((a == b).all())
+
+
+def _kept(seen: Seen, name: str, before: dict[str, Tensor]) -> str:
+    """Whose a buffer is, if it is not of all clients that changed it; of more numbers than one, which may be equal by chance."""
+    rows, new = seen.client_states[name], seen.states[name]
+    apart = [j for j in range(len(rows)) if not _same(rows[j], rows[0])]
+    if new.numel() < 2 or not apart:
+        return ""
+    if name in before and _same(before[name], new):
+        return "bitwise what was received"
+    return next((f"bitwise that of client {i}" for j, i in enumerate(seen.ids) if _same(rows[j], new)), "")
 
 
 def _outside(seen: Seen, names: list[str], before: dict[str, Tensor]) -> float:

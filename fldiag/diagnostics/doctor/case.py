@@ -131,7 +131,9 @@ class Case:
         from fldiag.rounds.history import History
 
         try:
-            return History.of(self.run, model=self.run.model, data=self.run.data, **self.options)
+            found = History.of(self.run, model=self.run.model, data=self.run.data, **self.options)
+            _ = found.dataset
+            return found
         except (FldiagError, RuntimeError) as error:  # a model that does not fit its data
             self.closed = first_line(error)
             return None

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from fldiag.rounds.history import History
 
 
+#: Fewer examples that two clients share say nothing: one is all of a client that has one.
+SHARED = 5
+
+
 class Leak(Check):
     """Test examples that are training examples too.
 
@@ -65,8 +69,8 @@ class Parts(Check):
 
     Rule, for runs of fldiag: the partition that the config names is dealt again, and every client must hold the same examples.
     For others: a client reports another number of examples than the partition gives it (by more than a twentieth), two clients
-    hold the same examples (more than half of the smaller; of fewer it is information). Of both: a class of the test set that
-    no client holds (information for runs of fldiag, whose config dealt it so).
+    hold the same examples (5 or more, and more than half of the smaller's; of fewer it is information). Of both: a class of the
+    test set that no client holds (information for runs of fldiag, whose config dealt it so).
     """
 
     name, title = "partition", "Partition matches the config"
@@ -120,12 +124,15 @@ class Parts(Check):
         size = max((int(p.max()) for p in parts if len(p)), default=-1) + 1
         owners = np.zeros(size, dtype=np.int64)
         first = np.full(size, -1)
+        parts = [np.unique(p) for p in parts]
         for k, p in enumerate(parts):
+            held = np.zeros(size, dtype=bool)
+            held[p] = True
             taken = p[owners[p] > 0]
-            if len(taken) > len(p) / 2:
-                other = int(np.bincount(first[taken]).argmax())
-                share = len(np.intersect1d(p, parts[other])) / min(len(p), len(parts[other]))
-                if share > 0.5:  # they may come from many clients, of each a few
+            for other in np.unique(first[taken]).tolist():
+                both = int(held[parts[other]].sum())
+                share = both / min(len(p), len(parts[other]))
+                if both >= SHARED and share > 0.5:  # they may come from many clients, of each a few
                     yield Finding(WARNING, f"clients {other} and {k} hold the same examples", f"{share:.0%} of the smaller one's",
                                   "the federation is less diverse than it looks, and these examples count twice",
                                   "deal every example once", client=other, client_b=k, value=share)

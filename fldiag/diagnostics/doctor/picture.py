@@ -78,7 +78,7 @@ def _rounds(ax: Axes, rows: pd.DataFrame, place: dict[str, int]) -> None:
     ax.set_xlim(left - (first - left) / 2, last + 0.5)
     ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     ax.set_xticks([t for t in ax.get_xticks() if first <= t <= last and t == int(t)])
-    ax.set_xlabel("verdict | round")
+    ax.set_xlabel("verdict, then rounds")
 
 
 def _runs(ax: Axes, table: pd.DataFrame, place: dict[str, int], runs: list[str]) -> None:
