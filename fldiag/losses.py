@@ -52,7 +52,13 @@ def cross_entropy_and_slope(outputs: Tensor, y: Tensor, weight: Tensor) -> tuple
 
 
 def half_squared_error(outputs: Tensor, y: Tensor, reduction: Literal["mean", "none"] = "mean") -> Tensor:
-    """||outputs - y||^2 / 2 of each example [..., C] -> [...], or its mean over the examples."""
+    """||outputs - y||^2 / 2 of each example [..., C] -> [...], or its mean over the examples.
+
+    Raises FldiagError where one would be spread over the other: outputs [N, 1] and y [N] would be N x N errors.
+    """
+    if outputs.shape[-2:] != y.shape[-2:]:
+        raise FldiagError(f"the outputs have shape {list(outputs.shape)} and the targets {list(y.shape)}",
+                          "give the targets the shape of the outputs", usage=True)
     errors = 0.5 * (outputs - y).square().sum(-1)
     return errors if reduction == "none" else errors.mean()
 

@@ -145,7 +145,10 @@ def norm(a: Tensor) -> Tensor:
 
 def ratio(a: Tensor, b: Tensor) -> Tensor:
     """a / b, and 0 where b is not positive: per step where no step was made, relative to a length of 0."""
-    return torch.where(b > 0, a / b, 0.0)
+    positive = b > 0
+    if b.device.type == "cpu" and bool(positive.all()):  # elsewhere the question would wait for the device
+        return a / b
+    return torch.where(positive, a / b, 0.0)
 
 
 def cosine(a: Tensor, b: Tensor, floor: float = 0.0) -> Tensor:

@@ -77,7 +77,8 @@ def check(index: Any) -> None:
         raise ValueError(f"{', '.join(wrong)} is missing or of the wrong kind")
     if not 0 <= index["done"] < 10**9:
         raise ValueError(f"done = {index['done']}")
-    if index["done"] and "server" not in index["state"] and not isinstance(index.get("origin"), dict):
+    stateless = isinstance(index.get("origin"), dict) or index.get("record") is True
+    if index["done"] and "server" not in index["state"] and not stateless:
         raise ValueError("state is missing or of the wrong kind")
     for key in ("files", "state"):
         odd = [k for k, v in index[key].items() if not isinstance(v, str)]

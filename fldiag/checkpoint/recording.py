@@ -42,7 +42,8 @@ class Recording:
         self.layout, self.method, self.seed = Layout.of(module), method, seed
         self.dataset = dataset
         self.waiting: list[Row] = []
-        named = {"name": data, "root": root, **({"normalise": normalise} if normalise else {})} if data else {}
+        # ``normalise`` is always said: without the key it would be read as what runs meant before it existed
+        named = {"name": data, "root": root, "normalise": normalise} if data else {}
         config = {"name": path.resolve().name, "seed": seed, "rounds": 0, "data": named,
                   "partition": {"kind": "unknown" if parts is None else "given"}, "clients": {"total": 0, "per_round": 0},
                   "model": {"name": model} if model else {}, "method": {"name": method}, "train": {},

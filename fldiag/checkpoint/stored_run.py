@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from fldiag.checkpoint.client_states import ClientStates
 
 
+#: What is said of a folder that keeps no weights (``StoredRun.is_record``).
+RECORD = "is the record of a run: its metrics and answers, without weights"
+
+
 class StoredRun:
     """A run folder. Reading is lazy; ``metrics`` is a tidy table. ``rows``: metrics that the stored table does not have yet.
     ``model`` and ``data``: those that its checkpoints get instead of what the run names."""
@@ -97,15 +101,27 @@ class StoredRun:
                               "the file was edited; convert again") from None
 
     @property
+    def is_record(self) -> bool:
+        """Whether only metrics and answers are kept here (``fldiag figures --records``), and no weights."""
+        return self.index.get("record") is True
+
+    @property
     def rounds(self) -> list[int]:
         """Rounds that have a checkpoint; round r is the state after r rounds of training."""
         return sorted(int(Path(f).stem) for f in self.index["files"] if f.startswith("rounds/"))
 
+    def some_rounds(self) -> list[int]:
+        """``rounds``. Raises FldiagError, with the reason, when there are none."""
+        if not self.rounds and self.is_record:
+            raise FldiagError(f"{self.path} {RECORD}", "ask where it was trained, or train it again with another --out",
+                              usage=True)
+        if not self.rounds:
+            raise FldiagError(f"run {self.path} has no checkpoint yet", "train at least one round")
+        return self.rounds
+
     def checkpoint(self, round: int | None = None) -> Checkpoint:
         """The checkpoint of a round (default: the last). Raises FldiagError if it is missing or was changed."""
-        rounds = self.rounds
-        if not rounds:
-            raise FldiagError(f"run {self.path} has no checkpoint yet", "train at least one round")
+        rounds = self.some_rounds()
         r = rounds[-1] if round is None else round
         if r not in rounds:
             raise FldiagError(f"run {self.path} has no checkpoint of round {r}",

@@ -51,9 +51,8 @@ def derivative(output: Tensor, at: Sequence[Tensor], v: Tensor | None = None, *,
         if out_of_memory(error):
             raise
         what = str(error).partition(" Hint:")[0].rstrip(".")
-        remedy = "switch gradient checkpointing off" if "use_reentrant" in what else \
-            "use inplace=False where another layer still needs the values"
-        raise FldiagError(f"the model cannot be differentiated: {what}", remedy) from error
+        raise FldiagError(f"the model cannot be differentiated: {what}",
+                          "use inplace=False where another layer still needs the values") from error
 
 
 def _refuse_dead_ends(gradients: Parts) -> None:

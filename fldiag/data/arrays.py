@@ -103,18 +103,29 @@ def labels(y: Any, where: str) -> Tensor:
 def moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation of every channel of [n, C, H, W] or feature of [n, d], uint8 as pixels in [0, 1].
 
-    Summed in float64; a constant channel gets deviation 1.
+    Summed in float64, to the same bits on every processor, as they are part of what names the data; a constant channel gets
+    deviation 1.
     """
     scale = 255.0 if x.dtype == torch.uint8 else 1.0
-    axes = [a for a in range(x.ndim) if a != 1]
     per_channel = x[:, 0].numel()
     # Chunks keep the float64 copy small; two passes avoid the cancellation of E[x^2] - E[x]^2.
-    chunks = x.split(2048)
-    mean = sum(chunk.double().sum(axes) for chunk in chunks) / (per_channel * scale)
-    column = mean.view(-1, *(1,) * (x.ndim - 2))
-    var = sum((chunk.double() / scale - column).square().sum(axes) for chunk in chunks) / per_channel
+    chunks = [chunk.transpose(0, 1).flatten(1) for chunk in x.split(2048)]
+    sums = [_total(chunk.double()) for chunk in chunks]
+    mean = _total(torch.stack(sums, 1)) / (per_channel * scale)
+    squares = [_total((chunk.double() / scale - mean.unsqueeze(1)).square()) for chunk in chunks]
+    var = _total(torch.stack(squares, 1)) / per_channel
     std = torch.where(var > 1e-20, var.sqrt(), 1.0)
     return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def _total(a: Tensor) -> Tensor:
+    """Sums of the rows, [C, m] -> [C]: one half is added to the other until one column is left, an order that no processor
+    and no number of threads changes."""
+    while (m := a.shape[1]) > 1:
+        half = m // 2
+        folded = a[:, :half] + a[:, half:2 * half]
+        a = torch.cat([folded, a[:, -1:]], 1) if m % 2 else folded
+    return a[:, 0]
 
 
 def spread(y: Tensor, count: int) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, Subset
 
 from fldiag import data as datasets
 from fldiag.checkpoint import folder
@@ -94,18 +95,52 @@ def rows_of(record: Mapping[str, Any] | None, **about: Any) -> list[Row]:
     return found
 
 
-def partition_of(given: Any, dataset: Dataset | None) -> dict[int, np.ndarray]:
-    """Client -> sorted indices of its examples, of a list, a dict or a file. Raises FldiagError when they do not fit."""
+def partition_of(given: Any, dataset: Dataset | None, data: Any = None) -> dict[int, np.ndarray]:
+    """Client -> sorted indices of its examples, of a list, a dict or a file; ``data``: what the data set was made of.
+
+    Raises FldiagError when they do not fit, or say nothing as the data come in no fixed order.
+    """
+    if isinstance(data, DataLoader):
+        sampler = data.sampler if data.batch_sampler is None else getattr(data.batch_sampler, "sampler", None)
+        if not isinstance(data.dataset, IterableDataset) and not isinstance(sampler, SequentialSampler):
+            raise FldiagError("data is a DataLoader with an order of its own, so numbers do not say which examples clients have",
+                              "give its data set instead, or shuffle=False", usage=True)
+        data = data.dataset
     if isinstance(given, (str, Path)):
         given = folder.read_partition(Path(given))
     pairs = given.items() if isinstance(given, Mapping) else enumerate(given)
-    named = {str(k): np.sort(np.asarray(v, dtype=np.int64)) for k, v in pairs}
+    total = None if dataset is None else len(dataset.train_y)
+    named = {str(k): np.sort(_indices(v, k, total, data)) for k, v in pairs}
     if not named or not all(k.isdigit() for k in named):
         raise FldiagError(f"the partition is of clients {', '.join(list(named)[:4]) or 'none'}",
                           "number them 0, 1, 2, ..., as partition-id does", usage=True)
     if dataset is not None:
         folder.check(named, len(dataset.train_y), dataset.name)
     return {int(k): v for k, v in named.items()}
+
+
+def _indices(given: Any, client: Any, total: int | None, data: Any) -> np.ndarray:
+    """A client's examples by number, int64 [n]: of numbers, of a mask over all, or of torch's ``Subset`` of the data (which a
+    ``DataLoader`` may read), be ``data`` a ``Subset`` itself. Raises FldiagError for anything else."""
+    part: Any = given.dataset if isinstance(given, DataLoader) else given
+    within: Any = np.arange(len(part)) if isinstance(part, Subset) and part is data else None
+    while isinstance(part, Subset) and part is not data:
+        within = np.asarray(part.indices) if within is None else np.asarray(part.indices)[within]
+        part = part.dataset
+    try:
+        index = np.asarray(given if within is None else within)
+    except (ValueError, TypeError, RuntimeError):  # of unequal lengths, or on another device
+        index = np.empty(0, dtype=object)
+    if index.dtype == bool and index.shape == (total,):
+        return np.flatnonzero(index)
+    fits = index.ndim == 1 and (index.dtype.kind in "iu" or (not index.size and index.dtype.kind == "f"))
+    # another object may be the same examples, but a Subset that was given has an order that its data set does not have
+    other = within is not None and part is not data and (isinstance(data, Subset) or (total is not None and len(part) != total))
+    if not fits or other:
+        raise FldiagError(f"client {client} has a {type(given).__name__} that does not say which of the examples it has",
+                          "give the numbers of its examples in data, or a Subset of data; or leave data out and give every "
+                          "client its examples", usage=True)
+    return index.astype(np.int64)
 
 
 def number_of(client: Any) -> int:

@@ -47,8 +47,8 @@ class Recorder:
         data: the federation's data: (x, y) of the training examples, x a tensor, or tensors in a dict or tuple; a dict with
             ``labels``; a ``Dataset`` or ``DataLoader``; a ``fldiag.data.Dataset`` or a data set's name. The global model is
             tested after every round; arrays of up to 256 MB are kept with the run.
-        clients: which examples belong to which client: for each client the indices into ``data`` (a list, a dict or a
-            partition's file), or without ``data`` the examples themselves, in any of these forms.
+        clients: which examples belong to which client: for each client the indices into ``data``, or a ``Subset`` of it (in a
+            list, a dict or a partition's file), or without ``data`` the examples themselves, in any of these forms.
         test: the test examples; without them the training examples are used instead, and every table says so.
         method: what tables call the training.
         seed: seed of the training, which tables show.
@@ -85,7 +85,7 @@ class Recorder:
             module = copy.deepcopy(module)
             frozen.freeze(module, [n for n, p in module.named_parameters() if not p.requires_grad])
         self._frozen = frozen.weights(module).keys()
-        self.parts = None if clients is None else partition_of(clients, self.dataset)
+        self.parts = None if clients is None else partition_of(clients, self.dataset, data)
         self.module = module
         own = dict([*module.named_parameters(), *module.named_buffers()])
         self._kinds, self._shapes = {n: t.dtype for n, t in own.items()}, {n: t.shape for n, t in own.items()}

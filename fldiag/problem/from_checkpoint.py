@@ -219,7 +219,7 @@ def _weights(c: Checkpoint, module: nn.Module, state: foreign.State, client: int
     return c.clients[row], {n: b[row] for n, b in c.buffers.items()}
 
 
-def _partition(c: Checkpoint, dataset: Dataset) -> Sequence[Any] | None:
+def _partition(c: Checkpoint, dataset: Dataset | None) -> Sequence[Any] | None:
     """The run's own partition file if the checkpoint lies in its run, else dealt again from the config."""
     run = c.path.parent.parent
     if (run / "partition.npz").is_file():
@@ -227,6 +227,7 @@ def _partition(c: Checkpoint, dataset: Dataset) -> Sequence[Any] | None:
         return partition.load_parts(file)
     if not c.manifest or "origin" in c.manifest:  # how another program dealt its data cannot be told from here
         return None
+    assert dataset is not None  # a run of fldiag names its data
     spec = Partition.model_validate(c.config["partition"])
     return deal(dataset, spec, c.config["clients"]["total"], c.config.get("data", {}).get("public"))
 

@@ -39,8 +39,9 @@ def dataset_of(given: Any, test: Any = None) -> Dataset:
     for _, y in pairs:
         if not one_each(y):
             raise FldiagError(f"the targets are {described(y)}, and this question needs one label, or one row of numbers, an "
-                              "example", "ask spectrum or landscape of the checkpoints: they take any targets and losses",
-                              usage=True)
+                              "example: it counts the examples that are right or forgotten, and the classes they are of",
+                              "ask spectrum or landscape of the checkpoints: they take any targets and losses; drift of a "
+                              "recorded run compares its weights where no data are given", usage=True)
     packed = None if all(_plain(x) for x, _ in pairs) else Packed.of(pairs[0][0])
     if packed is not None:
         pairs = [(packed.rows(x), y) for x, y in pairs]

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fldiag.checkpoint import foreign
 from fldiag.device import device_of
 from fldiag.errors import FldiagError
+from fldiag.models.at_once import at_once
 from fldiag.params import Layout
 from fldiag.problem import inputs
 from fldiag.problem.trees import Tree, arguments, cut, join
@@ -225,11 +226,12 @@ class Ingredients:
         return made
 
     def call(self, w: Tensor | dict[str, Tensor], x: Tree, buffers: dict[str, Tensor] | None = None,
-             module: nn.Module | None = None) -> Any:
+             module: nn.Module | None = None, *, anew: bool = False) -> Any:
         """The model's outputs on x [b, ...] with weights w [P] (and buffers; default: copies of its own); ``module``: a copy of
-        it in other modes."""
+        it in other modes; ``anew``: with gradient checkpointing, where it has that."""
         if buffers is None:
             buffers = {n: b.clone() for n, b in self.buffers.items()}
         views = self.layout.views(w) if isinstance(w, Tensor) else w
         tensors = {**self.frozen, **views, **buffers}
-        return torch.func.functional_call(module or self.module, tensors, *self.arguments(x))
+        with contextlib.nullcontext() if anew else at_once():
+            return torch.func.functional_call(module or self.module, tensors, *self.arguments(x))

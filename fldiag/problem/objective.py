@@ -13,6 +13,7 @@ the same loss, gradient and curvature.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -94,7 +95,13 @@ def _whole(y: Tensor) -> bool:
 
 def _value(loss: Callable[..., Any], z: Any, y: Tree) -> Any:
     try:
-        return loss(z, y)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Using a target size", category=UserWarning)  # it would only warn
+            return loss(z, y)
+    except UserWarning:
+        raise FldiagError(f"the loss compares outputs {described(z)} with targets {described(y)}: one would be spread over the "
+                          "other",
+                          "give the targets the shape of the outputs, or a loss that says how they are compared") from None
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
         several = not isinstance(z, Tensor)
         raise FldiagError(f"the loss failed on outputs {described(z)} and targets {described(y)}: {error}",

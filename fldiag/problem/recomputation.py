@@ -1,8 +1,9 @@
 """Models with gradient checkpointing, whose layers are evaluated again in the backward pass.
 
-They are then evaluated with the parameters that the module has, not with those that a call put in their place. So a gradient
-is taken with the weights as the module's own parameters, and keeps the small memory for which checkpointing is there. The graph
-of a gradient, which a product differentiates, holds all that checkpointing drops; so products are differences of gradients.
+The graph of a gradient, which a product differentiates, holds all that checkpointing drops; so where products are derivatives
+the model is evaluated without it (``models.at_once``), and smaller batches bound the memory. Where products are differences of
+gradients, a gradient is taken with the weights as the module's own parameters, with which the layers are then evaluated again:
+it keeps the small memory for which checkpointing is there.
 """
 
 from __future__ import annotations
@@ -14,25 +15,30 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from fldiag.curvature.hvp import derivative
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, first_line, out_of_memory
 from fldiag.problem.ingredients import Ingredients
 from fldiag.problem.trees import Tree, clone, count
 
 
 def recomputes(problem: Ingredients, x: Tree) -> bool:
-    """Whether the model does so. Raises FldiagError where it does and products are not to be differences."""
+    """Whether gradients are to be taken so. Raises FldiagError where the model replaces saved tensors in another way, and
+    products are not to be differences."""
     word = "saved tensors are replaced"
     try:
         with torch.enable_grad(), torch.autograd.graph.disable_saved_tensors_hooks(word):
-            problem.call(problem.w.clone().requires_grad_(), clone(x))
+            problem.call(problem.w.clone().requires_grad_(), clone(x), anew=problem.differences)
     except RuntimeError as error:
-        if word not in str(error):
+        if out_of_memory(error):
             raise
+        if word not in str(error):
+            raise FldiagError(f"the model cannot be differentiated: {first_line(error)}",
+                              "evaluate it in a way that has a derivative here, such as attn_implementation='eager' of "
+                              "transformers") from error
         if problem.differences:
             return True
-        raise FldiagError("the model uses gradient checkpointing (or other hooks on saved tensors)",
-                          "take products by differences of gradients (differences = True, --differences), which keep its small "
-                          "memory; or switch it off, and let a smaller memory limit cut the batches") from None
+        raise FldiagError("the model uses hooks on saved tensors",
+                          "take products by differences of gradients (differences = True, --differences); or switch them off, "
+                          "and let a smaller memory limit cut the batches") from None
     return False
 
 

@@ -8,6 +8,7 @@ from torchvision.transforms import functional as F
 
 from fldiag import data
 from fldiag.data import Dataset
+from fldiag.data.arrays import moments
 from fldiag.errors import FldiagError
 
 X, Y = torch.zeros(4, 3, 2, 2, dtype=torch.uint8), torch.tensor([0, 1, 0, 1])
@@ -72,3 +73,17 @@ def test_moving_keeps_everything():
     mark, moved = digits.fingerprint(), digits.to("cpu")
     assert moved.fingerprint() == mark and moved.mean == digits.mean
     assert torch.equal(moved.train_x, digits.train_x)
+
+
+@pytest.mark.numeric
+def test_moments_are_the_same_bits_everywhere():
+    """They are part of a data set's fingerprint. Bits that were written down on one processor."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (5000, 3, 6, 6), dtype=torch.uint8, generator=generator)
+    mean, std = moments(images)
+    exact = images.double().div(255).transpose(0, 1).flatten(1)
+    assert mean == pytest.approx(exact.mean(1).tolist(), rel=1e-13) and std == pytest.approx(exact.std(1, correction=0).tolist(), rel=1e-13)
+    assert [v.hex() for v in (*mean, *std)] == [
+        "0x1.ff472b2236a5ep-2", "0x1.00a3d4d8ce6e1p-1", "0x1.ffa833a5d5cddp-2", "0x1.287d0da995465p-2", "0x1.2920959f2170cp-2",
+        "0x1.28dbc0c97cee4p-2"]
+    assert moments(torch.ones(3, 2)) == ((1.0, 1.0), (1.0, 1.0))

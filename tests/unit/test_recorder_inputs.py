@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_split
 
 import fldiag
-from fldiag import FldiagError
+from fldiag import FldiagError, models
 from fldiag.data.packed import Packed
 from fldiag.problem.in_memory import dataset_of, reading
 
@@ -170,9 +170,21 @@ def test_what_cannot_be_asked_is_one_error_with_a_remedy(net, data, message, tmp
         fldiag.diagnose(fldiag.load(run, model=net(), data=data), "forgetting")
 
 
-def test_targets_of_every_token_leave_a_run_of_weights(tmp_path):
+def test_a_run_of_weights_alone_has_drift_and_says_what_the_rest_needs(tmp_path):
+    """Targets of every token: distances and cosines are those of the same run with its examples."""
     run = record(tmp_path / "run", Named(), data=(INPUTS, TOKENS), clients=PARTS)
+    whole = record(tmp_path / "whole", Named(), data=(INPUTS, LABELS), clients=PARTS)
     assert "its data are given with a question" in " ".join(fldiag.load(run).origin["notes"])
+    found, expected = (fldiag.diagnose(fldiag.load(r, model=Named()), "drift") for r in (run, whole))
+    rows = found[found["metric"] != "missing"]
+    both = expected[expected["metric"].isin(rows["metric"].unique())]
+    assert "update_cosine" in set(rows["metric"]) and "gradient_norm" not in set(rows["metric"])
+    assert rows["value"].tolist() == both["value"].tolist() and "representations are left out" in " ".join(found["note"].dropna())
+    fldiag.draw(found)
+    for name in ("forgetting", "matching", "fairness"):
+        with pytest.raises(FldiagError, match=r"weights alone.*drift and lora.*--data"):
+            fldiag.diagnose(fldiag.load(run, model=Named()), name)
+    assert len(fldiag.diagnose(fldiag.load(run, model=Named()), "doctor"))
 
 
 def test_tokens_lie_in_the_runs_folder(tmp_path):
@@ -180,3 +192,67 @@ def test_tokens_lie_in_the_runs_folder(tmp_path):
     run = record(tmp_path / "run", net, data=(TOKENS, LABELS), clients=PARTS)
     given = fldiag.diagnose(fldiag.load(run, model=net, data=(TOKENS, LABELS)), "forgetting")
     assert fldiag.diagnose(fldiag.load(run, model=net), "forgetting")["value"].equals(given["value"])
+
+
+EXAMPLES = TensorDataset(NUMBERS, LABELS)
+
+
+@pytest.mark.parametrize("clients", [
+    [Subset(EXAMPLES, p) for p in PARTS], [DataLoader(Subset(EXAMPLES, list(p)), 4, shuffle=True) for p in PARTS],
+    [Subset(Subset(EXAMPLES, range(N - 1, -1, -1)), [N - 1 - i for i in p]) for p in PARTS],
+    [torch.arange(N) < 14, np.arange(N) >= 14], {k: torch.tensor(list(p)) for k, p in enumerate(PARTS)}])
+def test_clients_are_parts_of_the_data_in_the_forms_that_loops_have(clients, tmp_path):
+    with fldiag.Recorder(tmp_path / "run", nn.Linear(D, 3), data=EXAMPLES, clients=clients) as rec:
+        assert [part.tolist() for part in rec.parts.values()] == [list(p) for p in PARTS]
+
+
+@pytest.mark.parametrize("clients", [[Subset(TensorDataset(NUMBERS[:9], LABELS[:9]), [0, 1])], [DataLoader(EXAMPLES, 4)],
+                                     [(NUMBERS, LABELS)], torch.arange(N) % 2, [np.ones(7, dtype=bool)], [[0.5, 1.0]]])
+def test_what_says_no_examples_of_the_data_is_refused(clients, tmp_path):
+    with pytest.raises(FldiagError, match=r"client 0 has a .* which of the examples.*Subset"):
+        fldiag.Recorder(tmp_path / "run", nn.Linear(D, 3), data=EXAMPLES, clients=clients)
+
+
+ORDER = np.random.default_rng(0).permutation(N).tolist()
+MIXED = Subset(EXAMPLES, ORDER)
+TRAIN, VALIDATION = random_split(EXAMPLES, [20, 10], torch.Generator().manual_seed(0))
+SHARES = random_split(TRAIN, [12, 8], torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(("data", "clients", "expected"), [
+    (MIXED, [Subset(MIXED, p) for p in PARTS], [list(p) for p in PARTS]),
+    (MIXED, [Subset(Subset(MIXED, range(20)), [3, 1])], [[1, 3]]),
+    (MIXED, [MIXED], [list(range(N))]),
+    (TRAIN, SHARES, [sorted(s.indices) for s in SHARES]),
+    (DataLoader(TRAIN, 4), [DataLoader(s, 4, shuffle=True) for s in SHARES], [sorted(s.indices) for s in SHARES])])
+def test_clients_are_parts_of_a_subset(data, clients, expected, tmp_path):
+    """Numbered as the data are that were given, whatever these are a part of."""
+    with fldiag.Recorder(tmp_path / "run", nn.Linear(D, 3), data=data, clients=clients) as rec:
+        assert [part.tolist() for part in rec.parts.values()] == expected
+        given = data.dataset if isinstance(data, DataLoader) else data
+        assert torch.equal(rec.dataset.train_x, torch.stack([x for x, _ in given]))
+
+
+@pytest.mark.parametrize(("data", "clients"), [
+    (MIXED, [Subset(EXAMPLES, [0, 1])]), (TRAIN, [Subset(VALIDATION, [0])]), (TRAIN, [VALIDATION]), (EXAMPLES[:9], [MIXED])])
+def test_parts_of_what_the_data_are_a_part_of_are_refused(data, clients, tmp_path):
+    with pytest.raises(FldiagError, match=r"client 0 has a .* which of the examples.*Subset"):
+        fldiag.Recorder(tmp_path / "run", nn.Linear(D, 3), data=data, clients=clients)
+
+
+@pytest.mark.parametrize("loader", [DataLoader(EXAMPLES, 4, shuffle=True), DataLoader(EXAMPLES, batch_sampler=[ORDER])])
+@pytest.mark.parametrize("clients", [PARTS, [Subset(EXAMPLES, [0, 1])]])
+def test_numbers_of_examples_in_an_order_of_the_loaders_own_are_refused(loader, clients, tmp_path):
+    with pytest.raises(FldiagError, match=r"DataLoader with an order of its own.*shuffle=False"):
+        fldiag.Recorder(tmp_path / "run", nn.Linear(D, 3), data=loader, clients=clients)
+
+
+def test_a_model_by_its_name_needs_the_data_of_a_run_without(tmp_path):
+    """It is built for their shape; a module compares weights."""
+    net = models.build("mlp", (D,), 3)
+    run = record(tmp_path / "run", net, clients=None)
+    for name in ("drift", "lora"):
+        with pytest.raises(FldiagError, match=r"does not say which data it belongs to.*--data"):
+            fldiag.diagnose(fldiag.load(run, model="mlp"), name)
+    assert len(fldiag.diagnose(fldiag.load(run, model="mlp", data=(NUMBERS, LABELS)), "drift"))
+    assert len(fldiag.diagnose(fldiag.load(run, model=net), "drift"))

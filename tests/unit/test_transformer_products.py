@@ -10,6 +10,8 @@ from torch.utils.checkpoint import checkpoint
 from fldiag.diagnostics.spectrum import spectrum
 from fldiag.diagnostics.trace import trace
 from fldiag.errors import FldiagError
+from fldiag.models.at_once import INSTEAD
+from fldiag.models.network import Network
 from fldiag.problem.problem import Problem
 
 N, T, V, D = 6, 5, 7, 4
@@ -17,6 +19,7 @@ torch.manual_seed(0)
 TOKENS = torch.randint(1, V, (N, T))
 TOKENS[1, 3:] = 0
 LABELS = torch.arange(N) % 3
+NUMBERS = torch.randn(N, D)
 
 
 class Net(nn.Module):
@@ -150,11 +153,72 @@ def checkpointed(reentrant=False, **options):
         lambda h: torch.tanh(layer(h)), h, use_reentrant=reentrant))), **options)
 
 
+@pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_products_through_checkpointing_are_refused_with_a_way_out(reentrant):
-    p = checkpointed(reentrant=reentrant)
-    with pytest.raises(FldiagError, match="switch gradient checkpointing off" if reentrant else r"checkpointing.*--differences"):
-        p.gradient()
+def test_products_through_checkpointing_are_those_without_it(reentrant, first):
+    """Also where the first layer is checkpointed, whose inputs need no gradient: reentrant checkpointing would drop its own."""
+    inner = torch.utils.checkpoint.checkpoint, checkpoint_parts()
+    made = []
+    for kind in (reentrant, None):
+        torch.manual_seed(1)
+        made.append(Problem(Checkpointed(kind, first), F.cross_entropy, (NUMBERS, LABELS), dtype=torch.float64))
+    p, plain = made
+    w = plain.w + 0.1  # not the module's own, with which the layers would be evaluated again
+    v = torch.randn(len(w), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    assert torch.equal(p.gradient(w), plain.gradient(w)) and torch.equal(p.hvp(v, w), plain.hvp(v, w)) and p.hvp(v, w).any()
+    network = Network(p.module)
+    rows = network.bind(w[None].clone().requires_grad_())
+    slope, = torch.autograd.grad(F.cross_entropy(rows(NUMBERS.double()[None])[0], LABELS), rows._w)
+    torch.testing.assert_close(slope[0], plain.gradient(w), rtol=1e-12, atol=1e-15)
+    assert inner == (torch.utils.checkpoint.checkpoint, checkpoint_parts())
+
+
+def checkpoint_parts():
+    return [getattr(place, name) for place, name, _ in INSTEAD]
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant, first):
+        super().__init__()
+        self.one, self.two, self.out, self.how = nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, 3), (reentrant, first)
+
+    def _within(self, layer, x, wanted):
+        reentrant, first = self.how
+        if reentrant is None or first != wanted:
+            return torch.tanh(layer(x))
+        return checkpoint(lambda x: torch.tanh(layer(x)), x, use_reentrant=reentrant)
+
+    def forward(self, x):
+        return self.out(self._within(self.two, self._within(self.one, x, True), False))
+
+
+def test_other_hooks_are_refused_with_a_way_out():
+    def kept(layer, h):
+        with torch.autograd.graph.save_on_cpu():
+            return torch.tanh(layer(h))
+
+    with pytest.raises(FldiagError, match=r"hooks on saved tensors.*--differences"):
+        problem(lambda: Net(Within(nn.Linear(D, D), kept))).gradient()
+
+
+def test_what_has_no_derivative_here_is_an_error_with_a_remedy():
+    def forward_only(layer, h):
+        if torch.is_grad_enabled() and h.requires_grad:
+            raise NotImplementedError("FlexAttention does not support backward on CPU")
+        return layer(h)
+
+    with pytest.raises(FldiagError, match=r"cannot be differentiated: FlexAttention.*eager"):
+        problem(lambda: Net(Within(nn.Linear(D, D), forward_only))).loss()
+
+
+def test_memory_that_runs_out_is_not_called_a_missing_derivative():
+    def greedy(layer, h):
+        if torch.is_grad_enabled() and h.requires_grad:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
+        return layer(h)
+
+    with pytest.raises(RuntimeError, match=r"^DefaultCPUAllocator: can't allocate memory"):
+        problem(lambda: Net(Within(nn.Linear(D, D), greedy))).loss()
 
 
 def test_with_differences_checkpointed_layers_are_evaluated_again_at_the_weights_asked_for():
