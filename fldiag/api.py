@@ -26,6 +26,7 @@ from fldiag.diagnosis.tables import joined, tables
 from fldiag.errors import FldiagError
 from fldiag.plotting import sheet
 from fldiag.registry import Progress
+from fldiag.results.shown import shown
 
 __all__ = ["catalogue", "check", "diagnose", "diff", "draw", "load", "sweep", "train"]
 
@@ -130,8 +131,8 @@ def diagnose(target: Target | str | Path | Sequence[Target | str | Path], name: 
     found = tables(asked, bar=lambda title: _bar(progress), tell=tell or (lambda text: None),
                    cache=None if cache is None else Path(cache))
     if len(found) == 1:
-        return found[asked.entry]
-    return joined([table.assign(diagnostic=entry.name) for entry, table in found.items()])
+        return shown(found[asked.entry])
+    return shown(joined([table.assign(diagnostic=entry.name) for entry, table in found.items()]))
 
 
 @contextlib.contextmanager

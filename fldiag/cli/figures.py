@@ -21,6 +21,8 @@ def figures(ids: Annotated[list[str] | None, typer.Argument(help="Figures, such 
                                                     "tasks, hours) or paper (the full protocol).")] = "smoke",
             out: Out = None,
             runs: Annotated[Path | None, typer.Option(help="Folder for the runs. Default: checkpoints/figures.")] = None,
+            records: Annotated[Path | None, typer.Option(help="Folder in which finished runs are also kept without their weights "
+                                                              "(some kB each), and read where --runs lacks them.")] = None,
             jobs: Annotated[int | None, typer.Option(help="Short for --executor processes:N.")] = None,
             executor: Annotated[str | None, typer.Option(help="Where runs are trained: serial, processes[:N] or dask[:ADDRESS]. "
                                                               "Default: processes, one per core.")] = None,
@@ -43,8 +45,8 @@ def figures(ids: Annotated[list[str] | None, typer.Argument(help="Figures, such 
         from fldiag.verbs import figures as verb
 
         with sheet.asked(width, format):
-            verb.figures(Console(json), ids or [], scale, out, runs, _executor(executor, jobs), shard, dry_run, as_is, only or [],
-                         ledger, redraw, download, device_of(device), debug)
+            verb.figures(Console(json), ids or [], scale, out, runs, records, _executor(executor, jobs), shard, dry_run, as_is,
+                         only or [], ledger, redraw, download, device_of(device), debug)
 
 
 def _executor(executor: str | None, jobs: int | None) -> str:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from fldiag.errors import FldiagError
 from fldiag.figures import evidence, reported
-from fldiag.figures.evidence import Outcome
+from fldiag.figures.evidence import REPEAT, Outcome
 from fldiag.results.select import only
 
 
@@ -53,9 +53,9 @@ class Claim:
 
 @cache
 def claims() -> tuple[Claim, ...]:
-    """Those of ``analyses/claims.py``."""
-    file = reported.folder() / "claims.py"
-    return tuple(reported.module(file).CLAIMS) if file.is_file() else ()
+    """Those of every paper, from its ``claims.py`` in ``analyses/``."""
+    files = [reported.folder() / paper / reported.CLAIMS for paper in reported.papers()]
+    return tuple(claim for file in files if file.is_file() for claim in reported.module(file).CLAIMS)
 
 
 def per_seed(table: pd.DataFrame, by: str = "label", **where: Any) -> pd.DataFrame:
@@ -131,6 +131,49 @@ def everywhere(parts: Mapping[str, Verdict], what: str = "settings") -> Verdict:
     numbers = "; ".join(f"{name}: {part.numbers} ({part.outcome})" for name, part in parts.items())
     labels = tuple(dict.fromkeys(label for part in parts.values() for label in part.labels))
     return Verdict(tuple(all(part.votes) for part in parts.values()), numbers, outcome, why, labels, what)
+
+
+def settings(table: pd.DataFrame, check: Callable[[pd.DataFrame], Verdict],
+             by: Sequence[str] = ("setting", "model", "data")) -> Verdict:
+    """The check in every setting that has all it compares. Raises FldiagError where none has."""
+    rows = table[table["origin"] == "measured"]
+    keys = [k for k in by if k in rows]
+    found = {}
+    for key, _ in rows.groupby(keys, dropna=False, sort=False):
+        own = table
+        for column, wanted in zip(keys, key, strict=True):
+            own = own[own[column].eq(wanted) | (own[column].isna() if wanted != wanted else False)]
+        try:
+            found[", ".join(str(k) for k in key if k == k)] = check(own)
+        except FldiagError:
+            continue
+    return everywhere(found)
+
+
+def top(table: pd.DataFrame, method: str, metric: str = "accuracy") -> Verdict:
+    """Everywhere: ``method`` above all others that were measured there. Raises FldiagError where nothing was."""
+    def check(own: pd.DataFrame) -> Verdict:
+        values = per_seed(own, "method", metric=metric)
+        if method not in values or len(values.columns) < 2:
+            raise FldiagError(f"nothing beside {method} was measured", "see why in the figure's json")
+        return lowest(values, method, list(values.columns), highest=True)
+    return settings(table, check)
+
+
+def of_gains(columns: Mapping[str, pd.Series], about: Mapping[str, Any]) -> pd.DataFrame:
+    """Values that are differences of two accuracies: each has the noise of both, and is no accuracy itself."""
+    values = pd.DataFrame(columns)
+    tests = 2 * 2500 / about["examples"] if about.get("examples") else 0.0
+    values.attrs = {**about, "floor": None, "examples": None,
+                    "stds": dict.fromkeys(columns, (2 * REPEAT**2 + tests) ** 0.5)} if about else {}
+    return values
+
+
+def trained(values: pd.DataFrame, names: Sequence[Any]) -> None:
+    """Raises FldiagError where one of them is near chance: a gain over it says nothing."""
+    limit = values.attrs.get("floor")
+    if limit is not None and (values[list(names)].mean() <= limit).any():
+        raise FldiagError("models that are not trained far enough", "train longer, or on easier data")
 
 
 def _all(outcomes: Sequence[Outcome], reasons: Sequence[str]) -> tuple[Outcome, str]:

@@ -14,7 +14,7 @@ from fldiag.diagnosis.subjects import divide
 from fldiag.errors import FldiagError
 from fldiag.execution.forecast import wall
 from fldiag.execution.threads import threads
-from fldiag.figures.plan import Plan, Task
+from fldiag.figures.plan import Plan, Task, finished
 from fldiag.figures.questions import OWN
 from fldiag.params import Layout
 from fldiag.training.federation import Federation
@@ -47,7 +47,7 @@ def forecast(plan: Plan, download: bool = False, progress: Callable[[int, int, s
     """The forecast of what ``make`` would train; runs that are there count nothing."""
     todo = [t for t in plan.tasks.values() if not t.done(t.where(plan.store))]
     kinds: dict[tuple[Any, ...], Timed] = {}
-    found = Forecast(len(plan.tasks), len(plan.tasks) - len(todo), sum(t.config.rounds for t in todo), [], 0.0, {})
+    found = Forecast(len(plan.tasks), len(plan.tasks) - len(todo), sum(_rounds(t, plan) for t in todo), [], 0.0, {})
     for i, task in enumerate(todo):
         c = task.config
         kind = (c.data.name, c.model.name, c.method.name, c.train.batch_size, c.data.public)
@@ -116,7 +116,7 @@ def _seconds(task: Task, plan: Plan, timed: Timed) -> float:
     c = task.config
     example = timed.step / c.train.batch_size
     local = timed.train / c.clients.total * c.train.epochs * c.clients.per_round
-    total = c.rounds * ((local + timed.test / 3) * example + timed.server)
+    total = _rounds(task, plan) * ((local + timed.test / 3) * example + timed.server)
     for ask in task.asks.values():
         options = plan.scale.options(ask)
         if ask.name == "personal":
@@ -125,6 +125,11 @@ def _seconds(task: Task, plan: Plan, timed: Timed) -> float:
             n = min(options.get("samples") or timed.train, timed.train)
             total += gradients(ask.name, options, Expected.of(task, timed, n, over=ask.needs == "rounds")) * n * example
     return total
+
+
+def _rounds(task: Task, plan: Plan) -> int:
+    """Rounds to train: none of a run that is there and only asked."""
+    return 0 if finished(task.where(plan.store)) else task.config.rounds
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ def _hours(made: list[tuple[Path, dict[str, Any]]]) -> list[str]:
             for name, run in about["runs"].items() if run.get("segments")}
     if not runs:
         return []
-    lines = ["## Hours of the runs at scale paper", "", "| run | rounds | machine | processor | threads | processor [h] | "
+    lines = ["## Hours of the runs at scale paper", "", "| run | rounds | machine | processor | threads | main process [h] | "
              "clock [h] | code | PyTorch |", "|---" * 9 + "|"]
     for name, run in sorted(runs.items()):
         keys = ("machine", "capability", "threads", "commit", "torch")

@@ -14,7 +14,7 @@ import pandas as pd
 from fldiag import data
 from fldiag.config import Config
 from fldiag.errors import FldiagError
-from fldiag.figures import gather, plan, reported, workers
+from fldiag.figures import gather, plan, records, reported, workers
 from fldiag.figures.caption import NOT_YET, about, unfinished
 from fldiag.figures.paper_tables import markdown
 from fldiag.figures.plan import Plan, Task
@@ -43,16 +43,18 @@ class Made:
 def make(studies: Sequence[Study], scale: Scale, *, out: Path = OUT, store: Path = STORE, executor: Any = "serial",
          device: str = "cpu", download: bool = False, progress: Progress | None = None,
          on_done: Callable[[str, int, int], None] | None = None, strict: bool = False,
-         only: Callable[[Config], bool] = lambda config: True, draw: bool = True) -> list[Made]:
+         only: Callable[[Config], bool] = lambda config: True, draw: bool = True, records: Path | None = None) -> list[Made]:
     """Make the figures and tables. ``progress``: rounds done of all runs; ``on_done``: a sentence about every run that was
     trained or failed, how many are done, and of how many. ``strict``: the first failure is raised. ``only``: which runs are
     trained and asked; what there is of the others is drawn. ``draw``: False where others train the rest.
+    ``records``: a folder in which every finished run is also kept without its weights, and from which runs are taken that
+    ``store`` lacks (``fldiag.figures.records``).
 
     A run or figure that fails is reported and does not stop the others; each figure is written when its last run is done.
     Raises KeyboardInterrupt when stopped (the same call goes on from there), and FldiagError when a folder cannot be written
     or a study is not valid."""
-    the_plan = plan.made(scale, studies, reported.studies().values(), store)
-    _writable(out, store)
+    the_plan = plan.made(scale, studies, reported.studies().values(), store, records)
+    _writable(out, store, *([records] if records else []))
     failures = prepare(the_plan, download)
     written: dict[str, Made] = {}
 
@@ -70,7 +72,8 @@ def _writable(*folders: Path) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise FldiagError(f"cannot write to {folder}: {error.strerror}", "choose others with --out and --runs") from None
+            raise FldiagError(f"cannot write to {folder}: {error.strerror}",
+                              "choose others with --out, --runs and --records") from None
 
 
 def prepare(the_plan: Plan, download: bool) -> dict[str, str]:
@@ -119,6 +122,7 @@ def _run(the_plan: Plan, names: set[str], executor: Any, device: str, download: 
     hash -> folder, hash -> what is wrong."""
     paths, errors, missing = _sorted(the_plan, failures, only)
     total, at, count = sum(t.config.rounds for t in missing), dict.fromkeys((t.core for t in missing), 0), 0
+    records.keep_ended(the_plan, paths.values())
     awaited: dict[str, set[str]] = {name: set() for name in sorted(names)}
     for task in missing:
         for name in task.users:
@@ -142,6 +146,7 @@ def _run(the_plan: Plan, names: set[str], executor: Any, device: str, download: 
             errors[outcome.core] = outcome.error
         if outcome.stopped:
             return
+        records.keep_ended(the_plan, [outcome.path])
         if on_done:
             on_done("; ".join([f"{task.text}: {outcome.error or 'done'}", *outcome.notes]), count, len(missing))
         for name in task.users:
@@ -168,8 +173,8 @@ def _sorted(the_plan: Plan, failures: Mapping[str, str],
             missing.append(task)
             continue
         errors[core] = failures[task.config.data.name] if only(task.config) else NOT_YET
-        if plan.finished(path):
-            paths[core] = path
+        if ended := task.ended(the_plan.store):
+            paths[core] = ended
     return paths, errors, missing
 
 

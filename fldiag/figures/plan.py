@@ -35,6 +35,7 @@ class Task:
     rounds: tuple[int, ...] = ()  # whose clients' weights stay
     state: bool = False  # whether the clients' states stay
     users: list[str] = field(default_factory=list)
+    records: Path | None = None  # where finished runs lie without their weights
 
     @property
     def asks(self) -> dict[str, Ask]:
@@ -55,11 +56,23 @@ class Task:
 
     def where(self, store: Path) -> Path:
         """The run's folder: one that is there and has what is asked, or the one to train in."""
-        for path in sorted(store.glob(f"{self.stem}-*")):
+        for path in self._there(store):
             if self.fits(path):
                 return path
         kept = digest([self.config.fingerprint(checkpoint=True), list(self.rounds), self.state])
         return store / f"{self.stem}-{kept[:6]}"
+
+    def ended(self, store: Path) -> Path | None:
+        """Where a run lies that ended, whether it has what is asked or not."""
+        return next((path for path in [self.where(store), *self._there(store)] if finished(path)), None)
+
+    def is_record(self, path: Path) -> bool:
+        """Whether a folder is one of ``records``: what it has no answer to is asked of its metrics."""
+        return path.parent == self.records and path.is_dir()
+
+    def _there(self, store: Path) -> list[Path]:
+        """The run's folders, those with weights first."""
+        return [path for folder in (store, self.records) if folder for path in sorted(folder.glob(f"{self.stem}-*"))]
 
     def fits(self, path: Path) -> bool:
         try:
@@ -80,6 +93,8 @@ class Task:
         return there == self.config.fingerprint(checkpoint=True)
 
     def _has(self, run: Run, kept: dict, ask: Ask) -> bool:  # type: ignore[type-arg]
+        if ask.needs not in ("nothing", "metrics") and run.is_record:
+            return False
         if ask.needs == "rounds" and run.status == "finished" and not set(self.rounds) <= set(run.rounds):
             return False
         if ask.needs in ("clients", "rounds") and kept["checkpoint"]["clients"] == "none":
@@ -137,7 +152,8 @@ def answers(run: Path) -> Answers:
 
 @dataclass
 class Plan:
-    """``cells``: (study, number of the trial, seed) -> the hash of its run; ``left_out``: those that the scale has not."""
+    """``cells``: (study, number of the trial, seed) -> the hash of its run; ``left_out``: those that the scale has not;
+    ``records``: where finished runs lie without their weights."""
 
     scale: Scale
     store: Path
@@ -145,12 +161,13 @@ class Plan:
     cells: dict[tuple[str, int, int], str] = field(default_factory=dict)
     left_out: dict[tuple[str, int], str] = field(default_factory=dict)
     failed: dict[tuple[str, int], str] = field(default_factory=dict)  # questions to configs alone
+    records: Path | None = None
 
 
-def made(scale: Scale, studies: Iterable[Study], everything: Iterable[Study], store: Path) -> Plan:
+def made(scale: Scale, studies: Iterable[Study], everything: Iterable[Study], store: Path, records: Path | None = None) -> Plan:
     """The plan of ``studies``. What a run keeps is what any of ``everything`` wants, so that it does not depend on which
     figures are asked for first. Raises FldiagError for trials that are no valid configs."""
-    plan, names = Plan(scale, store), {s.name for s in studies}
+    plan, names = Plan(scale, store, records=records), {s.name for s in studies}
     wants: dict[str, list[Ask]] = {}
     configs: dict[str, Config] = {}
     cache: dict[tuple[object, ...], Config | LeftOut] = {}
@@ -167,7 +184,7 @@ def made(scale: Scale, studies: Iterable[Study], everything: Iterable[Study], st
                 configs[core] = config
                 wants.setdefault(core, []).extend(asks)
                 if study.name in names:
-                    task = plan.tasks.setdefault(core, Task(core, config, scale))
+                    task = plan.tasks.setdefault(core, Task(core, config, scale, records=records))
                     task.questions += [a for a in asks if a not in task.questions]
                     task.users += [study.name] if study.name not in task.users else []
                     plan.cells[study.name, number, seed] = core

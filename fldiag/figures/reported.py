@@ -17,6 +17,8 @@ from fldiag.figures.study import Study
 #: Keys of a setting that describe the federation; those that only tell rows apart; all others are options of the method.
 FEDERATION = ("partition", "alpha", "shards", "classes", "clients", "ratio", "rounds", "epochs", "lr", "public")
 MARKS = ("over", "printed", "column", "survivor", "group")
+#: The file of a paper's folder that is no study: what the paper says in words.
+CLAIMS = "claims.py"
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def studies() -> dict[str, Study]:
     """Name (``fedsol/fig6``) -> study, tables before figures, by number."""
     found = {}
     for paper in papers():
-        for path in sorted((folder() / paper).glob("*.py"), key=_order):
+        for path in sorted((p for p in (folder() / paper).glob("*.py") if p.name != CLAIMS), key=_order):
             study = getattr(module(path), "STUDY", None)
             if not isinstance(study, Study):
                 raise FldiagError(f"{paper}/{path.name} has no variable STUDY", "see fldiag/figures/study.py")

@@ -40,7 +40,7 @@ A figure names its trials, what is asked of each finished run, and draws::
   ``derive(table) -> rows`` adds numbers that need more than a choice of rows, such as ratios of methods. Without
   ``pick``, ``draw`` gets all that was asked and the derived rows (ask "derived"), which are the numbers of the ledger.
 - ``seeds``: at least so many where the scale has fewer (for claims that need a spread).
-- Statements to check are in ``analyses/claims.py``.
+- Statements to check are in ``claims.py`` beside it.
 
 Try it: ``fldiag figures fedsol/fig6 --scale smoke --out fldiag-out/figures``, and look at the picture.
 """

@@ -54,7 +54,7 @@ def perform(task: Task, bench: Bench, tell: Tell) -> Outcome:
     outcome = Outcome(task.core, path)
     try:
         with threads(1):  # the same bits however many run at a time
-            run = _train(task, path, bench, tell)
+            run = Run.open(path) if task.is_record(path) else _train(task, path, bench, tell)
             errors = [e for key, ask in task.asks.items() if (e := _answer(task, run, key, ask, bench, tell, outcome.notes))]
             outcome.error = "; ".join(errors)
             if not errors:

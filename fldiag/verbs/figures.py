@@ -23,9 +23,9 @@ from fldiag.figures import scales as sizes
 FEW, LONG = 10, 300
 
 
-def figures(console: Console, ids: list[str], scale: str, out: Path | None, store: Path | None, executor: str, shard: str | None,
-            dry_run: bool, as_is: bool, only: list[str], only_ledger: bool, redraw: bool, download: bool, device: str,
-            strict: bool = False) -> None:
+def figures(console: Console, ids: list[str], scale: str, out: Path | None, store: Path | None, records: Path | None,
+            executor: str, shard: str | None, dry_run: bool, as_is: bool, only: list[str], only_ledger: bool, redraw: bool,
+            download: bool, device: str, strict: bool = False) -> None:
     out, store = out or make.OUT, store or make.STORE
     if only_ledger:
         return _ledger(console, out)
@@ -39,7 +39,9 @@ def figures(console: Console, ids: list[str], scale: str, out: Path | None, stor
         raise FldiagError("--shard trains a part, and --as-is trains nothing", "leave out one of them", usage=True)
     if dry_run and as_is:
         raise FldiagError("--as-is trains nothing: there is nothing to forecast", "leave out --as-is or --dry-run", usage=True)
-    the_plan = plan.made(size, studies, reported.studies().values(), store) if only or dry_run or part else plan.Plan(size, store)
+    the_plan = plan.Plan(size, store)
+    if only or dry_run or part:
+        the_plan = plan.made(size, studies, reported.studies().values(), store, records)
     wanted = plan.only(only, (task.config for task in the_plan.tasks.values()))
     if part is not None:
         mine = set(part.part(sorted(core for core, task in the_plan.tasks.items() if wanted(task.config))))
@@ -64,7 +66,7 @@ def figures(console: Console, ids: list[str], scale: str, out: Path | None, stor
     try:
         with console.progress("figures") as bar:
             made = make.make(studies, size, out=out, store=store, executor=choice, device=device, download=download, progress=bar,
-                             on_done=on_done, strict=strict, draw=part is None,
+                             on_done=on_done, strict=strict, draw=part is None, records=records,
                              only=lambda config: not as_is and wanted(config))
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped; what was trained is kept in {store}",

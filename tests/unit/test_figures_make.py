@@ -17,7 +17,8 @@ from fldiag.figures import gather, ledger, make, pictures, plan, questions, repo
 from fldiag.figures.caption import public
 from fldiag.figures.lines import lines, means
 from fldiag.figures.scales import scale
-from fldiag.figures.study import Trial
+from fldiag.figures.study import Trial, curve, diagnostic
+from fldiag.rounds.history import History
 
 SMOKE = scale("smoke")
 ENDS = (".json", ".csv", ".pdf", ".png")
@@ -234,6 +235,41 @@ def test_a_part_at_a_larger_scale_lies_beside_the_whole_at_a_smaller_one(world, 
     assert found.loc["small", "status"] == "not decided" and "FedSOL" in found.loc["small", "note"]
     drawn = [m.files[-1] for m in make.redraw(some("fedsol/fig6"), tmp_path / "out")]
     assert drawn == [tmp_path / "out" / "fedsol" / "fig6.png", stem.with_suffix(".png")]
+
+
+def test_a_record_stands_for_a_run_whose_weights_are_gone(world, tmp_path, monkeypatch):
+    """Made from records alone, a figure is the same; a question that looks at weights is asked of a new run, never of a record."""
+    study = next(m.study for m in world[2] if m.study.id == "fig6")
+    runs, kept = tmp_path / "runs", tmp_path / "records"
+    shutil.copytree(world[1], runs)
+    with monkeypatch.context() as now:
+        now.setattr(workers.rounds, "train", lambda *a, **k: pytest.fail("trained"))
+        make.make([study], SMOKE, out=tmp_path / "first", store=runs, records=kept, only=lambda config: False)
+        for folder in runs.glob("digits-500-*"):
+            shutil.rmtree(folder)
+        make.make([study], SMOKE, out=tmp_path / "again", store=runs, records=kept, strict=True)
+    for name in ("fig6.csv", "fig6.json", "fig6.png"):
+        assert (tmp_path / "again" / "fedsol" / name).read_bytes() == (world[0] / "fedsol" / name).read_bytes(), name
+    (path,) = kept.glob("digits-500-fedavg-*")
+    record = Run.open(path)
+    assert record.is_record and record.rounds == [] and record.config.data.root is None and len(record.metrics)
+    assert not list(path.rglob("*.pt")) and sum(f.stat().st_size for f in path.rglob("*") if f.is_file()) < 200_000
+    with pytest.raises(FldiagError, match="record of a run"):
+        record.checkpoint()
+    with pytest.raises(FldiagError, match="record of a run"):
+        History.of(record)
+    monkeypatch.setenv("FLDIAG_DATA", str(runs / "data"))
+    with pytest.raises(FldiagError, match=r"record of a run.*training cannot go on"):
+        workers.rounds.train(record.config.replace(rounds=9), out=path, resume=True)
+    before = {f: f.read_bytes() for f in (path / "answers").iterdir()}
+    plain = replace(study, ask=(curve(),), pick={}, draw=lambda table: Figure())
+    with monkeypatch.context() as now:
+        now.setattr(workers.rounds, "train", lambda *a, **k: pytest.fail("trained"))
+        make.make([plain], SMOKE, out=tmp_path / "curve", store=runs, records=kept, strict=True)  # metrics: asked of the record
+    asked = replace(plain, ask=(diagnostic("spectrum", k=1),))
+    make.make([asked], SMOKE, out=tmp_path / "spectrum", store=runs, records=kept, strict=True)  # weights: trained again
+    assert len(list(runs.glob("digits-500-fedavg-*"))) == 1
+    assert before.items() <= {f: f.read_bytes() for f in (path / "answers").iterdir()}.items(), "what was answered before stays"
 
 
 @pytest.mark.slow

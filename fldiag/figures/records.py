@@ -1,0 +1,69 @@
+"""Finished runs without their weights: what they were, their metrics and their answers, in a few kilobytes each.
+
+A run of a paper's protocol has gigabytes that a lost machine takes with it. Its record can be kept with the figures and be drawn
+from later, beside runs that are trained elsewhere. A record is a run folder whose run.json says so (``record``); it has no
+checkpoint, so what looks at weights is asked before.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from fldiag.checkpoint.prune import remove
+from fldiag.checkpoint.run import Run
+from fldiag.errors import FldiagError
+from fldiag.figures.plan import Plan, finished
+from fldiag.figures.questions import CLOCK
+from fldiag.results.files import write_atomic, write_bytes
+
+ANSWERS = "answers"
+
+
+def keep_ended(plan: Plan, paths: Iterable[Path]) -> None:
+    """``keep`` those of the runs that ended, where the plan has a folder for records."""
+    if plan.records is not None:
+        for path in paths:
+            if finished(path):
+                keep(Run.open(path), plan.records)
+
+
+def keep(run: Run, folder: Path) -> Path:
+    """Write the record of a finished run, or add to it what was answered since.
+
+    Args:
+        run: finished or diverged.
+        folder: where records lie.
+
+    Returns:
+        ``folder / run.name``. A record of that name of another training (other metrics) is replaced.
+
+    Raises:
+        FldiagError: the run is not finished, its metrics were changed, or the folder cannot be written.
+    """
+    if run.status not in ("finished", "diverged"):
+        raise FldiagError(f"{run.path} is {run.status}", "finish it first: the same command with --resume", usage=True)
+    there = folder / run.name
+    if there.resolve() == run.path.resolve():
+        return there
+    if finished(there) and Run.open(there).metrics_digest != run.metrics_digest:
+        remove(there)
+        shutil.rmtree(there / ANSWERS, ignore_errors=True)
+    metrics = run.index.get("metrics")
+    if metrics is not None:
+        write_bytes(there / metrics, run.verified(metrics).read_bytes())
+    if (run.path / CLOCK).is_file():
+        write_bytes(there / CLOCK, (run.path / CLOCK).read_bytes())
+    given = run.path / ANSWERS
+    for file in sorted(given.glob("*.parquet")) + sorted(given.glob("*.json")):  # a json vouches for what is there before it
+        write_bytes(there / ANSWERS / file.name, file.read_bytes())
+    index = {**run.index, "record": True, "state": {}, "thinned": {"rounds": [], "state": True},
+             "files": {name: digest for name, digest in run.index["files"].items() if name == metrics}}
+    data = {**index["config"]["data"], "root": None}  # where data lay is nobody's business
+    index["config"] = {**index["config"], "data": data}
+    text = json.dumps(index, indent=1)
+    write_atomic(there / "run.json", lambda f: f.write(text.encode()))
+    return there
+
