@@ -1,17 +1,23 @@
 """Workers are killed, stopped and starved while they work: nothing is lost, and the bits are those of a quiet run.
 
-FLDIAG_KILLS says how often each test kills (default 3); with pytest -s it is counted.
+FLDIAG_KILLS says how often each test kills (default 3); with pytest -s it is counted. At least thirty in all:
+
+    FLDIAG_KILLS=7 pytest -s tests/unit/test_faults.py
 """
 
+import functools
+import itertools
 import json
 import multiprocessing
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 
 import distributed
@@ -22,13 +28,30 @@ import torch
 
 import fldiag
 from fldiag.errors import FldiagError
-from fldiag.execution import cluster
+from fldiag.execution import cluster, processes
 from fldiag.execution.start import started
 from fldiag.figures import make, reported
 from fldiag.figures.scales import scale
 
 KILLS = int(os.environ.get("FLDIAG_KILLS", "3"))
+WHERE = ["processes:2", "dask"]
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def stubborn(monkeypatch):
+    """A killer that draws its victims may well hit one unit three times: that is an error by design, and another test's matter."""
+    monkeypatch.setattr(processes, "TRIES", 1000)
+    monkeypatch.setattr(cluster, "TRIES", 1000)
+
+
+@functools.cache
+def at_work():
+    """Processor seconds after which a worker of this machine has started, and has very likely done a unit too."""
+    before = os.times()
+    subprocess.run([sys.executable, "-c", "import torch, fldiag.figures.workers"], check=True)
+    after = os.times()
+    return 2 + 2 * (after.children_user - before.children_user + after.children_system - before.children_system)
 
 
 class Trouble:
@@ -44,12 +67,13 @@ class Trouble:
         while self.done < self.count and not self.over.wait(0.1):
             used = {p.pid: seconds for p in multiprocessing.active_children() if (seconds := computed(p.pid)) is not None}
             before = {pid: before.get(pid, 0.0) for pid in used}
-            ready = [pid for pid, seconds in used.items() if seconds - before[pid] > 4]  # has started, and is likely at work
+            ready = [pid for pid, seconds in used.items() if seconds - before[pid] > at_work()]
             if ready and self.rng.random() < 0.3:
                 self.send(self.rng.choice(sorted(ready)))
-                before, self.done = used, self.done + 1  # the others wait anew: no unit loses three workers in a row
+                before, self.done = used, self.done + 1  # the others wait anew, so that work gets done between the kills
 
     def __enter__(self):
+        at_work()
         self.thread.start()
         return self
 
@@ -77,69 +101,150 @@ def stop_for_a_second(pid):
     os.kill(pid, signal.SIGCONT)
 
 
-def federation(rounds):
-    return fldiag.Config.load("digits", rounds=rounds, method__name="scaffold", model__name="mlp", clients__per_round=4,
+def starve(pid):
+    """From now on it gets no more memory than it has."""
+    import resource  # there is none on Windows
+
+    size = psutil.Process(pid).memory_info().vms
+    resource.prlimit(pid, resource.RLIMIT_AS, (size, size))
+
+
+def federation(rounds, model="mlp"):
+    return fldiag.Config.load("digits", rounds=rounds, method__name="scaffold", model__name=model, clients__per_round=4,
                               train__epochs=1, checkpoint__clients="sampled", checkpoint__every=10, train__stack="off")
 
 
+def trained(folder, rounds, **options):
+    return fldiag.train(federation(rounds), out=folder, device="cpu", **options)
+
+
+def troubled(trouble, folder, executor):
+    """A run that goes on until there was trouble enough, however fast this machine is, but not for ever."""
+    until = time.monotonic() + 60 + 60 * trouble.count
+
+    def enough(event):
+        if trouble.done >= trouble.count or time.monotonic() > until:
+            raise KeyboardInterrupt
+
+    with trouble, pytest.raises(KeyboardInterrupt):
+        trained(folder, 100_000, executor=executor, on_event=enough)
+    assert trouble.done >= trouble.count, f"{trouble.send.__name__} was done {trouble.done} times of {trouble.count}, and time was up"
+    return fldiag.load(folder)
+
+
+def same_until_it_was_stopped(loud, folder):
+    last = loud.rounds[-1]
+    quiet = trained(folder, last)
+    one, other = (run.checkpoint(last).state for run in (quiet, loud))
+    assert all(torch.equal(w, other[n]) for n, w in one.items())
+    one, other = (run.metrics.drop(columns="run") for run in (quiet, loud))
+    assert one.equals(other[other["round"] <= last].reset_index(drop=True))
+
+
 @pytest.mark.parametrize("send, executor", [(kill, "processes:2"), (stop_for_a_second, "processes:2"), (kill, "dask")])
-def test_training(send, executor, tmp_path):
-    rounds = 100 * KILLS
-    quiet = fldiag.train(federation(rounds), out=tmp_path / "quiet", device="cpu")
-    with Trouble(send) as trouble:
-        loud = fldiag.train(federation(rounds), out=tmp_path / "loud", executor=executor, device="cpu")
-    assert trouble.done >= min(KILLS, 2)
-    assert all(torch.equal(w, loud.checkpoint().state[n]) for n, w in quiet.checkpoint().state.items())
-    assert quiet.metrics.drop(columns="run").equals(loud.metrics.drop(columns="run"))
+def test_training(stubborn, send, executor, tmp_path):
+    same_until_it_was_stopped(troubled(Trouble(send), tmp_path / "loud", executor), tmp_path / "quiet")
 
 
-def test_matching(tmp_path):
-    run = fldiag.train(federation(10 * KILLS), out=tmp_path / "run", device="cpu")
+def test_training_without_memory(tmp_path):
+    """A worker that gets no more memory dies and is replaced, or ends the run with one error that names what it did."""
+    if not hasattr(pytest.importorskip("resource"), "prlimit"):
+        pytest.skip("the memory of other processes cannot be limited here")
+    try:
+        loud = troubled(Trouble(starve), tmp_path / "loud", "processes:2")
+    except FldiagError as error:
+        print(error)
+        assert re.match(r"round \d+, clients [\d, ]+: (out of memory|its worker process died 3 times \(out of memory)", str(error))
+        assert "fewer workers" in error.remedy and "--resume" in error.remedy
+        loud = fldiag.load(tmp_path / "loud")
+    same_until_it_was_stopped(loud, tmp_path / "quiet")
+
+
+def amid_kills(work):
+    """What ``work`` returns, again and again until there were kills enough, however fast this machine is, but not for ever."""
+    with Trouble(kill) as trouble:
+        for _ in range(20):
+            yield work()
+            if trouble.done >= min(KILLS, 2):
+                return
+    raise AssertionError(f"{trouble.done} kills in 20 times")
+
+
+@pytest.fixture(scope="module")
+def quiet_matching(tmp_path_factory):
+    run = trained(tmp_path_factory.mktemp("matching") / "run", 10 * KILLS)
     options = {"device": "cpu", "every_round": True, "k": 2, "samples": 100}
-    quiet = fldiag.diagnose(run, "matching", **options)
-    with Trouble(kill) as trouble:
-        loud = fldiag.diagnose(run, "matching", executor="processes:2", **options)
-    assert trouble.done >= min(KILLS, 2)
-    pd.testing.assert_frame_equal(quiet, loud, check_exact=True)
+    return run, options, fldiag.diagnose(run, "matching", **options)
 
 
-def test_figures(tmp_path):
+@pytest.mark.parametrize("executor", WHERE)
+def test_matching(stubborn, quiet_matching, executor):
+    run, options, quiet = quiet_matching
+    for loud in amid_kills(lambda: fldiag.diagnose(run, "matching", executor=executor, **options)):
+        pd.testing.assert_frame_equal(quiet, loud, check_exact=True)
+
+
+def figures(folder, **options):
+    """The bytes of a table of many short runs."""
     table = reported.studies()["fedsol/table2"]
-    studies = [replace(table, trials=table.trials[:4 * KILLS])]
-    quiet = make.make(studies, scale("smoke"), out=tmp_path / "a", store=tmp_path / "ra", strict=True)
-    with Trouble(kill) as trouble:
-        loud = make.make(studies, scale("smoke"), out=tmp_path / "b", store=tmp_path / "rb", executor="processes:2", strict=True)
-    assert trouble.done >= 1 and not any(m.error for m in loud)
-    for one, other in zip(quiet, loud, strict=True):
-        assert [f.read_bytes() for f in one.files if f.suffix == ".csv"] == [f.read_bytes() for f in other.files if f.suffix == ".csv"]
+    made = make.make([replace(table, trials=table.trials[:16 * KILLS])], scale("smoke"), out=folder / "figures",
+                     store=folder / "runs", strict=True, **options)
+    assert not any(m.error for m in made)
+    return [f.read_bytes() for m in made for f in m.files if f.suffix == ".csv"]
 
 
-@pytest.fixture
-def scheduler(tmp_path, request):
-    """(address, the scheduler's process) of a cluster of two workers in processes of their own. With a parameter, the
-    ``scheduler`` or the ``worker`` cannot import fldiag."""
-    file, lacking = tmp_path / "scheduler.json", getattr(request, "param", None)
+@pytest.fixture(scope="module")
+def quiet_figures(tmp_path_factory):
+    return figures(tmp_path_factory.mktemp("figures"))
+
+
+@pytest.mark.parametrize("executor", WHERE)
+def test_figures(stubborn, quiet_figures, executor, tmp_path):
+    numbers = itertools.count()
+    for loud in amid_kills(lambda: figures(tmp_path / str(next(numbers)), executor=executor)):
+        assert loud == quiet_figures and loud
+
+
+@contextmanager
+def cluster_in(folder, lacking=None, memory=None, failures=3):
+    """(address, the scheduler's process) of a cluster of two workers in processes of their own.
+
+    ``lacking``: the ``scheduler`` or the ``worker`` that cannot import fldiag. ``memory``: bytes of one worker, which Dask looks
+    after. ``failures``: a unit is given up after one worker more."""
+    file = folder / "scheduler.json"
 
     def python(who):
         without = "import sys; sys.modules['fldiag'] = None; " if who == lacking else ""
         return [sys.executable, "-c", f"{without}from distributed.cli.dask_{who} import main; main()", "--no-dashboard",
                 "--scheduler-file", file]
 
-    where = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    where = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": str(failures)}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": where}
     main = subprocess.Popen([*python("scheduler"), "--port", "0"], **quiet)
-    others = [subprocess.Popen([*python("worker"), "--nthreads", "1", "--no-nanny"], **quiet) for _ in range(2)]
-    for _ in range(1000):
-        if file.is_file() and file.read_text().endswith("}"):
-            break
-        time.sleep(0.1)
-    address = json.loads(file.read_text())["address"]
-    with distributed.Client(address, timeout=100, set_as_default=False) as client:
-        client.wait_for_workers(2, timeout=100)
-    yield address, main
-    for process in (main, *others):
-        process.kill()
-        process.wait()
+    kept = ["--no-nanny"] if memory is None else ["--memory-limit", str(memory), "--local-directory", folder]
+    others = [subprocess.Popen([*python("worker"), "--nthreads", "1", *kept], **quiet) for _ in range(1 if memory else 2)]
+    try:
+        for _ in range(1000):
+            if file.is_file() and file.read_text().endswith("}"):
+                break
+            time.sleep(0.1)
+        address = json.loads(file.read_text())["address"]
+        with distributed.Client(address, timeout=100, set_as_default=False) as client:
+            client.wait_for_workers(len(others), timeout=100)
+        yield address, main
+    finally:
+        if memory is not None:
+            others[0].terminate()  # a nanny takes its worker along
+            others[0].wait(60)
+        for process in (main, *others):
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def scheduler(tmp_path, request):
+    with cluster_in(tmp_path, lacking=getattr(request, "param", None)) as found:
+        yield found
 
 
 def waited(_, seconds):
@@ -179,3 +284,40 @@ def test_an_error_says_that_it_is_one_of_a_worker(scheduler):
 
 def without_data(_, unit):
     raise FldiagError("digits.npz was not found", "set FLDIAG_DATA")
+
+
+GIGABYTE = 2**30
+
+
+def greedy(_, unit):
+    """Holds so many bytes in all from now on, taken bit by bit, as Dask looks at a worker ten times a second."""
+    process = psutil.Process()
+    while process.memory_info().rss < unit:
+        held.append(torch.ones(16 * 2**20 // 4))
+        time.sleep(0.03)
+    return unit
+
+
+held = []
+
+
+def bytes_in_all(unit):
+    return f"unit {unit / GIGABYTE:g}"
+
+
+def test_a_worker_of_a_cluster_that_is_killed_for_its_memory_is_one_error_that_names_the_unit(tmp_path):
+    with cluster_in(tmp_path, memory=2 * GIGABYTE, failures=1) as (address, _), \
+            started(f"dask:{address}", greedy, None, name=bytes_in_all) as pool:
+        with pytest.raises(FldiagError, match=r"unit 3: its worker of tcp.* died 2 times \(out of memory\?\); .*--memory-limit"):
+            list(pool.map([0, 3 * GIGABYTE]))
+        assert list(pool.map([0, 1])) == [0, 1], "Dask starts another worker"
+
+
+def test_workers_of_a_cluster_that_pause_for_their_memory_are_one_error(tmp_path, monkeypatch):
+    """A worker that holds 80 % of its memory takes no unit any more, and nobody says so."""
+    with cluster_in(tmp_path, memory=2 * GIGABYTE) as (address, _), \
+            started(f"dask:{address}", greedy, None, name=bytes_in_all) as pool:
+        assert list(pool.map([0, 1])) == [0, 1]
+        monkeypatch.setattr(cluster, "PATIENCE", 2.0)
+        with pytest.raises(FldiagError, match=r"all workers of tcp.* are paused: .*--memory-limit.*--resume"):
+            list(pool.map([1.75 * GIGABYTE, 0, 1]))
