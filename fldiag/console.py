@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import platform
+import select
 import sys
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -139,12 +141,27 @@ def errors(debug: bool) -> Iterator[None]:
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, BrokenPipeError) and _unread():
+            sys.exit(1)
         if out_of_memory(error):
             _complain("out of memory", "use fewer examples (--samples), a smaller --memory, or a larger machine")
             sys.exit(1)
         _complain(f"unexpected {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
                   "run again with --debug for the traceback, and report it")
         sys.exit(1)
+
+
+def _unread() -> bool:
+    """Whether nobody reads the output any more (``fldiag list | head -1``), which is no error to speak of. The rest then goes
+    nowhere, also what Python writes when it ends."""
+    if not hasattr(select, "poll"):  # Windows
+        return False
+    there = select.poll()
+    there.register(sys.stdout.fileno(), 0)
+    if not any(event & select.POLLERR for _, event in there.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 def _versions() -> str:

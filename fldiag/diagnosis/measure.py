@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from fldiag.problem.ingredients import code_of
 from fldiag.problem.problem import Problem
 from fldiag.problem.trees import count
 from fldiag.registry import Diagnostic, Progress
+from fldiag.results.array_checkpoint import SpareStore
 from fldiag.results.cache import Cache
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import check
@@ -59,15 +61,37 @@ def measure(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], *, 
             return _marked(entry, options, check(found))
         except FldiagError:
             said(f"the cached table of {entry.name} has another schema, so it is computed again")
-    given = options if options.get("store", ...) is not None else {
-        **options, "store": entries.partial(entry.name, key, on_damage=said)}
-    frame = _build(entry, subject, given, progress, said, whole)
+
+    def spare() -> SpareStore | None:
+        """Where finished parts are kept until the table is; None where the cache cannot be written."""
+        try:
+            return SpareStore(entries.partial(entry.name, key, on_damage=said), said)
+        except FldiagError as error:
+            said(f"finished parts are not kept: {error.what}")
+            return None
+
+    given = options if options.get("store", ...) is not None else {**options, "store": spare()}
+    with _keeping(subject, options, lambda: (spare(), key)):
+        frame = _build(entry, subject, given, progress, said, whole)
     about = {"diagnostic": entry.name, "subject": digest(identity(subject)), "options": plain(options)}
     try:
         entries.put(entry.name, key, frame, {**origin(subject, options), **about})
     except FldiagError as error:  # the answer is there, and may have room elsewhere
         said(f"the table of {entry.name} is not kept for later: {error.what}")
     return _marked(entry, options, frame)
+
+
+@contextmanager
+def _keeping(subject: Subject, options: Mapping[str, Any], where: Callable[[], tuple[SpareStore | None, str]]) -> Iterator[None]:
+    """Finished rounds of a run are kept, so that what is interrupted goes on; options with a ``store`` of their own see to it."""
+    if not isinstance(subject, History) or "store" in options:
+        yield
+        return
+    subject.store = where()
+    try:
+        yield
+    finally:
+        subject.store = None
 
 
 def _build(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], progress: Progress | None,

@@ -142,7 +142,8 @@ def _of_run(entry: Diagnostic, targets: Sequence[Target], where: dict[str, Any],
     history = subjects.history(target, where)
     about = {"run": target.path.name, "config": target.index["hash"], "history": history.digest(), "checkpoints": history.files,
              "where": plain(where)}
-    return Question(entry, [(target.path.name, history, own)], about=about, stem=entry.name, notes=data.remarks(history.dataset))
+    return Question(entry, [(target.path.name, history, own)], about=about, stem=entry.name,
+                    notes=[] if history.alone else data.remarks(history.dataset))
 
 
 def _of_runs(entry: Diagnostic, targets: Sequence[Target], where: dict[str, Any], own: dict[str, Any]) -> Question:

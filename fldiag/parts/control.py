@@ -34,7 +34,7 @@ class ControlVariates(Part):
 
     def finish(self, local: Local) -> dict[str, Tensor]:
         delta = ratio(local.w_g - local.w, local.effective_steps() * local.lr) - local.sent["c"]
-        delta = torch.where(local.steps.unsqueeze(1) > 0, delta, 0.0)  # no step, no news
+        delta[local.steps == 0] = 0.0  # no step, no news
         local.state["c_k"] = local.state["c_k"] + delta
         return {"delta_c": delta}
 

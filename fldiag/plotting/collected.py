@@ -184,6 +184,8 @@ def command(verb: str, m: Member, *more: str) -> str:
 
 def absent(m: Member, verb: str, *more: str, clients: bool = False) -> Missing:
     """Why a table is not there, and what makes it. ``clients``: it needs the clients' weights."""
+    if m.run.is_record:
+        return Missing(m.label, "it is the record of a run, without weights")
     if clients and not m.keeps_clients:
         return Missing(m.label, NO_CLIENTS)
     if not m.rounds:

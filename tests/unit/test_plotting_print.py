@@ -5,177 +5,119 @@ from __future__ import annotations
 import io
 import itertools
 
+import kinds
 import matplotlib
 import numpy as np
-import pandas as pd
 import pytest
+from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_rgb
+from matplotlib.container import BarContainer
 from matplotlib.text import Text
 
-from fldiag.diagnostics.account import picture as account
-from fldiag.diagnostics.drift import picture as drift
-from fldiag.diagnostics.forgetting import picture as forgetting
 from fldiag.diagnostics.landscape import picture as landscape
-from fldiag.diagnostics.matching import picture as matching
-from fldiag.diagnostics.profile import picture as profile
-from fldiag.diagnostics.spectrum import picture as spectrum
 from fldiag.figures import make, pictures, reported
 from fldiag.figures.lines import lines
-from fldiag.plotting import curves, layers, partition, sheet, style
+from fldiag.plotting import sheet, style
 from fldiag.results import files
 from fldiag.results.table import table
-from fldiag.toys import plane_picture
-from fldiag.training.diagnostics.personalise import picture as personal
 
-RUNS = ("fedavg round 30", "fedsol rho=2.0 round 30")
-CLIENTS = (0, 3, 12, 13, 14, 15, 17, 18)
-
-
-def rng():
-    return np.random.default_rng(0)
-
-
-def over_rounds(metrics, **more):
-    return [dict(metric=m, run="fedavg", round=r, slice="test", scope="global", moment=moment, estimator="exact", value=v, **more)
-            for m, moment in metrics for r, v in enumerate(0.2 + 0.5 * rng().random(8), 1)]
-
-
-def learning():
-    return curves.draw(table([dict(metric="accuracy", run=n, method=n, round=r, seed=s, slice="test", value=0.1 + 0.02 * r + 0.01 * s)
-                              for n in ("fedavg", "fednova", "scaffold", "fedsol") for s in (0, 1) for r in range(1, 20)]), chance=0.1)
-
-
-def surface(log=False):
-    grid = np.linspace(-1, 1, 11)
-    rows = [dict(metric="loss", run=run, slice="test", n_examples=500, x=x, y=y, value=0.5 + (300 if log else 5) * x * x + y * y + 0.1 * x)
-            for run in RUNS for y in grid for x in grid]
-    return table(rows + [dict(metric="eigenvalue", run=run, index=i, value=9.0 / i, residual=1e-6) for run in RUNS for i in range(1, 6)])
-
-
-def accounted(spread=1.0):
-    draw, rows = rng(), []
-    common = dict(run="fedavg", round=30, slice="train", moment="trained")
-    for k in (*CLIENTS, None):
-        who = {**common, "scope": "global" if k is None else "client", "client": k, "estimator": "exact"}
-        rows += [{**who, "metric": m, "value": v * (spread if k == 3 else 1)}
-                 for m, v in zip(("change", "linear", "quadratic", "rest"), draw.normal(size=4), strict=True)]
-        rows += [{**who, "estimator": "eigen", "metric": m, "index": i, "value": draw.normal()}
-                 for i in range(6) for m in ("linear", "quadratic")]
-        rows += [{**who, "estimator": "layer", "metric": m, "layer": name, "value": draw.normal()}
-                 for name in ("conv1", "conv2", "fc", "classifier") for m in ("linear", "quadratic")]
-    rows += [{**common, "scope": "pair", "metric": "harm", "client": a, "client_b": b, "value": draw.normal() * 10}
-             for a in CLIENTS for b in CLIENTS]
-    return account.draw(table(rows))
-
-
-def matched():
-    draw, common = rng(), dict(run="fedavg", round=30, moment="trained")
-    rows = [{**common, "scope": "pair", "metric": m, "client": a, "client_b": b, "diag_mode": mode, "data": "client",
-             "value": 10 ** draw.uniform(-2, 4) if m == "H_N" else draw.random()}
-            for m in ("H_N", "H_D") for mode in ("diag", "tensor_trace") for a, b in itertools.combinations(CLIENTS, 2)]
-    rows += [{**common, "scope": "global", "metric": m, "diag_mode": mode, "data": "client", "self_pairs": False, "value": 0.5}
-             for m in ("H_N", "H_D") for mode in ("diag", "tensor_trace")]
-    rows += [{**common, "scope": "client" if k is not None else "global", "moment": "trained" if k is not None else "aggregated",
-              "metric": m, "client": k, "index": 1, "value": draw.uniform(1, 200), "slice": "train", "converged": True}
-             for m in ("eigenvalue", "trace", "curvature_share") for k in (*CLIENTS, None) if not (m == "curvature_share" and k is None)]
-    return matching.draw(table(rows))
-
-
-def ways():
-    x = np.linspace(0, 1, 11)
-    rows = [dict(metric="loss", run="fedavg round 30", index=i + 1, client=k, x=v, value=1 - 0.3 * v + (i + 1) * v * (1 - v) / 9)
-            for i, k in enumerate(CLIENTS) for v in x]
-    return profile.draw(table(rows + [dict(metric="barrier", run="fedavg round 30", index=i + 1, client=k, x=0.5, value=(i + 1) / 36)
-                                      for i, k in enumerate(CLIENTS)]))
-
-
-def held(clients, classes=10):
-    draw = rng().dirichlet([0.1] * classes, clients) * 1700
-    return pd.DataFrame([{"client": k, "class": c, "count": int(draw[k, c])} for k in range(clients) for c in range(classes)])
-
-
-def forgotten():
-    rows = over_rounds([("accuracy", m) for m in ("received", "trained", "aggregated")])
-    return forgetting.curves(table(rows + over_rounds([(m, "trained") for m in ("forgotten", "learned", "restored")])))
-
-
-def lost_by_class():
-    rows = [dict(metric=m, run="fedavg", round=30, moment="trained", scope="client", slice="test", client=k, index=c, value=v)
-            for m in ("class_forgetting", "class_examples") for k in CLIENTS for c, v in enumerate(rng().uniform(-1, 1, 10))]
-    return forgetting.heatmap(table(rows))
-
-
-def drifted():
-    rows = over_rounds([(m, "trained") for m in ("global_local_divergence", "local_local_divergence", "update_cosine", "server_cosine",
-                                                 "gradient_cosine", "cka", "proximal_loss")])
-    rows += [r for rho in (0.0, 0.5, 1.0, 2.0) for r in over_rounds([("cos_gu_gp", "trained")], rho=rho)]
-    rows += [dict(metric="lambda_mean", run="fedavg", round=8, scope="global", moment="trained", estimator="exact", layer=name,
-                  value=0.1, scaled=0.7) for name in ("conv1", "conv2", "fc", "classifier")]
-    return drift.draw(table(rows))
-
-
-def eigenvalues(per_layer=False):
-    rows = [dict(metric="eigenvalue", run=r, index=i, value=30.0 / i, residual=1e-3) for r in RUNS for i in range(1, 6)]
-    names = ("conv1", "conv2", "fc", "classifier") if per_layer else ()
-    return table(rows + [dict(metric="trace", run=r, layer=name, value=3.0) for r in RUNS for name in names])
-
-
-def own():
-    return personal.draw(pd.DataFrame([{"metric": "personal_accuracy", "run": run, "scope": "client", "client": i, "index": e,
-                                        "value": 0.3 + 0.02 * i} for run in RUNS for e in (0, 1, 5) for i in range(20)]))
-
-
-def compared():
-    rows = [dict(origin=origin, setting=f"partition=lda;alpha={a}", method=m, model="lenet", data="cifar10", trained_on="mnist-2000",
-                 metric="rounds_to_80", value=v, seed=0) for a in (0.1, 0.5) for origin in ("measured", "reported")
-            for m, v in (("fedavg", 12.0), ("fedlesam_d", 300.0), ("scaffold", np.nan if origin == "measured" else 800.0))]
-    return pictures.dots(table(rows))
-
-
-def plane():
-    rows = [dict(metric=m, method=n, a=a, x=a, y=a / 2, index=i) for n in ("fedsol", "fedprox") for a in (0.2, 1.0, 3.0)
-            for i, m in enumerate(("trajectory", "end_point", "closed_form"))]
-    return plane_picture.draw(table(rows), {"w_g": [0.5, -0.4], "w_l": [3, 2], "a": [0.2, 1.0, 3.0]})
-
-
-KINDS = {"learning": learning, "landscape": lambda: landscape.draw(surface(), names=("eigenvector 1", "eigenvector 2")),
-         "landscape, log, notes": lambda: landscape.draw(surface(True), notes=True), "account": accounted,
-         "account, far": lambda: accounted(1e3), "matching": matched, "ways": ways, "partition": lambda: partition.draw(held(12)),
-         "partition, many": lambda: partition.draw(held(50), title="CIFAR-10, LDA, α = 0.1, 50 clients"), "forgetting": forgotten,
-         "forgetting by class": lost_by_class, "drift": drifted, "spectrum": lambda: spectrum.draw(eigenvalues()),
-         "layers": lambda: layers.draw(eigenvalues(True)), "personalise": own, "measured and reported": compared, "plane": plane}
+#: Pictures whose names stand on the line that they name, on purpose.
+ON_WHAT_IT_NAMES = ("plane",)
+#: Letters that a picture for LaTeX may have: those of a keyboard (but |, < and >, which LaTeX's text fonts lack), the dash between
+#: numbers, and those that are translated.
+LATEX = {*map(chr, range(32, 127)), "\n", "–", *files.SYMBOLS} - {*"|<>"}
 
 
 def words_of(fig):
-    """Texts that are drawn, with their boxes; ticks beyond the ends of their axis are not."""
+    """Texts that are drawn, with their corners [4, 2] in pixels, slanted as they are; ticks beyond the ends of their axis are
+    not."""
     fig.canvas.draw()
     renderer = fig.canvas.get_renderer()
-    hidden = {id(t) for ax in fig.axes for axis in (ax.xaxis, ax.yaxis) for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())
+    axes = [axis for ax in fig.axes for axis in (ax.xaxis, ax.yaxis, *([ax.zaxis] if ax.name == "3d" else []))]
+    hidden = {id(t) for axis in axes for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())
               for t in (tick.label1, tick.label2)
               if not min(axis.get_view_interval()) - 1e-9 <= tick.get_loc() <= max(axis.get_view_interval()) + 1e-9}
-    space = {id(t) for ax in fig.axes if ax.name == "3d" for t in ax.findobj(Text)}  # stands where the projection puts it
-    return [(t, t.get_window_extent(renderer)) for t in fig.findobj(Text)
-            if t.get_text().strip() and t.get_visible() and id(t) not in hidden | space]
+    return [(t, corners(t, renderer)) for t in fig.findobj(Text) if t.get_text().strip() and t.get_visible() and id(t) not in hidden]
+
+
+def corners(text, renderer):
+    box, angle = text.get_window_extent(renderer), text.get_rotation()
+    text.set_rotation(0)
+    flat = text.get_window_extent(renderer)
+    text.set_rotation(angle)
+    half = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]]) * [flat.width / 2, flat.height / 2]
+    c, s = np.cos(np.radians(angle)), np.sin(np.radians(angle))
+    return half @ np.array([[c, s], [-s, c]]) + [(box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2]
+
+
+def depth(one, other):
+    """How many pixels two convex shapes overlap; negative: they are apart by a line along a side of the first or second."""
+    if (one.max(0) < other.min(0)).any() or (other.max(0) < one.min(0)).any():
+        return -np.inf
+    found = np.inf
+    for shape in (one, other):
+        for side in np.roll(shape, -1, axis=0) - shape:
+            if (size := np.hypot(*side)) > 0:
+                a, b = (each @ np.array([-side[1], side[0]]) / size for each in (one, other))
+                found = min(found, min(a.max(), b.max()) - max(a.min(), b.min()))
+    return found
+
+
+def marks_of(fig):
+    """What lies in a pair of axes and can be covered by a word: (axes, corners) of every mark, and of every piece of a line that
+    is not a grid line, an axis line or a line of reference."""
+    for ax in fig.axes:
+        if ax.name == "3d":
+            continue
+        for line in ax.lines:
+            if not line.get_visible() or line.get_transform() != ax.transData or line.get_label() == "_reference":
+                continue
+            places = ax.transData.transform(np.column_stack(line.get_data()).astype(float))
+            if line.get_linestyle() not in ("None", " ", ""):
+                yield from ((ax, np.array(piece)) for piece in itertools.pairwise(places) if np.isfinite(piece).all())
+            if line.get_marker() not in ("None", None, "", " "):
+                yield from ((ax, square(p, line.get_markersize() * fig.dpi / 72 * 0.8)) for p in places)
+        for group in ax.collections:
+            if isinstance(group, LineCollection):
+                yield from ((ax, ax.transData.transform(piece)) for piece in group.get_segments())
+            elif isinstance(group, PathCollection):
+                sizes = np.resize(group.get_sizes(), len(group.get_offsets()))
+                yield from ((ax, square(ax.transData.transform(p), 0.8 * size**0.5 * fig.dpi / 72))
+                            for p, size in zip(group.get_offsets(), sizes, strict=True))
+
+
+        for bars in ax.containers:
+            for bar in bars if isinstance(bars, BarContainer) else ():
+                box = bar.get_window_extent()
+                yield ax, np.array([[box.x0, box.y0], [box.x1, box.y0], [box.x1, box.y1], [box.x0, box.y1]])
+
+
+def square(place, side):
+    return place + np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]]) * side / 2
 
 
 @pytest.mark.parametrize("width", [None, "single"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", kinds.KINDS)
 def test_a_picture_can_be_printed_as_it_is(kind, width):
     with sheet.asked(width):
-        fig = KINDS[kind]()
+        fig = kinds.KINDS[kind]()
     with style.paper():
         found = words_of(fig)
     page, slack = fig.bbox, 1.0  # a pixel of a hundred an inch
     assert len(found) > 5
     for text, box in found:
         assert text.get_fontsize() >= 6, text
-        assert box.x0 >= -slack and box.y0 >= -slack and box.x1 <= page.x1 + slack and box.y1 <= page.y1 + slack, (text, box)
+        assert set(text.get_text()) <= LATEX, text
+        assert (box >= -slack).all() and (box <= [page.x1 + slack, page.y1 + slack]).all(), (text, box)
     for (one, a), (other, b) in itertools.combinations(found, 2):
-        if min(a.x1, b.x1) - max(a.x0, b.x0) > slack and min(a.y1, b.y1) - max(a.y0, b.y0) > slack:
-            if one.get_rotation() % 90 or other.get_rotation() % 90:
-                continue  # boxes of slanted texts overlap where the texts do not
-            raise AssertionError(f"{one.get_text()!r} lies on {other.get_text()!r}")
+        assert depth(a, b) <= slack, f"{one.get_text()!r} lies on {other.get_text()!r}"
     assert fig.get_figwidth() <= (style.ONE_COLUMN if width else style.TWO_COLUMNS) + 0.01
+    if kind in ON_WHAT_IT_NAMES:
+        return
+    for ax, mark in marks_of(fig):
+        for text, box in found:
+            if text.axes is ax or text.axes is None:
+                assert depth(box, mark) <= slack, f"{text.get_text()!r} lies on a mark at {mark.mean(0)}"
 
 
 #: Red, green or blue cones missing (Machado, Oliveira and Fernandes, 2009, severity 1), in linear light.
@@ -209,7 +151,7 @@ def test_colours_are_apart_and_visible_on_white(eye):
 
 @pytest.mark.slow
 def test_a_large_png_is_light_and_fonts_are_in_the_pdf(tmp_path):
-    fig = landscape.draw(surface(True))
+    fig = landscape.draw(kinds.surface(True))
     pdf, png = style.save(fig, tmp_path / "x", ("pdf", "png"))
     assert png.stat().st_size < 300_000 and pdf.stat().st_size < 300_000
     assert b"/Type3" not in pdf.read_bytes()

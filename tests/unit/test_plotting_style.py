@@ -198,6 +198,27 @@ def test_pgf_without_latex_is_one_error_before_anything_is_drawn(monkeypatch):
     assert "install it" in caught.value.remedy and caught.value.usage
 
 
+def test_a_text_that_latex_cannot_set_is_one_error_that_says_why(tmp_path, monkeypatch):
+    def stops(self, *_, **__):
+        raise ValueError("Error measuring {\\sffamily 中}\nLaTeX Output:\n\n! LaTeX Error: Unicode character 中 (U+4E2D)\n")
+
+    monkeypatch.setattr("fldiag.results.files.latex", lambda: None)
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", stops)
+    with pytest.raises(FldiagError, match=r"a\.pgf: LaTeX Error: Unicode character 中") as caught, style.paper():
+        style.save(style.figure(2, 2), tmp_path / "a.pgf")
+    assert "pdf or svg" in caught.value.remedy and not list(tmp_path.iterdir())
+
+
+def test_what_else_is_wrong_with_a_pgf_is_not_said_of_latex(tmp_path, monkeypatch):
+    def stops(self, *_, **__):
+        raise ValueError("Image size of 99999x99999 pixels is too large")
+
+    monkeypatch.setattr("fldiag.results.files.latex", lambda: None)
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", stops)
+    with pytest.raises(ValueError, match="Image size"), style.paper():
+        style.save(style.figure(2, 2), tmp_path / "a.pgf")
+
+
 def test_pgf_has_its_words_in_the_fonts_of_the_document(tmp_path, monkeypatch):
     """Without LaTeX: matplotlib's measure of texts is replaced."""
     from matplotlib.backends import backend_pgf
@@ -213,6 +234,7 @@ def test_pgf_has_its_words_in_the_fonts_of_the_document(tmp_path, monkeypatch):
     pixels, text = style.save(fig, tmp_path / "a.pgf")
     found = text.read_text()
     assert text.name == "a.pgf" and pixels.suffix == ".png" and pixels.name in found
+    assert found.startswith(r"\providecommand{\mathdefault}")  # not every document has it
     assert "DejaVu" not in found and found.isascii()
     assert r"radius \ensuremath{\rho} \ensuremath{\times} 2" in found
     assert r"\ensuremath{\lambda}\ensuremath{_1} \ensuremath{\leq} \ensuremath{-}3" in found

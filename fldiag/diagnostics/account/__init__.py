@@ -17,6 +17,7 @@ from fldiag.results.table import Row, table
 
 if TYPE_CHECKING:
     from fldiag.rounds.history import History
+    from fldiag.rounds.round_weights import Stored
 
 def cost(history: History, options: Mapping[str, Any]) -> float:
     """A round: a spectrum, a product an update, one a layer and update, and the first points of every path."""
@@ -69,12 +70,13 @@ def account(history: History, progress: Progress | None = None, *,
     Raises FldiagError when no round has client weights or a loss is not finite.
     """
     from fldiag.diagnostics.account import measure
+    from fldiag.rounds.round_cache import of_rounds
 
-    rows: list[Row] = []
     counted = progress or (lambda done, total, text: None)
-    for stored in history.asked(every_round):
-        if stored.complete:
-            rows += [{"round": stored.round, "masked": row["value"] is None or not np.isfinite(row["value"]), **row}
-                     for row in measure.of_round(history, stored, slice, k, layers, tol, max_products, path, seed,
-                                                counted)]
+
+    def of_round(stored: Stored) -> list[Row]:
+        return [{"round": stored.round, "masked": row["value"] is None or not np.isfinite(row["value"]), **row}
+                for row in measure.of_round(history, stored, slice, k, layers, tol, max_products, path, seed, counted)]
+
+    rows = of_rounds(history, (stored for stored in history.asked(every_round) if stored.complete), of_round)
     return table([*rows, *history.notes], **history.common)

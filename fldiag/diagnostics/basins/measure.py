@@ -163,7 +163,8 @@ def _criterion(criterion: str, why: str, found: dict[int, dict[str, tuple[float,
     # a quantile between two of the directions is that of the nearer one: some may be infinitely far
     low, median, high = (float(q) for q in np.quantile(radii, (0.25, 0.5, 0.75), method="closest_observation"))
     whole = bool(np.isfinite(radii).all()) and len(radii) > 1
-    most: Row = {"value": median, "stderr": float(mstats.mjci(radii, [0.5])[0]) if whole else None}
+    # the estimate does not move with the radii, but its rounding does: less the median, none is lost where they are all alike
+    most: Row = {"value": median, "stderr": float(mstats.mjci(radii - median, [0.5])[0]) if whole else None}
     rows.append({**common, "metric": "most_case", "crossed": int(np.isfinite(radii).sum()),
                  **(most if math.isfinite(median) else nothing),
                  "low": low if math.isfinite(low) else None, "high": high if math.isfinite(high) else None})

@@ -39,6 +39,7 @@ def draw(table: pd.DataFrame) -> Figure:
                 _row(ax, only(table, run=run, criterion=criterion), -place, looks[run])
             ax.set(title=TITLES[criterion], xscale="log", xlim=(low / 1.5, high * 1.5), ylim=(0.6 - len(runs), 0.6),
                    xlabel="radius (norms of the weights)")
+            style.few_decades(ax.xaxis, low / 1.5, high * 1.5)
             ax.set_yticks([-p for p in range(len(runs))], [style.plain(style.shorten(r, 26)) for r in runs])
             ax.grid(True, axis="x")
         grey = "#555555"

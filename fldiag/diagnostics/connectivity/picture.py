@@ -43,7 +43,7 @@ def draw(table: pd.DataFrame) -> Figure:
     if not panels:
         raise FldiagError(f"the table for the {PICTURE} has neither paths nor mixtures", "ask for pairs or mixtures", usage=True)
     with style.paper():
-        natural = {1: style.ONE_COLUMN * 1.2, 2: style.TWO_COLUMNS}.get(len(panels), 1.45 * style.TWO_COLUMNS)
+        natural = style.ONE_COLUMN * 1.2 if len(panels) == 1 else style.TWO_COLUMNS
         fig, axes = style.panels(len(panels), 3.6, width=natural, least=3.2)
         for ax, panel in zip(axes, panels, strict=True):
             panel(fig, ax, table)

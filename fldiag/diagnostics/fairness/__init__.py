@@ -21,6 +21,7 @@ from fldiag.results.table import Row, table
 
 if TYPE_CHECKING:
     from fldiag.rounds.history import History
+    from fldiag.rounds.round_weights import Stored
 
 
 def spread(name: str, text: str, better: Literal["higher", "lower"], share: bool = True) -> Number:
@@ -81,15 +82,18 @@ def fairness(history: History, progress: Progress | None = None, *,
     Raises FldiagError for data without classes, and where nobody says which examples are whose.
     """
     from fldiag.diagnostics.fairness import measure
+    from fldiag.rounds.round_cache import of_rounds
 
     where = measure.groups(history, on, min_count)
-    rows: list[Row] = []
-    for done, stored in enumerate(history.asked(every_round, clients=False), start=1):
+
+    def of_round(stored: Stored) -> list[Row]:
         model = measure.answers(history, (stored.aggregated, stored.buffers), on)
         if model is None:
             history.note(stored.round, "the aggregated weights give no numbers")
         found = [] if model is None else measure.rows(history, model, where, on, bins)
-        rows += [{"round": stored.round, "moment": "aggregated", "masked": row["value"] is None, **row} for row in found]
         if progress:
-            progress(done, len(history.rounds) if every_round else 1, f"round {stored.round}")
+            progress(len(history.read), len(history.rounds) if every_round else 1, f"round {stored.round}")
+        return [{"round": stored.round, "moment": "aggregated", "masked": row["value"] is None, **row} for row in found]
+
+    rows = of_rounds(history, history.asked(every_round, clients=False), of_round)
     return table([*rows, *({"estimator": "exact", **note} for note in history.notes)], **history.common)

@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 
 from fldiag.plotting import style
 from fldiag.plotting.tables import MANY, floats, need
@@ -44,18 +43,19 @@ def _order(ax: Axes, clients: pd.DataFrame, whole: pd.DataFrame) -> None:
         ax.step(values, np.arange(1, len(values) + 1) / len(values), where="post", color=REST)
         ax.fill_betweenx([0, worst / len(values)], 0, 1, color=WORST, alpha=0.15, linewidth=0)
         ax.set(xlabel="accuracy", ylabel="clients with at most this")
-        ax.xaxis.set_major_formatter(PercentFormatter(1))
-        ax.yaxis.set_major_formatter(PercentFormatter(1))
+        style.percents(ax.xaxis, ax.yaxis)
     else:
         for part, color in ((slice(0, worst), WORST), (slice(worst, None), REST)):
             x = np.arange(len(values))[part]
             ends = [np.abs(values[part] - floats(clients[c])[part]) for c in ("low", "high")]
             ax.errorbar(x, values[part], ends, fmt="o", color=color, elinewidth=0.7, capsize=0)
-        ax.set(xlabel="clients, worst first", ylabel="accuracy of the global model", ylim=(-0.03, 1.03))
+        mean = number(whole, "mean_accuracy")
+        ax.set(xlabel="clients, worst first" + ("" if mean is None else "\n(dotted: their mean)"),
+               ylabel="accuracy of the global model", ylim=(-0.03, 1.03))
         ax.set_xticks([])
-        ax.yaxis.set_major_formatter(PercentFormatter(1))
-        if (mean := number(whole, "mean_accuracy")) is not None:
-            style.level(ax, mean, "mean")
+        style.percents(ax.yaxis)
+        if mean is not None:  # named below: on the line, the name would lie on clients
+            ax.axhline(mean, color="#666666", linewidth=0.7, linestyle=(0, (1, 2)), zorder=1, label="_reference")
     low = number(whole, "worst_decile")
     spread = number(whole, "accuracy_gini")
     ax.set_title(f"worst tenth {_percent(low)}, Gini {style.number(spread, 2)}")
@@ -68,7 +68,7 @@ def _size(ax: Axes, clients: pd.DataFrame, whole: pd.DataFrame) -> None:
         ax.plot(sizes[part], values[part], "o", color=color, alpha=0.8 if len(values) <= MANY else 0.3)
     ax.set(xlabel="training examples of the client", ylabel="accuracy of the global model", ylim=(-0.03, 1.03))
     ax.margins(x=0.08)
-    ax.yaxis.set_major_formatter(PercentFormatter(1))
+    style.percents(ax.yaxis)
     found = number(whole, "size_correlation")
     ax.set_title("by size" + ("" if found is None else f": Spearman {style.number(found, 2)}"))
 
@@ -77,13 +77,11 @@ def _reliability(ax: Axes, whole: pd.DataFrame) -> None:
     right = only(whole, metric="bin_accuracy").set_index("index").sort_index()
     sure = only(whole, metric="bin_confidence").set_index("index").reindex(right.index)
     x, y, n = floats(sure["value"]), floats(right["value"]), floats(right["n_examples"])
-    ax.plot([0, 1], [0, 1], color="#555555", linewidth=0.7, linestyle=(0, (1, 2)))
-    ax.annotate("calibrated", (0.98, 0.9), ha="right", va="top", fontsize=6, color="#555555")
+    ax.plot([0, 1], [0, 1], color="#555555", linewidth=0.7, linestyle=(0, (1, 2)), label="_reference")
     ax.errorbar(x, y, [np.abs(y - floats(right[c])) for c in ("low", "high")], fmt="none", color=REST, elinewidth=0.7, capsize=0)
     ax.scatter(x, y, s=6 + 60 * n / n.sum(), color=REST, linewidth=0)
-    ax.set(xlabel="confidence", ylabel="accuracy (area: examples)", xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_formatter(PercentFormatter(1))
+    ax.set(xlabel="confidence\n(dotted: calibrated)", ylabel="accuracy (area: examples)", xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
+    style.percents(ax.xaxis, ax.yaxis)
     error = number(whole, "ece", estimator="bayesian bootstrap")
     ax.set_title(f"ECE {style.number(error, 2)} (chance {style.number(number(whole, 'ece_floor'), 2)})")
 

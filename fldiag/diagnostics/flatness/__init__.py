@@ -60,7 +60,8 @@ def flatness(history: History, progress: Progress | None = None, *,
       a sample, the whole as it is (none of a gap at one point, where other clients would move the whole with its parts);
       ``residual``: what the errors of all eigenvalues, or of estimated traces, can add up to.
     - ``flatness_distance`` 2 - 2 cos(grad F_k(w_g), grad F(w_g)) of every client with examples, and its mean: between 0 and 4.
-    - ``perturbation_misalignment`` 1 - cos(grad F_k(w_k), grad F(w_k)) of every trained client, and its mean.
+    - ``perturbation_misalignment`` 1 - cos(grad F_k(w_k), grad F(w_k)) of every trained client, and its mean. Not
+      along the local steps: what a run records of them are numbers, not the weights, which it would need.
     - ``gradient_score``: norm of the gradient of the test loss at w_k, whole and by layer; and its mean.
     - Of all rounds, with u the server's updates w_new - w_old: ``momentum_echo`` <u, u'> / (||u|| ||u'||) of a round's update
       and that ``index`` rounds before, lags 1 to 5, and its mean over the rounds (no round; ``stderr`` as if these were

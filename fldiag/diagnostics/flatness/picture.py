@@ -16,8 +16,8 @@ from fldiag.results.select import only
 PICTURE = "picture of flatness"
 #: What stands for the global model, its parts at their own weights, and the parts at the global model's.
 _LOOKS = {"whole": style.look(0), "trained": style.look(1), "aggregated": style.look(2)}
-_TEXTS = {"whole": "whole: F at w", "trained": "parts: mean of F_k at w_k", "aggregated": "parts at one point: mean of F_k at w"}
-_TITLES = {"sharpness": "sharpness (one ascent step)", "eigenvalue": "largest eigenvalue λ1", "trace": "trace"}
+_TEXTS = {"whole": "whole: F at w", "trained": "parts: mean of Fₖ at wₖ", "aggregated": "parts at one point: mean of Fₖ at w"}
+_TITLES = {"sharpness": "sharpness (one ascent step)", "eigenvalue": "largest eigenvalue λ₁", "trace": "trace"}
 
 
 def draw(table: pd.DataFrame) -> Figure:

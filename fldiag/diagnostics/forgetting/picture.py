@@ -11,7 +11,7 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
@@ -125,7 +125,7 @@ def rounds(ax) -> None:
 def _finish(ax, label: str, keys: list[tuple[Line2D, str]]) -> None:
     ax.set(xlabel="round", ylabel=label)
     rounds(ax)
-    ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    style.percents(ax.yaxis)
     low, high = ax.get_ylim()
     ax.set_ylim(max(low, 0), min(high, 1.02))
     ax.grid(True)

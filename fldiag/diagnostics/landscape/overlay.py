@@ -12,6 +12,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.transforms import Bbox
 from mpl_toolkits.mplot3d.art3d import Poly3DCollection
 
 from fldiag.diagnostics.landscape.surfaces import Scale, Surface, scale, surfaces
@@ -43,8 +44,8 @@ def draw(table: pd.DataFrame, *, clip: float | Literal["auto"] | None = "auto",
         fig = style.figure(width, whole)
         low = foot if beside else foot + panel
         space = fig.add_axes((0.0, low / whole, 0.48 if beside else 1.0, 1 - low / whole), projection="3d", label="surfaces")
-        flat = fig.add_axes((0.985 - side / width, (foot + 0.4) / whole, side / width, side / whole), label="contours")
-        _surfaces(space, grids, shared, looks)
+        flat = fig.add_axes((0.97 - side / width, (foot + 0.4) / whole, side / width, side / whole), label="contours")
+        _surfaces(space, grids, shared, looks, names)
         _contours(flat, grids, shared, looks, names)
         handles = [Line2D([], [], color=looks[g.run].color, linestyle=looks[g.run].dash, marker=looks[g.run].marker, markersize=4,
                           markerfacecolor="white" if g is not grids[-1] else looks[g.run].color) for g in grids]
@@ -57,7 +58,7 @@ def draw(table: pd.DataFrame, *, clip: float | Literal["auto"] | None = "auto",
     return fig
 
 
-def _surfaces(ax, grids: list[Surface], shared: Scale, looks: dict[str, style.Look]) -> None:
+def _surfaces(ax, grids: list[Surface], shared: Scale, looks: dict[str, style.Look], names: tuple[str, str]) -> None:
     """All polygons in one collection: only then is what lies behind drawn first where surfaces cross."""
     quads, colours = [], []
     for grid in grids:
@@ -85,14 +86,21 @@ def _surfaces(ax, grids: list[Surface], shared: Scale, looks: dict[str, style.Lo
         axis.set_pane_color((0.97, 0.97, 0.97, 1.0))
         axis._axinfo["grid"].update(linewidth=0.3, color="#cccccc")
     ax.tick_params(axis="both", labelsize=6, pad=-3)
+    for text, put, pad in zip(names, (ax.set_xlabel, ax.set_ylabel), (-9, -6), strict=True):
+        put(style.plain(text.partition(" (")[0]), fontsize=6, labelpad=pad)
+    ax.set_title("loss", fontsize=7, y=0.97)
 
 
 def _contours(ax: Axes, grids: list[Surface], shared: Scale, looks: dict[str, style.Look], names: tuple[str, str]) -> None:
     levels = shared.low + (shared.high - shared.low) * (np.arange(1, LEVELS + 1) / (LEVELS + 1)) ** 2  # closer in the valley
+    taken: list[Bbox] = []
     for place, grid in enumerate(grids):
-        look, heights = looks[grid.run], np.ma.masked_invalid(shared.height(grid.loss))
-        drawn = ax.contour(grid.x, grid.y, heights, levels=levels, colors=look.color, linestyles=[look.dash], linewidths=0.9)
-        ax.clabel(drawn, levels[::2], fontsize=5.5, fmt=shared.label)
+        look = looks[grid.run]
+        drawn = ax.contour(*grid.finely(shared), levels=levels, colors=look.color, linestyles=[look.dash], linewidths=0.9)
+        for text in ax.clabel(drawn, levels[::2], fontsize=6, fmt=shared.label):
+            box = text.get_window_extent()
+            text.set_visible(not any(box.overlaps(other) for other in taken))  # not on another surface's
+            taken.append(box)
         if np.isfinite(grid.loss).any():
             j, i = np.unravel_index(int(np.nanargmin(grid.loss)), grid.loss.shape)
             # of two at one place, both are seen

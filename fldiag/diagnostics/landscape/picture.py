@@ -111,8 +111,9 @@ def _surface(ax, fine: Fine, shared: Scale, limits: list[tuple[float, float]], n
         axis.set_pane_color((0.97, 0.97, 0.97, 1.0))
         axis._axinfo["grid"].update(linewidth=0.3, color="#cccccc")
         axis.line.set_linewidth(0.5)
-    for name, put in zip(names, (ax.set_xlabel, ax.set_ylabel), strict=True):
-        put(style.plain(name.partition(" (")[0]), fontsize=6, labelpad=-10)
+    # Tick labels of the second axis stand beside it, those of the first below.
+    for name, put, pad in zip(names, (ax.set_xlabel, ax.set_ylabel), (-10, -7.5), strict=True):
+        put(style.plain(name.partition(" (")[0]), fontsize=6, labelpad=pad)
     ax.zaxis.set_major_formatter(FuncFormatter(lambda v, _: shared.label(v)))
     ax.tick_params(axis="both", labelsize=6, pad=-4, width=0.4)
     longest = max((len(shared.label(t)) for t in shared.ticks(4)), default=2)

@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from fldiag.errors import FldiagError
@@ -154,13 +153,11 @@ def _bars(ax, kind: str, rows: pd.DataFrame) -> None:
         total = values.sum()
         ax.set_title("clients' shares of the global model's\n" + rf"$\lambda_1$ = {style.number(float(total), 3)}", fontsize=7.5)
         ax.axhline(total / len(values), color="#444444", linewidth=0.7, linestyle=(0, (2, 2)))
-        style.legend(ax, [Line2D([], [], color="#444444", linewidth=0.7, linestyle=(0, (2, 2)))], ["equal shares"],
-                     loc="best", handlelength=1.6, borderpad=0.1)
     else:
         slices = rows.loc[rows["client"].notna(), "slice"] if "slice" in rows.columns else []
         own = any(str(s).startswith("client") for s in slices)
         ax.set_title(f"{names[kind]}\nclients on {_DATA['client' if own else 'global']}", fontsize=7.5)
     ax.yaxis.set_major_locator(MaxNLocator(5))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: style.number(v, 3)))
-    ax.set_xlabel("client")
+    ax.set_xlabel("client\n(dashed: equal shares)" if kind == "share" else "client")
     ax.grid(True, axis="y")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fldiag.plotting import style
+from fldiag.plotting import labels, style
 from fldiag.plotting.tables import floats, need, select
 from fldiag.results.select import number, only
 
@@ -33,9 +33,11 @@ def draw(table: pd.DataFrame) -> Figure | None:
             rho = number(only(table, metric="rank_correlation", index=index, estimator="quadratic"))
             what = "last aggregate" if index == 0 else f"last {index} rounds" if index > 1 else "last round"
             ax.set_title(what + (f"\nSpearman {style.number(rho, 2)}" if rho is not None else "\n"))
-        fig.suptitle("clients left out of the training or the aggregate; dashed: as predicted", fontsize=8.5)
+        words = "clients left out of the training or the aggregate; dashed: as predicted"
+        fig.suptitle("\n".join(style.wrap(words, style.wide() - 0.2, 2, 8.5)), fontsize=8.5)
         fig.supxlabel("predicted change of the loss", fontsize=8)
         fig.supylabel("true change of the loss", fontsize=8)
+        labels.settle(fig)
     return fig
 
 
@@ -47,12 +49,12 @@ def _panel(ax, pairs: pd.DataFrame, looks: dict[str, style.Look], numbers: bool)
     for run, part in pairs.groupby("run", sort=False):
         x, y = floats(part["value"]), floats(part["value_true"])
         ax.plot(x, y, linestyle="none", marker=looks[run].marker, markersize=4, color=looks[run].color, alpha=0.7)
-        for k, a, b in zip(part["client"], x, y, strict=True) if numbers else ():
-            ax.annotate(str(int(k)), (a, b), xytext=(2.5, 2.5), textcoords="offset points", fontsize=5.5)
+        if numbers:
+            labels.beside(ax, [str(int(k)) for k in part["client"]], x, y)
     for line in (ax.axhline, ax.axvline):
-        line(0, color="black", linewidth=0.5)
+        line(0, color="black", linewidth=0.5, label="_reference")
     limits = {"xlim": ax.get_xlim(), "ylim": ax.get_ylim()}
-    ax.axline((0, 0), slope=1, color="#999999", linewidth=0.6, linestyle=(0, (4, 2)), zorder=0)
+    ax.axline((0, 0), slope=1, color="#999999", linewidth=0.6, linestyle=(0, (4, 2)), zorder=0, label="_reference")
     ax.locator_params(nbins=4)
     ax.set(**limits)
     ax.grid(True)

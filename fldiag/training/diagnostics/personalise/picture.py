@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import PercentFormatter
 
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
@@ -68,7 +67,7 @@ def draw(table: pd.DataFrame) -> Figure:
         ax.set_xticks(range(len(epochs)), ticks)
         low = min(float(flat["value"].min()), 0.95)
         ax.set_ylim(max(-0.02, low - 0.05), 1.02)
-        ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
+        style.percents(ax.yaxis)
         ax.grid(True, axis="y")
         style.legend(fig, handles, texts, loc="outside lower center", ncols=columns, handletextpad=0.4, columnspacing=1.2,
                      borderpad=0.2)
