@@ -217,3 +217,12 @@ def test_debug_shows_the_traceback_and_ends_with_the_versions():
     assert result.exit_code == 1 and result.exception is not None
     shown = "".join(traceback.format_exception(result.exception)).rstrip().splitlines()[-1]
     assert shown.startswith("Versions: fldiag ") and torch.__version__.partition("+")[0] in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", [["list"], ["list", "methods", "--json"]])
+def test_who_reads_only_the_beginning_gets_no_message(verb):
+    """fldiag list | head -c 1"""
+    process = subprocess.Popen([sys.executable, "-m", "fldiag.cli", *verb], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait(60) == 1

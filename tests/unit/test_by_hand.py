@@ -6,7 +6,7 @@ from torch import nn
 
 from fldiag import losses
 from fldiag.models.by_hand import ByHand
-from fldiag.models.layers import patches
+from fldiag.models.layers import linear, patches, rules
 from fldiag.models.network import Network
 from fldiag.params import flatten
 
@@ -114,3 +114,38 @@ def test_the_slope_of_the_cross_entropy():
                                    lambda: nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(1, 4), nn.Linear(4, 3))])
 def test_other_networks_keep_autograd(build):
     assert Network(build()).pieces is None
+
+
+@pytest.mark.numeric
+def test_large_linear_products_are_those_of_float64():
+    """Sizes from which another library multiplies; operands as they lie and transposed."""
+    generator = torch.Generator().manual_seed(0)
+    a, weight = (torch.randn(n, 700, generator=generator) for n in (50, 300))
+    bias, g = torch.randn(300, generator=generator), torch.randn(50, 300, generator=generator)
+    assert min(len(a) * weight.numel(), len(g) * weight.numel()) >= linear.LARGE
+    with torch.no_grad():
+        sparse = bias.repeat_interleave(2)[::2]
+        for left, right, added in ((a, weight, bias), (a, weight, sparse), (g, weight.T, None), (g.T, a.T, None)):
+            found = linear.product(left, right, added)
+            exact = left.double() @ right.double().T + (0 if added is None else added.double())
+            bound = torch.finfo(torch.float32).eps * (left.double().abs() @ right.double().abs().T + 1) * left.shape[1]
+            assert ((found.double() - exact).abs() <= bound).all()
+
+
+def test_a_product_with_a_graph_is_differentiated():
+    a, weight = torch.randn(50, 700), torch.randn(300, 700, requires_grad=True)
+    linear.product(a, weight).sum().backward()
+    assert torch.allclose(weight.grad, a.sum(0).expand(300, -1), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_the_gradient_of_images_lies_as_they_lie(form):
+    layer = nn.Conv2d(3, 8, 3, padding=1)
+    images = torch.randn(4, 3, 6, 6).to(memory_format=form)
+    (link,) = rules(layer).links(layer, "", {})
+    slope = torch.randn(4, 8, 6, 6).to(memory_format=form)
+    found = link.back(slope, layer.weight.detach(), images)
+    images.requires_grad_()
+    (wanted,) = torch.autograd.grad(layer(images), images, slope)
+    assert torch.allclose(found, wanted, atol=1e-6)
+    assert found.is_contiguous(memory_format=form)

@@ -135,7 +135,7 @@ def test_an_installation_has_the_studies_of_every_paper():
     """What the wheel takes from analyses/ is what ``folder`` finds in it."""
     root = reported.folder().parent
     taken = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    assert set(taken) == {"analyses/claims.py", "analyses/arithmetic.csv", *(f"analyses/{paper}" for paper in reported.papers())}
+    assert set(taken) == {"analyses/arithmetic.csv", *(f"analyses/{paper}" for paper in reported.papers())}
     assert all(to == f"fldiag/_{path}" and (root / path).exists() for path, to in taken.items())
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy as CE
 
 from fldiag.errors import FldiagError
+from fldiag.losses import half_squared_error
 from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.problem import DEPENDENT_BATCH, Problem
 
@@ -298,3 +299,14 @@ def test_frozen_parameters_are_constants_where_only_the_trainable_ones_count():
     assert Problem(net, F.cross_entropy, (x, y), given, trainable=True, dtype=torch.float64).digest() != part.digest()
     with pytest.raises(FldiagError, match="all parameters of the model are frozen"):
         Problem(net.requires_grad_(False), F.cross_entropy, (x, y), trainable=True)
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, nn.L1Loss(), half_squared_error, lambda z, y: F.smooth_l1_loss(z, y)],
+                         ids=["mse", "l1", "half_squared_error", "own"])
+def test_outputs_and_targets_of_two_shapes_are_not_spread_over_each_other(loss):
+    """[8, 1] against [8, 3] or [8] would be other numbers than anybody meant, and torch only warns."""
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    for targets in (x[:, :3], x[:, 0]):
+        with pytest.raises(FldiagError, match="shape of the outputs"):
+            Problem(nn.Linear(4, 1), loss, (x, targets)).loss()
+    assert Problem(nn.Linear(4, 3), loss, (x, x[:, :3])).loss()[0] > 0
