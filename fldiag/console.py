@@ -8,6 +8,7 @@ import os
 import platform
 import select
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -123,7 +124,10 @@ def errors(debug: bool) -> Iterator[None]:
     traceback, which ends with the versions of what a report of it needs."""
     try:
         try:
-            yield
+            with warnings.catch_warnings():
+                if not debug:
+                    warnings.showwarning = _warn
+                yield
         except BaseException as error:
             if debug and not isinstance(error, SystemExit):
                 error.add_note(_versions())
@@ -170,6 +174,11 @@ def _versions() -> str:
         with contextlib.suppress(metadata.PackageNotFoundError):
             names[package] = metadata.version(package)
     return "Versions: " + ", ".join(f"{n} {v}" for n, v in names.items()) + f"; {platform.platform()}"
+
+
+def _warn(message: Warning | str, *where: Any, **more: Any) -> None:
+    """In one line, without the place in the code, which helps nobody at the keyboard."""
+    print("warning:", " ".join(printable(str(message)).splitlines()), file=sys.stderr)
 
 
 def _complain(what: str, remedy: str) -> None:

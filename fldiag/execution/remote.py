@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,6 +60,7 @@ def perform(key: str, unit: Any, work: Work | None = None) -> Any:
 def start(key: str, work: Work) -> None:
     """At the start of a process of our own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
+    warnings.filterwarnings("ignore", module="fldiag")  # about data that it has read, too, and has spoken of
     threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
     keep(key, work)
 

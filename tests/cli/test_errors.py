@@ -226,3 +226,12 @@ def test_who_reads_only_the_beginning_gets_no_message(verb):
     process = subprocess.Popen([sys.executable, "-m", "fldiag.cli", *verb], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.close()
     assert process.stderr.read() == b"" and process.wait(60) == 1
+
+
+def test_a_warning_is_one_line_without_the_place_in_the_code():
+    result = runner.invoke(app, ["partition", "digits", "--set", "partition.kind=sharding", "--set", "partition.shards=3",
+                                 "--set", "clients.total=17", "--out", "split.png"])
+    assert result.exit_code == 0, result.output
+    said = [line for line in result.stderr.splitlines() if "shards do not divide" in line]
+    assert len(said) == 1 and said[0].startswith("warning: 51 shards"), result.stderr
+    assert ".py" not in result.stderr and "warnings.warn" not in result.stderr

@@ -92,6 +92,20 @@ def test_a_table_with_something_missing(content, said, tmp_path):
         data.load(f"csv:{file}")
 
 
+def test_a_table_without_splits(tmp_path):
+    """About a fifth is for testing, by the text alone: the order of rows does not matter, and equal texts stay together."""
+    rows = [f"{i % 2},word{i // 2}" for i in range(400)]
+    files = [tmp_path / "one.csv", tmp_path / "other.csv"]
+    for file, order in zip(files, (rows, rows[::-1]), strict=True):
+        file.write_text("label,text\n" + "\n".join(order) + "\n")
+    with pytest.warns(UserWarning, match=r"no column 'split': \d+ of its 400 texts"):
+        one, other = (data.load(f"csv:{file}", reading=Reading(300, 4)) for file in files)
+    n = len(one.train_y)
+    assert len(one.test_y) == 400 - n and 20 < len(one.test_y) < 140
+    sides = [{text for text, in side} for side in (one.texts[:n], one.texts[n:])]
+    assert not sides[0] & sides[1] and {text for text, in other.texts[:n]} == sides[0]
+
+
 def test_other_wrong_uses(tmp_path, films, monkeypatch):
     monkeypatch.delenv("FLDIAG_DATA", raising=False)
     for name, said in ((f"csv:{tmp_path}", "has no train.csv"), (f"csv:{tmp_path}/none.csv", "no file"),
