@@ -64,6 +64,11 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
+def counted(n: int, what: str) -> str:
+    """``1 round``, ``12 rounds``."""
+    return f"{n:,} {what}{'s' * (n != 1)}"
+
+
 def check_name(path: Path) -> None:
     """Raises FldiagError for a path that no table and no text file can name."""
     try:

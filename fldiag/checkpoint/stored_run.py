@@ -17,7 +17,7 @@ from fldiag import registry
 from fldiag.checkpoint import schema
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.config import Config
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, counted
 from fldiag.results import files
 from fldiag.results.card import card
 from fldiag.results.shares import wilson
@@ -42,7 +42,7 @@ class StoredRun:
         self.data: Any = None
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r}, {self.status}, {self.done} rounds)"
+        return f"Run({str(self.path)!r}, {self.status}, {counted(self.done, 'round')})"
 
     def _repr_html_(self) -> str:
         config = self.index.get("config", {})
@@ -209,7 +209,7 @@ class StoredRun:
         there = self.recorded
         if not there or (round is not None and round not in there):
             raise FldiagError(f"run {self.path} recorded no local steps" + (f" of round {round}" if there else ""),
-                              f"it has those of {len(there)} rounds up to {there[-1]}" if there else
+                              f"it has those of {counted(len(there), 'round')} up to {there[-1]}" if there else
                               "train with --set metrics.steps=true", usage=True)
         return pd.concat([self._table(f"steps/{r:04d}.parquet") for r in (there if round is None else [round])],
                          ignore_index=True)

@@ -11,7 +11,7 @@ from fldiag.checkpoint.run import Run
 from fldiag.choices import BINS
 from fldiag.comparison.reading import Reader
 from fldiag.comparison.sides import Member, Sides, seed
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, counted
 from fldiag.results import uncertainty
 from fldiag.results.numbers import Number
 from fldiag.results.select import number, only
@@ -90,7 +90,7 @@ def _over_seeds(wanted: Number, sides: Sides, reader: Reader, level: float) -> E
                 return Evidence(None, why=f"{member.path.name} (seed {seed(member)}): {error.what}")
         columns.append(np.array(values))
     a, b = columns[0], columns[1] if sides.b else np.zeros(len(columns[0]))
-    few = "" if len(a) >= SEEDS else f"{len(a)} seeds; {SEEDS} are needed for a decision"
+    few = "" if len(a) >= SEEDS else f"{counted(len(a), 'seed')}; {SEEDS} are needed for a decision"
     return Evidence(float(a.mean()), float(b.mean()) if sides.b else None, n=len(a), why=few,
                     estimator="paired t over seeds" if sides.b else "t over seeds",
                     between=lambda scale, offset: uncertainty.paired_t(a - (scale * b + offset), level),

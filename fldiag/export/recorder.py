@@ -18,7 +18,7 @@ from fldiag.checkpoint import foreign, owner
 from fldiag.checkpoint.foreign import State
 from fldiag.checkpoint.recording import Recording
 from fldiag.checkpoint.run import Run
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, counted
 from fldiag.execution.background import Background
 from fldiag.export.given import examples_of, number_of, partition_of, read_clients, rows_of, seen_as
 from fldiag.models import frozen
@@ -120,7 +120,8 @@ class Recorder:
             self.note("not every example has one label: the run holds weights alone, and its data are given with a question")
 
     def __repr__(self) -> str:
-        return f"Recorder({str(self.recording.run.path)!r}, {self._done} rounds, {self.recording.layout.size:,} parameters)"
+        return f"Recorder({str(self.recording.run.path)!r}, {counted(self._done, 'round')}, " \
+               f"{self.recording.layout.size:,} parameters)"
 
     def __enter__(self) -> Recorder:
         return self

@@ -11,7 +11,7 @@ from fldiag.checkpoint import owner, prune
 from fldiag.checkpoint.run import Run
 from fldiag.console import Console
 from fldiag.diagnosis.options import rounds as choice
-from fldiag.errors import FldiagError, shown
+from fldiag.errors import FldiagError, counted, shown
 
 COLUMNS = {name: name for name in ("run", "method", "seed", "rounds", "status", "MB", "changed")}
 
@@ -56,7 +56,7 @@ def thin(console: Console, paths: list[Path], keep: str | None, dry_run: bool, y
         names = prune.unneeded(run, kept)
         size = sum((run.path / n).stat().st_size for n in names if (run.path / n).is_file())
         found.append((run, kept))
-        console.say(f"{run.path}: {len(names)} files, {size / 1e6:,.1f} MB")
+        console.say(f"{run.path}: {counted(len(names), 'file')}, {size / 1e6:,.1f} MB")
         console.result.setdefault("rows", []).append({"run": str(run.path), "files": names, "bytes": size})
     if dry_run:
         console.say("nothing was removed (--dry-run)")

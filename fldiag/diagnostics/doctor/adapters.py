@@ -9,6 +9,7 @@ import numpy as np
 
 from fldiag.diagnostics.doctor.case import Case, Seen
 from fldiag.diagnostics.doctor.findings import INFORMATION, WARNING, Check, Clear, Finding, Said, Skip
+from fldiag.errors import counted
 
 #: How the two factors of an adapter are called: (A, [r, in]), (B, [out, r]).
 PAIRS = (("lora_A", "lora_B"), ("lora_a", "lora_b"), ("lora_down", "lora_up"), ("A", "B"))
@@ -132,7 +133,7 @@ class OptimiserState(Check):
         for name, rounds in self.found.items():
             yield Finding(WARNING,
                           f"{name} looks like an optimiser's state, and is averaged over the clients",
-                          f"it changes at the clients, and the aggregate lies among theirs in {len(rounds)} rounds",
+                          f"it changes at the clients, and the aggregate lies among theirs in {counted(len(rounds), 'round')}",
                           "the averaged momentum fits no client's trajectory, and sending it doubles the upload",
                           "keep optimiser states at the clients, or reset them each round", tuple(rounds), layer=name)
         yield Clear("no weight or buffer has the name of one")

@@ -11,6 +11,7 @@ import numpy as np
 from fldiag.diagnostics.doctor.case import Case, Seen
 from fldiag.diagnostics.doctor.findings import FAULT, INFORMATION, WARNING, Check, Clear, Finding, Said, Skip, about
 from fldiag.diagnostics.doctor.server_step import Memory
+from fldiag.errors import counted
 
 #: The part of a server's update that a rule may leave unexplained.
 RESIDUAL = 1e-3
@@ -119,7 +120,7 @@ class Aggregate(Check):
         first = next(iter(fine.values()), None)
         if first is not None:
             worst = max(rule.residual for rule in fine.values())
-            yield Clear(f"{first.told} in {len(fine)} rounds; it leaves at most {worst:.1e} of the update")
+            yield Clear(f"{first.told} in {counted(len(fine), 'round')}; it leaves at most {worst:.1e} of the update")
 
     def _finding(self, kind: str, layer: str | None, found: dict[int, Rule], server: bool) -> Finding:
         what, consequence, remedy = KINDS[kind]
@@ -127,7 +128,7 @@ class Aggregate(Check):
         worst = max(rules, key=lambda rule: rule.residual)
         clients = sorted({k for rule in rules for k in rule.clients})
         some = f" ({about(clients)})" if clients else ""
-        evidence = f"{rules[0].told}; {len(found)} of {len(self.rules)} rounds, " \
+        evidence = f"{rules[0].told}; {len(found)} of {counted(len(self.rules), 'round')}, " \
                    f"residual up to {worst.residual:.1e} of the server's update"
         return Finding(self._severity(kind, server), what + some, evidence, consequence, remedy, tuple(found),
                        client=clients[0] if len(clients) == 1 else None, layer=layer, value=worst.residual)

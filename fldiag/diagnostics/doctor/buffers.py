@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fldiag.diagnostics.doctor.case import Case, Seen
 from fldiag.diagnostics.doctor.findings import FAULT, INFORMATION, WARNING, Check, Clear, Finding, Said, Skip, about
+from fldiag.errors import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,9 +67,8 @@ class Statistics(Check):
         severity = INFORMATION if "isolated" in self.case.slots else FAULT
         if self.still:
             yield Finding(severity, "batch-norm buffers are not aggregated: the global model keeps those it had",
-                          f"bitwise unchanged in {len(self.still)} of {self.rounds} rounds, while the clients' changed",
-                          SKEWED,
-                          AVERAGE, tuple(self.still))
+                          f"bitwise unchanged in {len(self.still)} of {counted(self.rounds, 'round')}, while the clients' "
+                          "changed", SKEWED, AVERAGE, tuple(self.still))
         if self.of:
             one = next(iter(self.of)) if len(self.of) == 1 else None
             who = f"client {one}" if one is not None else f"one client each round (first client {next(iter(self.of))})"
@@ -78,14 +78,13 @@ class Statistics(Check):
         for n, found in self.single.items():
             how = sorted(set(found.values()))
             yield Finding(severity, f"buffer {n} is not aggregated, others are", f"it is {', '.join(how[:3])} in {len(found)} of "
-                          f"{self.rounds} rounds", SKEWED, AVERAGE, tuple(found), layer=n)
+                          f"{counted(self.rounds, 'round')}", SKEWED, AVERAGE, tuple(found), layer=n)
         if self.outside:
             yield Finding(WARNING, "buffers are not a mean of the clients'", f"up to {max(self.outside.values()):.0%} of the "
-                          f"entries "
-                          f"lie outside the range of the clients', in {len(self.outside)} of {self.rounds} rounds", SKEWED,
-                          AVERAGE,
+                          f"entries lie outside the range of the clients', in {len(self.outside)} of "
+                          f"{counted(self.rounds, 'round')}", SKEWED, AVERAGE,
                           tuple(self.outside), value=max(self.outside.values()))
-        yield Clear(f"within the clients' range in {self.rounds} rounds")
+        yield Clear(f"within the clients' range in {counted(self.rounds, 'round')}")
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -158,8 +157,8 @@ class Values(Check):
             who = [c for c, _ in found if c is not None]
             rounds = sorted({r for _, rs in found for r in rs})
             whose = "the global model" if len(who) < len(found) else about(who)
-            yield Finding(FAULT, f"buffer {name} of {whose} is {how}", f"in {len(rounds)} rounds" +
-                          (f", of {len(who)} clients" if who else ""),
+            yield Finding(FAULT, f"buffer {name} of {whose} is {how}", f"in {counted(len(rounds), 'round')}" +
+                          (f", of {counted(len(who), 'client')}" if who else ""),
                           "the network's outputs are NaN, or blown up by 1/sqrt(eps)",
                           "look for NaN in the clients' data, minibatches of one example, and averages of the standard deviation "
                           "in place of the variance", tuple(rounds), client=who[0] if len(who) == len(found) == 1 else None,

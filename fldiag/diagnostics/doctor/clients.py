@@ -11,6 +11,7 @@ import numpy as np
 
 from fldiag.diagnostics.doctor.case import Case, Seen
 from fldiag.diagnostics.doctor.findings import FAULT, INFORMATION, WARNING, Check, Clear, Finding, Said, Skip, about
+from fldiag.errors import counted
 
 NO_CLIENTS = "no client weights are stored"
 
@@ -38,11 +39,12 @@ class Finite(Check):
 
     def end(self) -> Iterator[Said]:
         for i, rounds in self.clients.items():
-            yield Finding(FAULT, f"the trained weights of client {i} are not finite", f"in {len(rounds)} rounds",
+            yield Finding(FAULT, f"the trained weights of client {i} are not finite", f"in {counted(len(rounds), 'round')}",
                           "one such update makes the mean NaN", "lower its learning rate, clip its gradients, look at its data",
                           tuple(rounds), client=i)
         if self.bad:
-            yield Finding(FAULT, "the global weights are not finite", f"in {len(self.bad)} rounds, first in round {self.bad[0]}",
+            yield Finding(FAULT, "the global weights are not finite",
+                          f"in {counted(len(self.bad), 'round')}, first in round {self.bad[0]}",
                           "everything after it is NaN", "go back to the round before, and leave out the client that broke it",
                           tuple(self.bad))
         if self.case.run.status == "diverged":
@@ -53,10 +55,11 @@ class Finite(Check):
         every = int(self.case.section("checkpoint").get("every", 1))
         gaps = sorted(set(range(self.case.rounds[0], self.case.rounds[-1] + 1, every)) - set(self.case.rounds))
         if gaps:
-            yield Finding(INFORMATION, "rounds are missing between others", f"{len(gaps)} rounds, the first is {gaps[0]}",
+            yield Finding(INFORMATION, "rounds are missing between others",
+                          f"{counted(len(gaps), 'round')}, the first is {gaps[0]}",
                           "no check sees them, and consecutive rounds are compared only if both are stored",
                           "nothing to do if they were pruned", gaps)
-        yield Clear(f"{self.rounds} rounds are intact and finite")
+        yield Clear(f"intact and finite: {counted(self.rounds, 'round')}")
 
 
 class Silent(Check):
@@ -94,7 +97,8 @@ class Silent(Check):
             yield Skip("no round says what clients received and made of it")
             return
         if self.all:
-            yield Finding(FAULT, "no client changed the weights it received", f"in {len(self.all)} of {self.rounds} rounds",
+            yield Finding(FAULT, "no client changed the weights it received",
+                          f"in {len(self.all)} of {counted(self.rounds, 'round')}",
                           "nothing is learnt", "look at the learning rate, at frozen parameters, and at which model is returned",
                           tuple(self.all))
         train = self.case.section("train")
@@ -102,16 +106,17 @@ class Silent(Check):
             n = self.case.sizes.get(i)
             idle = n == 0 or (n is not None and bool(train.get("drop_last")) and n < int(train.get("batch_size", 1)))
             yield Finding(INFORMATION if idle else WARNING, f"the update of client {i} is exactly zero",
-                          f"in {len(rounds)} rounds" + (f"; it has {n} examples" if n is not None else ""),
+                          f"in {counted(len(rounds), 'round')}" + (f"; it has {counted(n, 'example')}" if n is not None else ""),
                           "it contributes nothing, but its weight reduces the effect of the others",
                           "nothing to do: its examples fill no minibatch" if idle else
                           "look at its training, and at which model it returns",
                           tuple(rounds), client=i, value=0.0)
         if self.frozen:
             names = ", ".join(sorted(self.frozen)[:3]) + (f" and {len(self.frozen) - 3} more" if len(self.frozen) > 3 else "")
-            yield Finding(INFORMATION, "some layers are never trained", f"no client changed {names} in {self.rounds} rounds",
+            yield Finding(INFORMATION, "some layers are never trained",
+                          f"no client changed {names} in {counted(self.rounds, 'round')}",
                           "they stay as they were initialised", "nothing to do if they are frozen on purpose", layer=names)
-        yield Clear(f"no update is zero in {self.rounds} rounds")
+        yield Clear(f"no update is zero in {counted(self.rounds, 'round')}")
 
 
 class Copies(Check):
@@ -169,7 +174,7 @@ class Copies(Check):
                           f"in round {found[0][0]} those of round {found[0][1]}" + (f", and {len(found) - 1} times more" if
                                                                                     len(found) > 1 else ""),
                           "an old update is applied again", "clear replies between rounds", tuple(r for r, _ in found), client=i)
-        yield Clear(f"no two updates are equal in {self.rounds} rounds")
+        yield Clear(f"no two updates are equal in {counted(self.rounds, 'round')}")
 
     def _groups(self) -> list[list[int]]:
         """Clients that pairs of equal updates link."""
@@ -188,7 +193,7 @@ class Copies(Check):
             what = f"the update of client {clients[1]} {how} client {clients[0]}"
         else:
             what = f"{about(clients, most=12)} return each other's updates"
-        return Finding(FAULT, what, f"in {len(rounds)} rounds" + ("" if one else f", {len(pairs)} pairs"),
+        return Finding(FAULT, what, f"in {counted(len(rounds), 'round')}" + ("" if one else f", {counted(len(pairs), 'pair')}"),
                        "one client's data count several times, and another's not at all",
                        "look for a model that is shared between clients, or a client that copies", tuple(rounds),
                        client=clients[0] if one else None, client_b=clients[1] if one else None, value=scale if one else None)
@@ -246,8 +251,8 @@ class Norms(Check):
             elif single:
                 r, v = max(single, key=lambda one: abs(one[1]))
                 yield self._finding(i, v, tuple(r for r, _ in single), spread, f"in round {r}")
-        yield Clear(f"{len(of)} clients; lengths spread by a factor of {math.exp(spread):.2f} once size and round are taken out, "
-                    f"at most {math.exp(float(np.abs(left).max())):.1f}")
+        yield Clear(f"{counted(len(of), 'client')}; lengths spread by a factor of {math.exp(spread):.2f} once size and round are "
+                    f"taken out, at most {math.exp(float(np.abs(left).max())):.1f}")
 
     def _finding(self, i: int, v: float, rounds: tuple[int, ...], spread: float, when: str) -> Finding:
         how = f"{math.exp(v):.3g} times" if v > 0 else f"1/{math.exp(-v):.3g} of"

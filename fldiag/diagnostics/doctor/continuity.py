@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fldiag.diagnostics.doctor.case import Case, Seen
 from fldiag.diagnostics.doctor.findings import INFORMATION, WARNING, Check, Clear, Finding, Said, Skip
+from fldiag.errors import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,6 +89,6 @@ class Continuity(Check):
     def _finding(self, what: str, rounds: tuple[int, ...], meant: bool) -> Finding:
         size = max(self.away[r] for r in rounds)
         return Finding(INFORMATION if meant else WARNING, f"clients received {what}",
-                       f"{len(rounds)} of {self.pairs} rounds; relative distance up to {size:.2g}",
+                       f"{len(rounds)} of {counted(self.pairs, 'round')}; relative distance up to {size:.2g}",
                        "updates are applied to another model than the one they were made for",
                        "send the aggregate of the last round to all clients", rounds, value=size)

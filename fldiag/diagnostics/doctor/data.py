@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fldiag.diagnostics.doctor.findings import FAULT, INFORMATION, LEVEL, WARNING, Check, Clear, Finding, Said, Skip
+from fldiag.errors import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,7 +84,7 @@ class Parts(Check):
         else:
             yield from self._told(parts)
         yield from self._missing(history, parts)
-        yield Clear(f"{len(parts)} clients with {sum(map(len, parts)):,} examples" +
+        yield Clear(f"{counted(len(parts), 'client')} with {counted(sum(map(len, parts)), 'example')}" +
                     (", as the config deals them" if self.case.own else ""))
 
     def _named(self, history: History, parts: Sequence[np.ndarray]) -> Iterator[Finding]:
@@ -98,7 +99,7 @@ class Parts(Check):
             k = odd[0]
             same = len(np.intersect1d(parts[k], again[k])) if k < min(len(parts), len(again)) else 0
             yield Finding(FAULT, f"the partition is not the one that the config names ({spec.kind}, seed {spec.seed})",
-                          f"{len(odd)} of {len(parts)} clients hold other examples; client {k} shares {same} of "
+                          f"{len(odd)} of {counted(len(parts), 'client')} hold other examples; client {k} shares {same} of "
                           f"{len(parts[k]) if k < len(parts) else 0}", "the run's heterogeneity is not what its config says",
                           "correct the config, or train on the partition that it names", client=k if len(odd) == 1 else None,
                           value=len(odd) / len(parts))

@@ -8,6 +8,7 @@ import numpy as np
 
 from fldiag.diagnostics.doctor.findings import INFORMATION, WARNING, Check, Clear, Finding, Said, Skip
 from fldiag.diagnostics.doctor.metrics import LATE
+from fldiag.errors import counted
 
 #: Share of a layer's units: below FEW dead ones are usual, from MANY on they are a warning.
 FEW, MANY = 0.1, 0.5
@@ -83,7 +84,7 @@ class Dead(Check):
             if (share := float(rows.mean())) >= FEW and rows.any():
                 yield Finding(WARNING if share >= MANY else INFORMATION, f"{int(rows.sum())} of {len(rows)} units of {name} are "
                               f"dead",
-                              f"no gradient reaches them in round {r}, from {pool.n} examples",
+                              f"no gradient reaches them in round {r}, from {counted(pool.n, 'example')}",
                               "the network is smaller than it looks, and these units cannot recover",
                               "lower the learning rate, look at the initialisation and at clients with long updates",
                               (r,), layer=name, value=share)

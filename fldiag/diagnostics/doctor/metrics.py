@@ -13,6 +13,7 @@ import pandas as pd
 from fldiag.diagnostics.doctor.case import Case, Seen
 from fldiag.diagnostics.doctor.findings import FAULT, INFORMATION, WARNING, Check, Clear, Finding, Said, Skip
 from fldiag.diagnostics.doctor.own_data import LEAST
+from fldiag.errors import counted
 from fldiag.results.select import only
 
 ACCURACY = re.compile(r"(?:^|[_./ -])acc(?:uracy)?(?:[_./ -]|$)", re.IGNORECASE)
@@ -72,7 +73,7 @@ class Reported(Check):
                           "compute the curves again (fldiag forgetting)",
                           tuple(odd), value=odd[r] - now[r])
         yield from self._foreign(metrics, {**now, **own} if not odd else now, slack)
-        yield Clear(f"the accuracies of {len(now)} rounds, computed again, are those recorded")
+        yield Clear(f"the accuracies of {counted(len(now), 'round')}, computed again, are those recorded")
 
     def _again(self) -> Iterator[Finding]:
         rounds = sorted(r for r in self.prints if r)
@@ -180,7 +181,7 @@ class Means(Check):
             r, g, by_n = found[-1]
             other = f"by examples it is {by_n:.4g}" if "plain" in how else "it cannot be found from the clients' values"
             yield Finding(WARNING, f"the reported {name} is {how}",
-                          f"in {len(found)} rounds; in round {r} it is {g:.4g}, {other}",
+                          f"in {counted(len(found), 'round')}; in round {r} it is {g:.4g}, {other}",
                           "it depends on how examples are dealt to clients, and is not comparable with centralised numbers",
                           "sum counts (right, wrong, of each class) over the clients, and compute the metric once",
                           tuple(r for r, _, _ in found), value=g)

@@ -8,6 +8,7 @@ import numpy as np
 
 from fldiag.diagnostics.doctor.case import Case, Seen
 from fldiag.diagnostics.doctor.findings import INFORMATION, WARNING, Check, Clear, Finding, Said, Skip
+from fldiag.errors import counted
 from fldiag.results.select import spread as spread_rounds
 
 #: How far below the median of all gains those of a client must lie, in units of 1.48 MAD, in every round that is looked at; and
@@ -69,7 +70,7 @@ class OwnData(Check):
                           "the median", "it learns something other than its recorded data, and this enters the mean",
                           "compare its data and labels with the partition; look for a wrong sign, noise, or an attack",
                           tuple(sorted(found)), client=i, value=rise)
-        yield Clear(f"the own loss of {len(gains)} clients falls by {middle:.3g} nats in the median")
+        yield Clear(f"the own loss of {counted(len(gains), 'client')} falls by {middle:.3g} nats in the median")
 
     def _telling(self, i: int, own: Mapping[int, tuple[float, float]]) -> dict[int, float]:
         """By how much a client's training lowers its loss, in the rounds whose received model knows more than the shares of

@@ -10,6 +10,7 @@ import numpy as np
 
 from fldiag.diagnostics.doctor.case import Case, Seen
 from fldiag.diagnostics.doctor.findings import LEVEL, WARNING, Check, Clear, Finding, Said, Skip
+from fldiag.errors import counted
 
 
 class Sampling(Check):
@@ -60,8 +61,8 @@ class Sampling(Check):
                 for k in who[:20]:
                     yield self._finding(k, x, p, sum(chances), rounds)
         yield from self._same(chances, n, rounds)
-        yield Clear(f"{len(counts)} of {n} clients took part, {min(counts.values())} to {max(counts.values())} times in "
-                    f"{len(rounds)} rounds (expected {sum(chances):.3g})")
+        yield Clear(f"{len(counts)} of {counted(n, 'client')} took part, {min(counts.values())} to {max(counts.values())} times "
+                    f"in {counted(len(rounds), 'round')} (expected {sum(chances):.3g})")
 
     def _fewer(self) -> Iterator[Finding]:
         said = self.case.section("clients")
@@ -69,12 +70,12 @@ class Sampling(Check):
         odd = {r: len(ids) for r, ids in self.sets.items() if wanted and len(ids) != wanted}
         if odd:
             yield Finding(WARNING, f"rounds hold another number of clients than the config's {wanted}",
-                          f"{min(odd.values())} to {max(odd.values())} in {len(odd)} of {len(self.sets)} rounds",
+                          f"{min(odd.values())} to {max(odd.values())} in {len(odd)} of {counted(len(self.sets), 'round')}",
                           "some clients' work is lost", "look for clients that failed", tuple(odd))
 
     def _finding(self, k: int, x: int, p: float, expected: float, rounds: tuple[int, ...]) -> Finding:
         often = f"{x} times" if x else "never"
-        return Finding(WARNING, f"client {k} was sampled {often} in {len(rounds)} rounds",
+        return Finding(WARNING, f"client {k} was sampled {often} in {counted(len(rounds), 'round')}",
                        f"{expected:.3g} times were expected; p = {p:.1e}", "its data count too little" if x < expected else
                        "its data count too much", "look at how clients are drawn (a fixed seed each round, a client that never "
                        "answers)", rounds, client=k, value=float(x), p=p)

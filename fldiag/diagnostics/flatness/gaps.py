@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from fldiag.errors import counted
 from fldiag.results.table import Row
 
 MEASURES = ("sharpness", "eigenvalue", "trace")
@@ -40,7 +41,7 @@ def _gap(metric: str, moment: str, whole: Row | None, parts: Sequence[Row], size
     about |= {"stderr": spread(values, p), "n_examples": int(n.sum()),
               "converged": all(row.get("converged", True) for row in known)}
     residual = float(p @ np.array([error(row) for row in known]))
-    note = f"{len(parts) - len(known)} clients without a value are left out" if len(known) < len(parts) else None
+    note = f"{counted(len(parts) - len(known), 'client')} without a value are left out" if len(known) < len(parts) else None
     made = {**about, "metric": f"{metric}_parts", "slice": "client:*/train", "value": mean, "residual": residual, "note": note}
     gap: Row = {**about, "metric": f"{metric}_gap", "slice": "train", "note": note}
     if whole is None or whole["value"] is None:
