@@ -50,16 +50,16 @@ class KeptUnits:
         self.there: dict[str, np.ndarray] = {} if found is None else found[0]
 
     def results(self, pool: Pool, units: Sequence[Any], progress: Progress | None = None,
-                then: Callable[[Any, Any], Any] = lambda unit, result: result) -> list[Any]:
+                then: Callable[[Any, Any], Any] = lambda unit, result: result, name: Callable[[Any], str] = str) -> list[Any]:
         """The results of all units in their order; those found before are not computed again. ``then`` (unit, result) -> what
-        becomes of a result here, and is kept."""
-        coming = pool.map([unit for unit in units if str(unit) not in self.there])
+        becomes of a result here, and is kept. ``name``: what a unit is called."""
+        coming = pool.map([unit for unit in units if name(unit) not in self.there])
         found = []
         with self.saved():
             for unit in units:
-                found.append(self.result(unit, lambda unit=unit: then(unit, next(coming))))  # type: ignore[misc]
+                found.append(self.result(name(unit), lambda unit=unit: then(unit, next(coming))))  # type: ignore[misc]
                 if progress:
-                    progress(len(found), len(units), str(unit))
+                    progress(len(found), len(units), name(unit))
         return found
 
     def result(self, unit: Any, make: Callable[[], Any]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,8 @@ from fldiag.config import Config
 from fldiag.execution.start import started
 from fldiag.local import Local
 from fldiag.method import Method, Part, Personal
+from fldiag.registry import Progress
+from fldiag.results.kept_units import KeptUnits
 from fldiag.sections import Train
 from fldiag.seeding import seed_for
 from fldiag.step import Step
@@ -32,8 +34,10 @@ class Models:
 
 
 def tuned(setup: Setup, plan: Personal, w: Tensor, buffers: dict[str, Tensor], states: Mapping[int, dict[str, Tensor]],
-          rounds: int, ids: Sequence[int], seed: int, executor: Any = "serial") -> Iterator[Models]:
-    """The clients' models, cohort by cohort, e by e: one training of max(epochs) epochs, looked at on the way."""
+          rounds: int, ids: Sequence[int], seed: int, look: Callable[[Models], Any], executor: Any = "serial",
+          kept: KeptUnits | None = None, run: str = "", progress: Progress | None = None) -> list[Any]:
+    """What ``look`` finds in the clients' models, cohort by cohort, e by e: one training of max(epochs) epochs, looked at on the
+    way. ``kept``: what was found of finished cohorts; they are told apart by their clients and ``run``."""
     config = setup.config.replace(seed=seed_for(seed, "fine-tuning"))
     config = config.replace(train__lr_decay=1.0) if plan.lr == "initial" else config
     config = config.replace(train__local_decay=1.0, train__local_decay_after=0.5)  # a schedule of a round's epochs
@@ -45,10 +49,21 @@ def tuned(setup: Setup, plan: Personal, w: Tensor, buffers: dict[str, Tensor], s
     initial = method.client_init(setup.initial())
     needed = {i: {name: states.get(i, initial)[name] for name in initial} for i in ids} if initial else {}
     units = worker.units(rounds, list(ids), w, buffers, {}, needed)
+
+    def looked(unit: Unit, uploads: dict[str, Tensor]) -> list[Any]:
+        return [look(Models(e, unit.ids, uploads[f"{e}"], {name: uploads[f"{e}/{name}"] for name in buffers})) for e in stops]
+
+    def name(unit: Unit) -> str:
+        return f"{run}: clients {', '.join(map(str, unit.ids))}"
+
+    def tell(done: int, total: int, text: str) -> None:
+        if progress:
+            progress(done, total, "groups of clients")
+
+    tell(0, len(units), "")
     with started(executor, _uploads, worker, name=_name, most=len(units)) as pool:
-        for unit, uploads in zip(units, pool.map(units), strict=True):
-            for e in stops:
-                yield Models(e, unit.ids, uploads[f"{e}"], {name: uploads[f"{e}/{name}"] for name in buffers})
+        each = (kept or KeptUnits(None, str)).results(pool, units, tell, looked, name)
+    return [found for cohort in each for found in cohort]
 
 
 def _uploads(worker: Setup, unit: Unit) -> dict[str, Tensor]:

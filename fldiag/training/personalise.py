@@ -18,11 +18,12 @@ from fldiag.data.arrays import ready
 from fldiag.errors import FldiagError
 from fldiag.method import Neighbours, Personal
 from fldiag.registry import Progress
+from fldiag.results.kept_units import KeptUnits
 from fldiag.results.shares import share
 from fldiag.results.table import PERSONAL, check, table
 from fldiag.seeding import numpy_rng
 from fldiag.training.evaluate import BATCH
-from fldiag.training.finetune import tuned
+from fldiag.training.finetune import Models, tuned
 from fldiag.training.setup import Setup
 from fldiag.training.setup_of_run import weights
 
@@ -36,9 +37,10 @@ TESTS = {"test": slices.personal_test, "own": slices.own_classes}
 
 def of_run(run: Run, setup: Setup, *, epochs: Sequence[int] | None = None, lr: Literal["decayed", "initial"] | None = None,
            neighbours: Neighbours | None = None, clients: Sequence[int] | None = None, test: str = "test",
-           seed: int | None = None, executor: Any = "serial", progress: Progress | None = None) -> pd.DataFrame:
+           seed: int | None = None, executor: Any = "serial", progress: Progress | None = None,
+           kept: KeptUnits | None = None) -> pd.DataFrame:
     """The table of the diagnostic ``personalise``, of one run and its setup. ``neighbours``: mix the prediction with that of the
-    nearest training examples.
+    nearest training examples. ``kept``: what finished clients got right.
 
     Raises FldiagError for data without classes, wrong epochs or clients, and neighbours without features.
     """
@@ -53,7 +55,7 @@ def of_run(run: Run, setup: Setup, *, epochs: Sequence[int] | None = None, lr: L
     w, buffers = weights(run, setup)
     states = run.states if plan.method and plan.method.client_init(w) else {}
     rows = measure(setup, plan, w, buffers, states, run.done, ids=ids, test=test, seed=seed, executor=executor,
-                   progress=progress)
+                   progress=progress, kept=kept, run=run.name)
     return check(table(rows, **run.common))
 
 
@@ -81,7 +83,8 @@ def check_plan(setup: Setup, plan: Personal) -> None:
 
 def measure(setup: Setup, plan: Personal, w: Tensor, buffers: dict[str, Tensor], states: Mapping[int, dict[str, Tensor]],
             rounds: int, *, ids: Sequence[int] | None = None, test: str = "test", seed: int | None = None,
-            executor: Any = "serial", progress: Progress | None = None) -> list[dict[str, Any]]:
+            executor: Any = "serial", progress: Progress | None = None, kept: KeptUnits | None = None,
+            run: str = "") -> list[dict[str, Any]]:
     """Rows of the result table after ``rounds`` rounds of training.
 
     ``w`` [P], ``buffers``: the global model. ``states``: of the clients that have trained, where the plan's method
@@ -90,16 +93,15 @@ def measure(setup: Setup, plan: Personal, w: Tensor, buffers: dict[str, Tensor],
     ids = range(len(setup.parts)) if ids is None else ids
     seed = setup.config.seed if seed is None else seed
     predict = Predictor(setup, plan.neighbours, test, seed)
-    rows: list[dict[str, Any]] = []
-    for models in tuned(setup, plan, w, buffers, states, rounds, ids, seed, executor):
-        if progress and models.e == min(plan.epochs):
-            progress(len({row["client"] for row in rows}), len(ids), "clients")
-        for j, i in enumerate(models.ids):
-            correct, n = predict(models.rows[j], {name: b[j] for name, b in models.buffers.items()}, i)
-            rows.append({"scope": "client", "client": i, "slice": f"client:{i}/{test}", "metric": PERSONAL, "index": models.e,
-                         **_share(correct, n)})
-    if progress:
-        progress(len(ids), len(ids), "clients")
+
+    def right(models: Models) -> list[tuple[int, int, int, int]]:
+        """(e, client, right, n) of each."""
+        return [(models.e, i, *predict(models.rows[j], {name: b[j] for name, b in models.buffers.items()}, i))
+                for j, i in enumerate(models.ids)]
+
+    found = tuned(setup, plan, w, buffers, states, rounds, ids, seed, right, executor, kept, run, progress)
+    rows = [{"scope": "client", "client": i, "slice": f"client:{i}/{test}", "metric": PERSONAL, "index": e, **_share(correct, n)}
+            for each in found for e, i, correct, n in each]
     rows.sort(key=lambda row: (row["index"], row["client"]))
     rows += [row for e in sorted(plan.epochs) for row in _summary([r for r in rows if r["index"] == e], e, test)]
     common = {"round": rounds, "moment": "trained", "estimator": "exact",

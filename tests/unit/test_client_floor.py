@@ -18,7 +18,7 @@ from fldiag.training.setup_of_run import setup_of
 def run_of(setup, vectors, status="finished"):
     """A run that stored these global weights."""
     states = {r: SimpleNamespace(state=setup.network.layout.views(w)) for r, w in enumerate(vectors, start=1)}
-    return SimpleNamespace(status=status, done=len(vectors), path=Path("made"), rounds=list(states), checkpoint=lambda r=None: states[r or len(vectors)],
+    return SimpleNamespace(status=status, done=len(vectors), path=Path("made"), name="made", rounds=list(states), checkpoint=lambda r=None: states[r or len(vectors)],
                            origin={}, config=setup.config)
 
 

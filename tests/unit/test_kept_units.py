@@ -7,15 +7,20 @@ import pytest
 import torch
 from histories import history, moved, separable, stored, tanh_net
 from surfaces import Interrupted
+from test_client_floor import run_of
 from test_connectivity import asked, net
 from test_leave_one_out import effects, finished
+from test_personalise import trained
 
 import fldiag
 from fldiag.errors import FldiagError
+from fldiag.method import Personal
 from fldiag.results import array_checkpoint
 from fldiag.results.array_checkpoint import ArrayStore
 from fldiag.results.kept_units import KeptUnits
 from fldiag.rounds.round_weights import Stored
+from fldiag.training.diagnostics.client_floor.measure import of_run as floors
+from fldiag.training.personalise import measure
 
 
 class Counting(ArrayStore):
@@ -77,8 +82,23 @@ def leave_one_out(store):
     return effects(setup, (1, 2), run=finished(setup), kept=KeptUnits(store, str))
 
 
+def client_floor(store):
+    q = helpers.quadratics((12, 9, 15))
+    setup = helpers.setup(q.config(rounds=1, lr=0.1, stack="off"), q.data)
+    return pd.DataFrame(floors(run_of(setup, [torch.ones(4).double()]), setup, [1, 5], 0.1, "decayed", 0, "serial", None,
+                               KeptUnits(store, str)))
+
+
+def personalise(store):
+    """Of two runs with the same clients, which differ in what they are called."""
+    made, plan = trained(stack="off"), Personal((0, 2))
+    kept = KeptUnits(store, str)
+    return pd.concat([pd.DataFrame(measure(made.setup, plan, made.w, {}, {}, 2, kept=kept, run=run)) for run in "ab"])
+
+
 @pytest.mark.parametrize(("ask", "units", "after"), [(connectivity, 3 + 3 + 1 + 21 + 2, 7), (basins, 6, 4), (flatness, 2 * 3, 4),
-                                                     (leave_one_out, 6, 4), (rounds("drift"), 3, 2),
+                                                     (leave_one_out, 6, 4), (client_floor, 3, 2), (personalise, 2 * 3, 4),
+                                                     (rounds("drift"), 3, 2),
                                                      (rounds("matching", every_round=True, k=1), 3, 2),
                                                      (rounds("account", every_round=True, k=1), 3, 2),
                                                      (rounds("fairness", every_round=True), 4, 3)])

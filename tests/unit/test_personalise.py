@@ -44,7 +44,7 @@ def labelled(held=HELD, tested=TESTED, features=6, seed=0):
 
 def models(made: Setup, plan: Personal, w, *, buffers=None, seed=0, t=2, states=None, ids=None):
     """{(e, client): weights} and {(e, client): buffers}."""
-    found = list(tuned(made, plan, w, buffers or {}, states or {}, t, ids or range(len(made.parts)), seed))
+    found = tuned(made, plan, w, buffers or {}, states or {}, t, ids or range(len(made.parts)), seed, lambda models: models)
     rows = {(m.e, i): m.rows[j] for m in found for j, i in enumerate(m.ids)}
     return rows, {(m.e, i): {n: b[j] for n, b in m.buffers.items()} for m in found for j, i in enumerate(m.ids)}
 

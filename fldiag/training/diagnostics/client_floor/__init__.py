@@ -16,6 +16,8 @@ from fldiag.choices import Data, Device, Download, Executor, Model, Root
 from fldiag.plotting.tables import of_clients
 from fldiag.registry import Progress, diagnostic
 from fldiag.results import missing
+from fldiag.results.kept_units import KeptUnits
+from fldiag.results.provenance import digest
 from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Say, Small
 from fldiag.results.table import table
@@ -54,8 +56,8 @@ def client_floor(runs: Sequence[Run], progress: Progress | None = None, *,
                                                                     )] = "decayed",
                  model: Model = None, data: Data = None, root: Root = None, download: Download = False,
                  device: Device = "auto", executor: Executor = "serial",
-                 seed: Annotated[int | None, Field(description="Random seed of the minibatches (default: the run's).")] = None
-                 ) -> pd.DataFrame:
+                 seed: Annotated[int | None, Field(description="Random seed of the minibatches (default: the run's).")] = None,
+                 store: Any = None) -> pd.DataFrame:
     """Measure how far each client's own optimum is from the final model, and how much the model oscillates in the last rounds.
 
     Every client trains on from the final global weights w, by the run's local loop with plain loss and fresh momentum, until the
@@ -68,19 +70,21 @@ def client_floor(runs: Sequence[Run], progress: Progress | None = None, *,
     - ``oscillation``: the mean over the last ``late`` stored rounds of ||w_t - their mean||, by the stored weights (``stderr``
       over the rounds, as if independent).
 
-    A client without examples, or with a gradient of rounding noise at w, is masked. Cost: training every client for the
-    epochs, and two passes over its data for each entry of ``epochs``.
+    A client without examples, or with a gradient of rounding noise at w, is masked. ``store`` as for ``landscape``, of trained
+    clients. Cost: training every client for the epochs, and two passes over its data for each entry of ``epochs``.
 
     Raises FldiagError for a run that is not finished, of another program, or whose data are not there.
     """
     from fldiag.training.diagnostics.client_floor import measure
     from fldiag.training.setup_of_run import setup_of
 
+    kept = KeptUnits(store, lambda: digest("client-floor", [run.index for run in runs], epochs, lr, seed, model, data,
+                                           str(device)))
     tables = []
     for run in runs:
         setup = setup_of(run, device=device, root=root, download=download, model=model, data=data)
         rows = measure.of_run(run, setup, sorted(set(epochs)), fall, lr, run.config.seed if seed is None else seed, executor,
-                              progress)
+                              progress, kept)
         rows += measure.oscillation(run, setup, late)
         tables.append(table(rows, **run.common))
     return pd.concat(tables, ignore_index=True)

@@ -12,17 +12,18 @@ from fldiag.checkpoint.run import Run
 from fldiag.losses import noise_floor
 from fldiag.method import Personal
 from fldiag.registry import Progress
+from fldiag.results.kept_units import KeptUnits
 from fldiag.results.table import Row
 from fldiag.rounds import proximal
 from fldiag.rounds.history import History
 from fldiag.rounds.pool import Weights
-from fldiag.training.finetune import tuned
+from fldiag.training.finetune import Models, tuned
 from fldiag.training.setup import Setup
 from fldiag.training.setup_of_run import weights
 
 
 def of_run(run: Run, setup: Setup, epochs: Sequence[int], fall: float, lr: str, seed: int, executor: Any,
-           progress: Progress | None) -> list[Row]:
+           progress: Progress | None, kept: KeptUnits | None = None) -> list[Row]:
     """Rows of every client after every number of epochs, its floor, and the mean of these."""
     view = History(setup.module, setup.dataset, setup.parts, {}, device=setup.device, dtype=setup.dtype)
     start = weights(run, setup)
@@ -36,16 +37,18 @@ def of_run(run: Run, setup: Setup, epochs: Sequence[int], fall: float, lr: str, 
             rows.append({**common, "client": k, "metric": "client_floor", "value": None, "masked": True,
                          "note": why or "its gradient is not finite"})
     ids = [k for k in before if floor <= before[k] < float("inf")]
+
+    def way(models: Models) -> list[tuple[int, int, float, float]]:
+        """(client, e, distance, the gradient's norm over that at w) of each."""
+        at = [(w, {n: b[j] for n, b in models.buffers.items()}) for j, w in enumerate(models.rows)]
+        return [(k, models.e, float((w - start[0]).double().norm()), _gradient(view, (w, buffers), k) / before[k])
+                for k, (w, buffers) in zip(models.ids, at, strict=True)]
+
     found: dict[int, list[tuple[int, float, float]]] = {k: [] for k in ids}
-    done = 0
-    for models in tuned(setup, Personal(tuple(epochs), lr=lr), *start, {}, run.done, ids, seed, executor) if ids else ():
-        for j, k in enumerate(models.ids):
-            w = models.rows[j]
-            ratio = _gradient(view, (w, {n: b[j] for n, b in models.buffers.items()}), k) / before[k]
-            found[k].append((models.e, float((w - start[0]).double().norm()), ratio))
-            done += 1
-        if progress:
-            progress(done, len(ids) * len(epochs), f"{models.e} epochs")
+    plan = Personal(tuple(epochs), lr=lr)
+    for each in tuned(setup, plan, *start, {}, run.done, ids, seed, way, executor, kept, run.name, progress) if ids else ():
+        for k, e, distance, ratio in each:
+            found[k].append((e, distance, ratio))
     floors, reached = [], []
     for k, each in found.items():
         about = {**common, "client": k, "slice": f"client:{k}/train", "n_examples": len(setup.parts[k])}

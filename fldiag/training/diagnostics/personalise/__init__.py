@@ -12,6 +12,8 @@ from fldiag.checkpoint.run import Run
 from fldiag.choices import Data, Device, Download, Executor, Model, Root
 from fldiag.errors import FldiagError
 from fldiag.registry import Progress, diagnostic
+from fldiag.results.kept_units import KeptUnits
+from fldiag.results.provenance import digest
 from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Say, Small
 from fldiag.results.table import PERSONAL
@@ -60,14 +62,15 @@ def personalise(runs: Sequence[Run], progress: Progress | None = None, *,
                                                                           "or own (all examples of its classes).")] = "test",
                 model: Model = None, data: Data = None, root: Root = None, download: Download = False,
                 device: Device = "auto", executor: Executor = "serial",
-                seed: Annotated[int | None, Field(description="Random seed.")] = None) -> pd.DataFrame:
+                seed: Annotated[int | None, Field(description="Random seed.")] = None, store: Any = None) -> pd.DataFrame:
     """Fine-tune the final model for each client and test it on the client's own class mixture: mean and std of the accuracy.
 
     From the last checkpoint of finished runs. Each of ``clients`` (default: all) starts from the global model (with
     ``local_only``: from its own), trains e epochs by the run's local loop with plain cross entropy (or as the run's method says)
     and fresh momentum, for each e of ``epochs``, and is tested on ``test`` examples of its own mixture of classes. The first
     epochs of a longer training are those of a shorter one. What is not given is the method's own plan; the default is 0, 1 and 5
-    epochs at the decayed lr. ``seed``: of minibatches and stores (default: the run's).
+    epochs at the decayed lr. ``seed``: of minibatches and stores (default: the run's). ``store`` as for ``landscape``, of tested
+    clients.
 
     Rows, with ``index`` = e: ``personal_accuracy`` of each client (binomial stderr; ``low`` and ``high``: Wilson's 95 %
     interval) and, with scope global, its mean over the clients (stderr over clients), ``personal_accuracy_std`` (the clients'
@@ -80,9 +83,11 @@ def personalise(runs: Sequence[Run], progress: Progress | None = None, *,
     from fldiag.training.setup_of_run import setup_of
 
     lengths, ids = _numbers(epochs, "epochs", "0,1,5"), _numbers(clients, "clients", "0,3,7")
+    kept = KeptUnits(store, lambda: digest("personalise", [run.index for run in runs], lengths, ids, lr, knn, test, seed, model,
+                                           data, str(device)))
     return pd.concat([of_run(
         run, setup_of(run, device=device, root=root, download=download, model=model, data=data), epochs=lengths, clients=ids,
-        lr=lr, neighbours=Neighbours() if knn else None, test=test, seed=seed, executor=executor, progress=progress)
+        lr=lr, neighbours=Neighbours() if knn else None, test=test, seed=seed, executor=executor, progress=progress, kept=kept)
         for run in runs], ignore_index=True)
 
 
