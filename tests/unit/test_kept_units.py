@@ -11,10 +11,12 @@ from test_client_floor import run_of
 from test_connectivity import asked, net
 from test_leave_one_out import effects, finished
 from test_personalise import trained
+from torch import nn
 
 import fldiag
 from fldiag.errors import FldiagError
 from fldiag.method import Personal
+from fldiag.models.lora import adapted
 from fldiag.results import array_checkpoint
 from fldiag.results.array_checkpoint import ArrayStore
 from fldiag.results.kept_units import KeptUnits
@@ -82,6 +84,19 @@ def leave_one_out(store):
     return effects(setup, (1, 2), run=finished(setup), kept=KeptUnits(store, str))
 
 
+def lora(store):
+    """In the second round one client's weights are broken, and its spectrum is asked at the last one."""
+    torch.manual_seed(0)
+    data, parts = helpers.classification((20, 13, 9))
+    net = adapted(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), 2, 4.0, ("0",), "2")
+    w, clients = moved(net)
+    broken = [*clients[:2], torch.full_like(w, torch.nan)]
+    rounds = [stored(w, c, clients[0], round=r) for r, c in enumerate((clients, broken, clients), 1)]
+    made = history(net, data, parts, *rounds)
+    made.store = store, "key"
+    return fldiag.diagnose(made, "lora", k=1, tol=0.5)
+
+
 def client_floor(store):
     q = helpers.quadratics((12, 9, 15))
     setup = helpers.setup(q.config(rounds=1, lr=0.1, stack="off"), q.data)
@@ -97,7 +112,7 @@ def personalise(store):
 
 
 @pytest.mark.parametrize(("ask", "units", "after"), [(connectivity, 3 + 3 + 1 + 21 + 2, 7), (basins, 6, 4), (flatness, 2 * 3, 4),
-                                                     (leave_one_out, 6, 4), (client_floor, 3, 2), (personalise, 2 * 3, 4),
+                                                     (leave_one_out, 6, 4), (lora, 3, 2), (client_floor, 3, 2), (personalise, 2 * 3, 4),
                                                      (rounds("drift"), 3, 2),
                                                      (rounds("matching", every_round=True, k=1), 3, 2),
                                                      (rounds("account", every_round=True, k=1), 3, 2),

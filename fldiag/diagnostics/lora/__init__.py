@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pandas as pd
@@ -15,6 +15,7 @@ from fldiag.results.table import Row, table
 
 if TYPE_CHECKING:
     from fldiag.rounds.history import History
+    from fldiag.rounds.round_weights import Stored
 
 
 def cost(history: History, options: Mapping[str, Any]) -> float:
@@ -54,27 +55,29 @@ def lora(history: History, progress: Progress | None = None, *,
     from fldiag.diagnostics.lora import measure, spectra
     from fldiag.errors import FldiagError
     from fldiag.models.lora import adapters
+    from fldiag.rounds.round_cache import of_rounds
 
     layers = adapters(history.network.module)
     if not layers:
         raise FldiagError(f"{history.name}: its model has no low-rank adapters",
                           "train with adapters (--set model.lora_rank=8), or record a model of peft", usage=True)
-    rows: list[Row] = []
-    last = None
-    for stored in history.each(progress):
-        if not stored.complete or stored.clients is None:
-            continue
-        good = torch.isfinite(stored.clients).all(1)
-        ids = [k for k, fine in zip(stored.ids, good.tolist(), strict=True) if fine]
-        for k in sorted(set(stored.ids) - set(ids)):
-            history.note(stored.round, f"the trained weights of client {k} are not finite: left out", k)
-        if not ids:
-            continue
-        last, views = stored, history.layout.views(stored.clients[good])
-        p = torch.from_numpy(history.weights(ids)).to(history.device)
-        for layer, factors in layers.items():
-            rows += [{"round": stored.round, "layer": layer, **row}
-                     for row in measure.of_layer(views[factors.a], views[factors.b], p, factors.scale, ids)]
-    if k and last is not None:
-        rows += [{"round": last.round, **row} for row in spectra.rows(history, last, k, tol, max_products, seed, progress)]
+    last: list[Stored] = []
+
+    def complete() -> Iterator[Stored]:
+        for stored in history.each(progress):
+            if stored.complete and stored.clients is not None:
+                last[:] = [stored] if torch.isfinite(stored.clients).all(1).any() else last
+                yield stored
+
+    def of_round(stored: Stored) -> list[Row]:
+        sound = history.finite(stored)
+        if not sound.ids or sound.clients is None:
+            return []
+        views, p = history.layout.views(sound.clients), torch.from_numpy(history.weights(sound.ids)).to(history.device)
+        return [{"round": stored.round, "layer": layer, **row} for layer, factors in layers.items()
+                for row in measure.of_layer(views[factors.a], views[factors.b], p, factors.scale, sound.ids)]
+
+    rows = of_rounds(history, complete(), of_round)
+    for stored in last if k else ():
+        rows += [{"round": stored.round, **row} for row in spectra.rows(history, stored, k, tol, max_products, seed, progress)]
     return table([{"masked": row["value"] is None, **row} for row in rows] + history.notes, **history.common)
