@@ -160,8 +160,11 @@ def _unread() -> bool:
     nowhere, also what Python writes when it ends."""
     if not hasattr(select, "poll"):  # Windows
         return False
-    there = select.poll()
-    there.register(sys.stdout.fileno(), 0)
+    try:
+        there = select.poll()
+        there.register(sys.stdout.fileno(), 0)
+    except (AttributeError, OSError, ValueError):  # stdout is no file
+        return False
     if not any(event & select.POLLERR for _, event in there.poll(0)):
         return False
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -108,11 +109,14 @@ def moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """
     scale = 255.0 if x.dtype == torch.uint8 else 1.0
     per_channel = x[:, 0].numel()
+
+    def chunks() -> Iterator[Tensor]:
+        return (chunk.transpose(0, 1).flatten(1).double() for chunk in x.split(2048))
+
     # Chunks keep the float64 copy small; two passes avoid the cancellation of E[x^2] - E[x]^2.
-    chunks = [chunk.transpose(0, 1).flatten(1) for chunk in x.split(2048)]
-    sums = [_total(chunk.double()) for chunk in chunks]
+    sums = [_total(chunk) for chunk in chunks()]
     mean = _total(torch.stack(sums, 1)) / (per_channel * scale)
-    squares = [_total((chunk.double() / scale - mean.unsqueeze(1)).square()) for chunk in chunks]
+    squares = [_total((chunk / scale - mean.unsqueeze(1)).square()) for chunk in chunks()]
     var = _total(torch.stack(squares, 1)) / per_channel
     std = torch.where(var > 1e-20, var.sqrt(), 1.0)
     return tuple(mean.tolist()), tuple(std.tolist())

@@ -87,6 +87,9 @@ def table(path: str | os.PathLike[str], reading: Reading) -> Dataset:
         said = "split" in frame
         if not said:
             frame["split"] = ["test" if _tested(text) else "train" for text in _columns(frame, str(path))[0]]
+        if not said and not {"train", "test"} <= set(frame["split"]):
+            raise FldiagError(f"{path} has too few texts ({len(frame)}) for a fifth of them to be for testing",
+                              "give it a column 'split' with train and test, or more texts")
         if not {"train", "test"} <= set(frame["split"]):
             raise FldiagError(f"{path} does not say which texts are for training and which for testing",
                               "give it a column 'split' with train and test, or name a folder with train.csv and test.csv")

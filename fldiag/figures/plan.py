@@ -67,8 +67,11 @@ class Task:
         return next((path for path in [self.where(store), *self._there(store)] if finished(path)), None)
 
     def is_record(self, path: Path) -> bool:
-        """Whether a folder is one of ``records``: what it has no answer to is asked of its metrics."""
-        return path.parent == self.records and path.is_dir()
+        """Whether a run there is without weights: what it has no answer to is asked of its metrics."""
+        try:
+            return Run.open(path).is_record
+        except FldiagError:
+            return False
 
     def _there(self, store: Path) -> list[Path]:
         """The run's folders, those with weights first."""

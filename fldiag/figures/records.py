@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -23,11 +24,14 @@ ANSWERS = "answers"
 
 
 def keep_ended(plan: Plan, paths: Iterable[Path]) -> None:
-    """``keep`` those of the runs that ended, where the plan has a folder for records."""
-    if plan.records is not None:
-        for path in paths:
+    """``keep`` those of the runs that ended, where the plan has a folder for records. One that cannot be kept is told, and
+    ends nothing."""
+    for path in paths if plan.records is not None else ():
+        try:
             if finished(path):
-                keep(Run.open(path), plan.records)
+                keep(Run.open(path), plan.records)  # type: ignore[arg-type]
+        except FldiagError as error:
+            warnings.warn(f"no record of {path} is kept: {error.what}", stacklevel=2)
 
 
 def keep(run: Run, folder: Path) -> Path:
@@ -48,9 +52,10 @@ def keep(run: Run, folder: Path) -> Path:
     there = folder / run.name
     if there.resolve() == run.path.resolve():
         return there
-    if finished(there) and Run.open(there).metrics_digest != run.metrics_digest:
-        remove(there)
-        shutil.rmtree(there / ANSWERS, ignore_errors=True)
+    if not (finished(there) and Run.open(there).metrics_digest == run.metrics_digest):
+        shutil.rmtree(there / ANSWERS, ignore_errors=True)  # first: without run.json nobody would know whose they are
+        if finished(there):
+            remove(there)
     metrics = run.index.get("metrics")
     if metrics is not None:
         write_bytes(there / metrics, run.verified(metrics).read_bytes())

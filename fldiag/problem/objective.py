@@ -98,7 +98,9 @@ def _value(loss: Callable[..., Any], z: Any, y: Tree) -> Any:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Using a target size", category=UserWarning)  # it would only warn
             return loss(z, y)
-    except UserWarning:
+    except UserWarning as warning:
+        if not str(warning).startswith("Using a target size"):  # made an error by whoever calls
+            raise
         raise FldiagError(f"the loss compares outputs {described(z)} with targets {described(y)}: one would be spread over the "
                           "other",
                           "give the targets the shape of the outputs, or a loss that says how they are compared") from None

@@ -52,7 +52,9 @@ class KeptUnits:
     def results(self, pool: Pool, units: Sequence[Any], progress: Progress | None = None,
                 then: Callable[[Any, Any], Any] = lambda unit, result: result, name: Callable[[Any], str] = str) -> list[Any]:
         """The results of all units in their order; those found before are not computed again. ``then`` (unit, result) -> what
-        becomes of a result here, and is kept. ``name``: what a unit is called."""
+        becomes of a result here, and is kept. ``name``: what a unit is called; each has a name of its own."""
+        if len({name(unit) for unit in units}) < len(units):
+            raise ValueError("two units of one name: the results of one would be taken for the other's")
         coming = pool.map([unit for unit in units if name(unit) not in self.there])
         found = []
         with self.saved():

@@ -15,8 +15,9 @@ MOST = 30
 #: say it.
 UNITS = {**dict.fromkeys(("accuracy", "personal_accuracy", "drop", "forgotten"), "share of 1"),
          **dict.fromkeys(("loss", "barrier", "sharpness"), "loss"), **dict.fromkeys(("eigenvalue", "trace"), "loss / weight²")}
+_NUMBERS = ("value", "stderr", "residual", "low", "high")
 #: Shown within the cell of the value, or never.
-_OWN = ("value", "unit", "stderr", "residual", "low", "high", "converged")
+_OWN = (*_NUMBERS, "unit", "converged")
 
 
 class Results(pd.DataFrame):
@@ -47,6 +48,7 @@ class Results(pd.DataFrame):
         """Whether there are numbers in it, and nothing stands in the names of rows."""
         rows, columns = self.index, self.columns
         return (len(self) > 0 and all(isinstance(c, str) for c in columns) and columns.is_unique and "value" in columns
+                and all(pd.api.types.is_numeric_dtype(self[c].dropna().infer_objects()) for c in {*_NUMBERS} & {*columns})
                 and rows.nlevels == 1 and rows.name is None and pd.api.types.is_integer_dtype(rows))
 
 
@@ -65,7 +67,7 @@ def _text(value: Any) -> str:
 
 def _value(row: dict[Any, Any]) -> str:
     """The number, and how far it can be trusted: an interval, else a standard error, else an eigenvalue's residual."""
-    known = {key: float(row[key]) for key in ("value", "stderr", "residual", "low", "high") if pd.notna(row.get(key))}
+    known = {key: float(row[key]) for key in _NUMBERS if pd.notna(row.get(key))}
     if "value" not in known:
         return "–"
     text = number(known["value"])

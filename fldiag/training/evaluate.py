@@ -18,8 +18,8 @@ from fldiag.results.table import Row
 BATCH = 500  # fixed, so the bits do not depend on the memory at hand
 
 
-#: Batches in a unit of work: 10,000 test images are four units.
-UNIT = 5
+#: Batches in a unit of work, at least: 10,000 test images are four units; and units at most, as each carries the weights.
+UNIT, MOST = 5, 16
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,9 @@ def units(t: int, w: Tensor, buffers: dict[str, Tensor], dataset: Dataset) -> li
     """The whole test set. ``evaluate`` puts the results together again."""
     n = len(dataset.test_y)
     count = -(-n // BATCH)
+    size = max(UNIT, -(-count // MOST))
     w, buffers = w.cpu(), {name: b.cpu() for name, b in buffers.items()}
-    return [Tested(t, range(i, min(i + UNIT, count)), n, w, buffers) for i in range(0, count, UNIT)]
+    return [Tested(t, range(i, min(i + size, count)), n, w, buffers) for i in range(0, count, size)]
 
 
 def sums(network: Network, unit: Tested, dataset: Dataset, device: torch.device) -> Sums:

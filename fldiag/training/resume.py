@@ -46,7 +46,7 @@ def elsewhere(path: Path, config: Config) -> Run | None:
     for file in sorted(path.parent.glob(f"{path.name.rpartition('-')[0]}-*/run.json")):
         with contextlib.suppress(FldiagError):
             run = Run.open(file.parent)
-            if same_but_rounds(run.config, config) and run.config.rounds <= config.rounds:
+            if not run.is_record and same_but_rounds(run.config, config) and run.config.rounds <= config.rounds:
                 return run
     return None
 

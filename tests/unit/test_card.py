@@ -60,7 +60,8 @@ TWO = shown(pd.DataFrame({"metric": ["loss", "accuracy"], "client": [3, 4], "val
 
 @pytest.mark.parametrize("made", [
     TWO.groupby("client")[["value"]].mean(), TWO.set_index(["client", "metric"]), TWO.set_index("metric").rename_axis(None),
-    pd.concat([TWO, TWO[["value"]]], axis=1), TWO.rename(columns={"metric": 7}), TWO.rename_axis("row"), TWO.iloc[:0]])
+    pd.concat([TWO, TWO[["value"]]], axis=1), TWO.rename(columns={"metric": 7}), TWO.rename_axis("row"), TWO.iloc[:0],
+    TWO.assign(value=TWO["value"].map("{:.1%}".format))])
 def test_a_table_made_of_it_that_has_more_than_its_columns_is_shown_by_pandas(made):
     assert made._repr_html_() == pd.DataFrame(made)._repr_html_() and "dataframe" in made._repr_html_()
 

@@ -80,7 +80,7 @@ def test_a_named_set_of_pairs_and_its_sentences_as_public_data(tmp_path, films):
 
 
 @pytest.mark.parametrize("content, said", [
-    ("label,text\n0,a\n", "does not say which texts are for training"),
+    ("label,text\n0,a\n", r"too few texts \(1\)"),
     ("label,text,split\n0,a,train\n", "does not say which texts are for training"),
     ("kind,words,split\n0,a,train\n1,b,test\n", "has the columns kind, words, split"),
     ('label,text,split\n0,"a,train\n', "is not a readable table"),

@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,7 @@ from matplotlib.figure import Figure
 from fldiag.checkpoint.run import Run
 from fldiag.data import load
 from fldiag.errors import FldiagError
-from fldiag.figures import gather, ledger, make, pictures, plan, questions, reported, workers
+from fldiag.figures import gather, ledger, make, pictures, plan, questions, records, reported, workers
 from fldiag.figures.caption import public
 from fldiag.figures.lines import lines, means
 from fldiag.figures.scales import scale
@@ -258,6 +259,12 @@ def test_a_record_stands_for_a_run_whose_weights_are_gone(world, tmp_path, monke
         record.checkpoint()
     with pytest.raises(FldiagError, match="record of a run"):
         History.of(record)
+    with monkeypatch.context() as now, pytest.warns(UserWarning, match="no record of .* is kept: no room"):
+        now.setattr(records, "keep", lambda *a: (_ for _ in ()).throw(FldiagError("no room")))
+        records.keep_ended(SimpleNamespace(records=kept), [path])
+    task = SimpleNamespace(records=runs)
+    (runs / "unfinished").mkdir()
+    assert plan.Task.is_record(task, path) and not plan.Task.is_record(task, runs / "unfinished")
     monkeypatch.setenv("FLDIAG_DATA", str(runs / "data"))
     with pytest.raises(FldiagError, match=r"record of a run.*training cannot go on"):
         workers.rounds.train(record.config.replace(rounds=9), out=path, resume=True)

@@ -58,6 +58,9 @@ def test_a_large_test_set_is_parted_among_the_workers_and_the_numbers_are_those_
     assert set(found["n_examples"]) == {count}
     first, last = (str(unit) for unit in (evaluate.units(2, w, {}, whole)[i] for i in (0, -1)))
     assert first == "round 2, test examples 0 to 2499" and last == f"round 2, test examples 5000 to {count - 1}"
+    monkeypatch.setattr(evaluate, "BATCH", 2)  # every unit carries the weights, so they do not become more with the data
+    many = evaluate.units(2, w, {}, whole)
+    assert len(many) <= 16 and [b for unit in many for b in unit.batches] == [*range(-(-count // 2))]
 
 
 @pytest.mark.parametrize(("every", "kept"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (9, [5])])

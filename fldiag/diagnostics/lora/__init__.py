@@ -62,6 +62,7 @@ def lora(history: History, progress: Progress | None = None, *,
         raise FldiagError(f"{history.name}: its model has no low-rank adapters",
                           "train with adapters (--set model.lora_rank=8), or record a model of peft", usage=True)
     last: list[Stored] = []
+    _ = history.dataset if k else None  # a run without data has no spectrum, which is told before the rounds are measured
 
     def complete() -> Iterator[Stored]:
         for stored in history.each(progress):

@@ -26,9 +26,10 @@ def product(a: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def by_onednn(a: Tensor, weight: Tensor) -> bool:
     """Large float32 products without a graph on a CPU are oneDNN's: MKL's take twice as long on processors that are not
-    Intel's. (PyTorch asks oneDNN for bfloat16 by itself.)"""
+    Intel's. (PyTorch asks oneDNN for bfloat16 by itself, also under autocast, which the kernel itself would not follow.)"""
     return (a.dtype == weight.dtype == torch.float32 and a.device.type == "cpu" and not torch.is_grad_enabled()
             and len(a) * weight.numel() >= LARGE and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+            and not torch.is_autocast_enabled("cpu")
             and torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled))
 
 
