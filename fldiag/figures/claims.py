@@ -72,7 +72,7 @@ def per_seed(table: pd.DataFrame, by: str = "label", **where: Any) -> pd.DataFra
     found = numbers.pivot_table(index="seed", columns=by, values="value", aggfunc="mean")
     if found.empty:
         raise FldiagError("the table has no rows for this claim", "make the figure again")
-    found.attrs.update(evidence.known(table, rows, by, where))
+    found.attrs = evidence.known(table, rows, by, where)
     return found
 
 

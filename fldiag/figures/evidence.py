@@ -1,7 +1,8 @@
 """Whether a difference is beyond the noise, and whether models are trained far enough to be compared.
 
 With three seeds or more a paired t-test decides (95 %). With fewer, accuracies are compared with the noise of a test set and
-of a repetition: the paper's own deviation, or :data:`REPEAT` points where it prints none. Nothing else is decided by fewer.
+of a repetition: the paper's own deviation (:data:`REPEAT` points where it prints none) or that of the run's last rounds, whichever
+is larger. Nothing else is decided by fewer.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def known(table: pd.DataFrame, rows: pd.DataFrame, by: str, where: Mapping[str, 
 
     Returns:
         ``percent``: factor that makes them percentages; ``examples``: test examples, None where nobody noted it; ``floor``:
-        percentage up to which a model counts as untrained; ``stds``: the paper's deviation by label.
+        percentage up to which a model counts as untrained; ``stds``: the deviation of a repetition by label, the paper's or
+        that of the last rounds (``table.attrs["last_rounds"]``, by method) where it is larger.
     """
     if not set(rows["metric"]) <= {*ACCURACIES}:
         return {}
@@ -42,6 +44,8 @@ def known(table: pd.DataFrame, rows: pd.DataFrame, by: str, where: Mapping[str, 
         there = {k: v for k, v in where.items() if k in ("metric", "setting", "data", "model")}
         printed = only(table, origin="reported", **there).dropna(subset=["std"])
         stds = {str(name): float(std) for name, std in printed.groupby(by)["std"].max().items()}
+    for name, swing in table.attrs.get("last_rounds", {}).items():
+        stds[name] = max(stds.get(name, REPEAT), swing)
     names = rows["trained_on"].dropna().unique() if "trained_on" in rows else ()
     return {"percent": 1.0 if "%" in units or rows["value"].max() > 1 else 100.0, "stds": stds,
             "examples": int(counts.min()) if len(counts) else None,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +181,7 @@ def _claims(claim: claims.Claim, every: list[tuple[Path, dict[str, Any]]]) -> It
         try:
             content = files.read_csv_bytes(file.with_suffix(".csv"), about)
             table = pd.read_csv(io.BytesIO(content), low_memory=False)
+            table.attrs["last_rounds"] = _swings(about)
             verdict = _of_trained_models(claim.check(table), table, about, every)
             found = {"status": verdict.text + _for_this_partition(about), "note": verdict.numbers,
                      "seeds": len(about["seeds"]),
@@ -191,6 +192,16 @@ def _claims(claim: claims.Claim, every: list[tuple[Path, dict[str, Any]]]) -> It
                "runs": " ".join(sorted({run["hash"] for run in about["runs"].values()}))}
     if not mine:
         yield {**base, "status": "not run"}
+
+
+def _swings(about: Mapping[str, Any]) -> dict[str, float]:
+    """How much the accuracy in percent changes from one to another of a run's last rounds: the largest deviation by method."""
+    found: dict[str, float] = {}
+    for run in about["runs"].values():
+        if "last_rounds" in run:
+            name = run["config"]["method"]["name"]
+            found[name] = max(found.get(name, 0.0), run["last_rounds"]["std"])
+    return found
 
 
 def _of_trained_models(verdict: claims.Verdict, table: pd.DataFrame, about: dict[str, Any],
