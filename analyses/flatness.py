@@ -9,7 +9,7 @@ of ``fldiag flatness``; the momentum echo (lag 1) over all rounds. ``accuracy``:
 correlations.csv: Spearman's and Pearson's correlation of each measure with both over all runs, with 95 % intervals by a bootstrap
 over methods (the seeds of a method stay together); ``spearman_within``: of the deviations from each method's mean, which says
 whether the measure tells runs of one method apart. runs.csv: the numbers of every run. Runs are kept under ``checkpoints/``, and
-tables in ``checkpoints/cache``: what is there is used again. About 25 minutes on one core.
+tables in ``checkpoints/cache``: what is there is used again. About ten minutes on one core.
 """
 
 from __future__ import annotations

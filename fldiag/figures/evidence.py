@@ -1,8 +1,8 @@
 """Whether a difference is beyond the noise, and whether models are trained far enough to be compared.
 
 With three seeds or more a paired t-test decides (95 %). With fewer, accuracies are compared with the noise of a test set and
-of a repetition: the paper's own deviation (:data:`REPEAT` points where it prints none) or that of the run's last rounds, whichever
-is larger. Nothing else is decided by fewer.
+of a repetition: the paper's own deviation (:data:`REPEAT` points where it prints none) or that of the run's last rounds,
+whichever is larger. Nothing else is decided by fewer.
 """
 
 from __future__ import annotations

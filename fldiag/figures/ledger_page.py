@@ -83,8 +83,9 @@ def _intro(found: pd.DataFrame, made: list[tuple[Path, dict[str, Any]]]) -> list
             "",
             "A statement holds, or does not hold, where the difference is larger than the noise. With three seeds or more, this "
             "is a paired t-test over the seeds (95 %). With fewer seeds, and for accuracies only, the noise is twice the root of "
-            "the summed variances of the test set and of two repetitions (the paper's deviation, 1.5 points where it prints none, "
-            "or the deviation over a long run's last 20 rounds where that is larger). Models whose accuracy is within 3 points of chance, or of what two classes alone give, are undecided too.",
+            "the summed variances of the test set and of two repetitions (the paper's deviation, 1.5 points where it prints "
+            "none, or the deviation over a long run's last 20 rounds where that is larger). Models whose accuracy is within 3 "
+            "points of chance, or of what two classes alone give, are undecided too.",
             "", f"Figures and tables made: {', '.join(scales) or 'none'}. "
             f"Of {whole['printed']} reported numbers, {whole['like']} were measured under the paper's conditions (by kind: see "
             f"below), {whole['otherwise']} only under a reduced or unknown protocol or with other data or models. These do not "

@@ -415,17 +415,21 @@ def test_an_order_is_voted_by_seed_and_decided_beyond_the_noise():
     assert ordered(values, ["a", "b"]).numbers.endswith("; 1 seeds without a number")
 
 
-def accuracies(low, high, trained_on="cifar10", n=10_000, std=None):
-    """One seed of two methods; the paper's deviation of both where it is given."""
+def accuracies(low, high, trained_on="cifar10", n=10_000, std=None, swing=None):
+    """One seed of two methods; the paper's deviation of both, and that of the last rounds of b, where it is given."""
     rows = [{"origin": "measured", "metric": "accuracy", "label": m, "seed": 0, "value": v, "unit": "%", "n_examples": n,
              "trained_on": trained_on} for m, v in (("a", low), ("b", high))]
     rows += [{"origin": "reported", "metric": "accuracy", "label": m, "std": std, "value": 60.0} for m in "ab" if std]
-    return per_seed(pd.DataFrame(rows), metric="accuracy")
+    table = pd.DataFrame(rows)
+    table.attrs["last_rounds"] = {"b": swing} if swing else {}
+    return per_seed(table, metric="accuracy")
 
 
 @pytest.mark.parametrize(("difference", "more", "says"), [
     (4.0, {}, "undecided"), (4.6, {}, "holds"), (-4.6, {}, "does not hold"),  # 2 sqrt(2 * 1.5^2 + 0.48) = 4.5
-    (4.6, {"n": 1000}, "undecided"), (2.2, {"std": 0.5}, "holds"), (4.6, {"std": 3.0}, "undecided")])
+    (4.6, {"n": 1000}, "undecided"), (2.2, {"std": 0.5}, "holds"), (4.6, {"std": 3.0}, "undecided"),
+    (4.6, {"swing": 1.0}, "holds"), (4.6, {"swing": 2.0}, "undecided"), (2.2, {"std": 0.5, "swing": 0.6}, "holds"),
+    (2.2, {"std": 0.5, "swing": 2.0}, "undecided")])
 def test_one_seed_decides_only_beyond_the_noise_of_the_test_set_and_of_training(difference, more, says):
     assert ordered(accuracies(60.0, 60.0 + difference, **more), ["a", "b"]).outcome == says
 
@@ -511,6 +515,18 @@ def test_claims_are_in_the_ledger_with_their_outcome(tmp_path, monkeypatch):
     assert found.loc["x", "status"].startswith("undecided (2 of 3 seeds; a and b: difference 0.5") and found.loc["x", "agrees"] == "undecided"
     assert found.loc["y", "status"] == "not decided" and "nothing was measured of z" in found.loc["y", "note"]
     assert "| a is below b | S | small | undecided (2 of 3 seeds; a and b: difference" in ledger.write(tmp_path)[0].read_text()
+
+
+def test_a_run_s_last_rounds_are_noise_of_its_statements(tmp_path, monkeypatch):
+    made = Claim("x", "a is below b", "S", "fedsol/fig6", lambda t: ordered(per_seed(t, metric="accuracy"), ["a", "b"]))
+    monkeypatch.setattr(claims, "claims", lambda: (made,))
+    table = pd.DataFrame([{"origin": "measured", "metric": "accuracy", "label": m, "seed": 0, "value": v, "unit": "%", "n_examples": 10_000}
+                          for m, v in (("a", 50.0), ("b", 60.0))])
+    for std, says in ((1.0, "holds"), (6.0, "undecided")):
+        runs = {m: {"hash": m, "last_rounds": {"rounds": 20, "accuracy": 55.0, "std": std}, "config": {"method": {"name": m}, "partition": {}}}
+                for m in "ab"}
+        table.to_csv(put(tmp_path, "fig6", [], runs=runs).with_suffix(".csv"), index=False)
+        assert ledger.rows(tmp_path).query("kind == 'claim'")["status"].item().startswith(says)
 
 
 def test_adaptive_and_fixed_strength_are_compared_on_the_same_radii():

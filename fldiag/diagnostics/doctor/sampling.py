@@ -36,7 +36,7 @@ class Sampling(Check):
 
     def end(self) -> Iterator[Said]:
         if not self.sets or self.vague:
-            yield Skip("the checkpoints also hold clients that were not sampled" if self.vague else
+            yield Skip("the checkpoints also hold clients that were not sampled" if self.sets else
                        "no client weights are stored")
             return
         yield from self._fewer()
