@@ -126,7 +126,7 @@ def errors(debug: bool) -> Iterator[None]:
         try:
             with warnings.catch_warnings():
                 if not debug:
-                    warnings.showwarning = _warn
+                    warnings.showwarning = _short(warnings.showwarning)
                 yield
         except BaseException as error:
             if debug and not isinstance(error, SystemExit):
@@ -179,9 +179,14 @@ def _versions() -> str:
     return "Versions: " + ", ".join(f"{n} {v}" for n, v in names.items()) + f"; {platform.platform()}"
 
 
-def _warn(message: Warning | str, *where: Any, **more: Any) -> None:
-    """In one line, without the place in the code, which helps nobody at the keyboard."""
-    print("warning:", " ".join(printable(str(message)).splitlines()), file=sys.stderr)
+def _short(otherwise: Callable[..., None]) -> Callable[..., None]:
+    """Shows fldiag's own warnings in one line, without the place in the code, which helps nobody at the keyboard."""
+    def show(message: Warning | str, category: type[Warning], filename: str, *more: Any) -> None:
+        if not Path(filename).is_relative_to(Path(__file__).parent):
+            return otherwise(message, category, filename, *more)
+        print("warning:", " ".join(printable(str(message)).splitlines()), file=sys.stderr)
+
+    return show
 
 
 def _complain(what: str, remedy: str) -> None:

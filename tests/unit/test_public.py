@@ -101,7 +101,7 @@ def test_an_object_is_one_informative_line(tmp_path):
     history = fldiag.History.of(run)
     lines = [repr(x) for x in (problem, run, run.checkpoint(), history, registry.method.get("fedavg").build(), config)]
     assert all("\n" not in line and len(line) < 200 for line in lines), lines
-    assert "9 parameters" in lines[0] and "mine" in lines[0] and "1 rounds" in lines[1] and "fedavg" in lines[2]
+    assert "9 parameters" in lines[0] and "mine" in lines[0] and "1 round)" in lines[1] and "fedavg" in lines[2]
     assert "1 round" in lines[3] and "fedavg" in lines[5]
 
 
