@@ -84,18 +84,16 @@ def table(path: str | os.PathLike[str], reading: Reading) -> Dataset:
         both = [_read(_file(path, split)) for split in ("train", "test")]
     else:
         frame = _read(path)
-        said = "split" in frame
-        if not said:
+        if "split" not in frame:
             frame["split"] = ["test" if _tested(text) else "train" for text in _columns(frame, str(path))[0]]
-        if not said and not {"train", "test"} <= set(frame["split"]):
-            raise FldiagError(f"{path} has too few texts ({len(frame)}) for a fifth of them to be for testing",
-                              "give it a column 'split' with train and test, or more texts")
-        if not {"train", "test"} <= set(frame["split"]):
-            raise FldiagError(f"{path} does not say which texts are for training and which for testing",
-                              "give it a column 'split' with train and test, or name a folder with train.csv and test.csv")
-        if not said:
+            if frame["split"].nunique() < 2:
+                raise FldiagError(f"{path} has too few texts ({len(frame)}) for a fifth of them to be for testing",
+                                  "give it a column 'split' with train and test, or more texts")
             warnings.warn(f"{path} has no column 'split': {sum(frame['split'] == 'test')} of its {len(frame)} texts, chosen by a "
                           "hash of the text, are for testing", stacklevel=2)
+        elif not {"train", "test"} <= set(frame["split"]):
+            raise FldiagError(f"{path} does not say which texts are for training and which for testing",
+                              "give it a column 'split' with train and test, or name a folder with train.csv and test.csv")
         both = [frame[frame["split"] == split] for split in ("train", "test")]
     return _dataset(f"csv:{path}", both, reading, str(path))
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from fldiag.errors import FldiagError
 from fldiag.figures import evidence, reported
-from fldiag.figures.evidence import REPEAT, Outcome
+from fldiag.figures.evidence import Outcome
 from fldiag.results.select import only
 
 
@@ -165,7 +165,7 @@ def of_gains(columns: Mapping[str, pd.Series], about: Mapping[str, Any]) -> pd.D
     values = pd.DataFrame(columns)
     tests = 2 * 2500 / about["examples"] if about.get("examples") else 0.0
     values.attrs = {**about, "floor": None, "examples": None,
-                    "stds": dict.fromkeys(columns, (2 * REPEAT**2 + tests) ** 0.5)} if about else {}
+                    "stds": dict.fromkeys(columns, (2 * about["repeat"]**2 + tests) ** 0.5)} if about else {}
     return values
 
 

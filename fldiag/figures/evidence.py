@@ -33,7 +33,8 @@ def known(table: pd.DataFrame, rows: pd.DataFrame, by: str, where: Mapping[str, 
     Returns:
         ``percent``: factor that makes them percentages; ``examples``: test examples, None where nobody noted it; ``floor``:
         percentage up to which a model counts as untrained; ``stds``: the deviation of a repetition by label, the paper's or
-        that of the last rounds (``table.attrs["last_rounds"]``, by method) where it is larger.
+        that of the last rounds (``table.attrs["last_rounds"]``, by method) where it is larger; ``repeat``: that of any method
+        of which no more is known.
     """
     if not set(rows["metric"]) <= {*ACCURACIES}:
         return {}
@@ -44,11 +45,12 @@ def known(table: pd.DataFrame, rows: pd.DataFrame, by: str, where: Mapping[str, 
         there = {k: v for k, v in where.items() if k in ("metric", "setting", "data", "model")}
         printed = only(table, origin="reported", **there).dropna(subset=["std"])
         stds = {str(name): float(std) for name, std in printed.groupby(by)["std"].max().items()}
-    for name, swing in table.attrs.get("last_rounds", {}).items():
+    swings = table.attrs.get("last_rounds", {})
+    for name, swing in swings.items():
         stds[name] = max(stds.get(name, REPEAT), swing)
     names = rows["trained_on"].dropna().unique() if "trained_on" in rows else ()
     return {"percent": 1.0 if "%" in units or rows["value"].max() > 1 else 100.0, "stds": stds,
-            "examples": int(counts.min()) if len(counts) else None,
+            "repeat": max([REPEAT, *swings.values()]), "examples": int(counts.min()) if len(counts) else None,
             "floor": max((limit for name in names if (limit := floor(str(name))) is not None), default=None)}
 
 

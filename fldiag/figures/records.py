@@ -71,4 +71,3 @@ def keep(run: Run, folder: Path) -> Path:
     text = json.dumps(index, indent=1)
     write_atomic(there / "run.json", lambda f: f.write(text.encode()))
     return there
-

@@ -434,6 +434,13 @@ def test_one_seed_decides_only_beyond_the_noise_of_the_test_set_and_of_training(
     assert ordered(accuracies(60.0, 60.0 + difference, **more), ["a", "b"]).outcome == says
 
 
+@pytest.mark.parametrize(("swing", "says"), [(None, "holds"), (3.0, "undecided")])
+def test_a_difference_of_gains_has_the_noise_of_all_its_runs(swing, says):
+    about = accuracies(50.0, 60.0, swing=swing).attrs
+    gains = claims.of_gains({"small": pd.Series([1.0], index=[0]), "large": pd.Series([9.0], index=[0])}, about)
+    assert ordered(gains, ["small", "large"]).outcome == says  # 2 sqrt(4 * 1.5^2 + ...) = 6.1, and 12 with a swing of 3
+
+
 @pytest.mark.parametrize(("low", "high", "trained_on", "says"), [(10.0, 60.0, "cifar10", "undecided"), (22.0, 60.0, "cifar10-500", "undecided"),
                                                                  (24.0, 60.0, "cifar10", "holds"), (6.0, 60.0, "cifar100", "holds")])
 def test_models_near_chance_or_a_two_class_ceiling_decide_nothing(low, high, trained_on, says):
