@@ -36,7 +36,7 @@ class Differences(Operator):
     form = "differences"
 
     def __init__(self, gradient: Callable[[Tensor], Tensor], w: Tensor, step: float):
-        super().__init__(w.detach().clone(), [1.0])
+        super().__init__(w, [1.0])
         self._gradient, self._step = gradient, step
 
     def _prepare(self, i: int) -> None:

@@ -89,7 +89,7 @@ class DoubleBackward(Operator):
     form = "double backward"
 
     def __init__(self, w: Tensor, weights: Sequence[float], keep: int, layout: Layout | None):
-        super().__init__(w.detach().clone(), weights, keep)
+        super().__init__(w, weights, keep)
         self._at: Weights = self._w.requires_grad_()
         self._leaves = [self._w]
         if layout is not None:
@@ -187,7 +187,7 @@ class Linearized(Operator):
     form = "linearize"
 
     def __init__(self, losses: Sequence[Callable[[Tensor], Tensor]], weights: Sequence[float], w: Tensor):
-        super().__init__(w.detach().clone(), weights, keep=len(weights))
+        super().__init__(w, weights, keep=len(weights))
         self._losses = list(losses)
 
     def _prepare(self, i: int) -> Callable[[Tensor], Tensor]:

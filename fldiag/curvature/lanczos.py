@@ -78,10 +78,10 @@ def lanczos(operator: Callable[[Tensor], Tensor], size: int, k: int, *, which: W
     """
     steps = Search(size, k, which=which, tol=tol, max_products=max_products, miss=miss, noise=noise, seed=seed, limit=limit,
                    strict=strict, device=device, dtype=dtype, progress=progress).steps()
-    v = next(steps)
+    asked = [next(steps)]
     while True:
-        try:
-            v = steps.send(operator(v))
+        try:  # a vector that is held on to keeps all of its sequence in memory, and the product is as large
+            asked.append(steps.send(operator(asked.pop())))
         except StopIteration as end:
             return end.value
 

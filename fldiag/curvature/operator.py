@@ -31,13 +31,14 @@ class Operator:
     A form of the product says how batch i is prepared (what does not depend on v: a graph, activations) and
     how the prepared batch multiplies. What was prepared for a batch stays for the next product while the
     first ``keep`` batches last, or while everything kept fits ``room`` bytes; the rest is prepared anew
-    every time. ``products`` counts the products, ``form`` names the form.
+    every time. ``products`` counts the products, ``form`` names the form. ``w`` is not copied, and must not change meanwhile.
     """
 
     form = ""
 
     def __init__(self, w: Tensor, weights: Sequence[float], keep: int = 0):
-        self._w, self._weights, self._keep = w, list(weights), keep
+        self._w = w.clone() if w.is_inference() else w.detach()  # made under inference_mode, it could not be differentiated at
+        self._weights, self._keep = list(weights), keep
         self._kept: dict[int, Any] = {}
         self._buffer: Tensor | None = None
         self.products = 0

@@ -52,7 +52,7 @@ class ChainOperator(Operator):
     def __init__(self, links: Sequence[Link | Weighted], criterion: Callable[[Tensor, Tensor], Tensor],
                  batches: Sequence[Callable[[], tuple[Tensor, Tensor]]], weights: Sequence[float], w: Tensor,
                  layout: Layout, *, matrix: Matrix = "hessian", room: int = 0):
-        super().__init__(w.detach().clone(), weights)
+        super().__init__(w, weights)
         self._links, self._criterion, self._batches = list(links), criterion, list(batches)
         self._layout, self._matrix, self._room = layout, matrix, room
         self._views = layout.views(self._w)

@@ -16,6 +16,7 @@ from fldiag.curvature.hvp import derivative
 from fldiag.curvature.operator import Operator
 from fldiag.errors import FldiagError
 from fldiag.problem import recomputation
+from fldiag.problem.batch_size import DEPENDENT, kept, largest, room_for_graphs
 from fldiag.problem.ingredients import Criterion, Ingredients
 from fldiag.problem.objective import check_labels
 from fldiag.problem.operators import Batches, Form, agrees, build, choose
@@ -23,15 +24,6 @@ from fldiag.problem.probe import Facts, examine
 from fldiag.problem.trees import Tree, count, join, nbytes
 from fldiag.results.card import card
 from fldiag.seeding import torch_rng
-
-#: Batch size of a model whose outputs depend on the batch (batch-norm without running statistics): such a
-#: loss has no meaning without a batch size, so it is fixed and does not follow the memory at hand.
-DEPENDENT_BATCH = 256
-#: Larger batches gain nothing: their activations leave the processor's caches (small CNN on digits, 1,500
-#: examples: 46 ms at 512, 50 ms as one batch; 17 and 32 ms with channels-last weights).
-LARGEST_BATCH = 512
-#: On a CPU larger graphs are slower by up to 1.6: they fall out of the caches and are allocated anew.
-CPU_BATCH_BYTES = 32 * 2**20
 
 
 class Problem(Ingredients):
@@ -114,18 +106,15 @@ class Problem(Ingredients):
     def batch_dependent(self) -> bool:
         """Whether an example's output depends on its batch (batch-norm without running statistics).
 
-        The slice is then always cut into equal batches of at most ``DEPENDENT_BATCH`` examples.
+        The slice is then always cut into equal batches of at most ``batch_size.DEPENDENT`` examples.
         """
         return self._facts.batch_dependent
 
     @cached_property
     def bounds(self) -> list[tuple[int, int]]:
         """The batches as (start, stop), of sizes that differ by at most one; the rule is fixed, never timed."""
-        if self.batch_dependent:
-            size = DEPENDENT_BATCH
-        else:
-            room = self.memory // 4 if self.device.type != "cpu" else min(self.memory // 4, CPU_BATCH_BYTES)
-            size = max(1, min(LARGEST_BATCH, room // self._facts.graph_bytes))
+        held = self.w.nbytes + sum(t.nbytes for t in self.frozen.values())
+        size = DEPENDENT if self.batch_dependent else largest(self._facts.graph_bytes, held, self.memory, self.device)
         many = -(-self.n // size)
         return [(i * self.n // many, (i + 1) * self.n // many) for i in range(many)]
 
@@ -266,12 +255,12 @@ class Problem(Ingredients):
         networks), ``linearize``, or ``auto``: by hand where that fits, else double backward. A form other than double
         backward is compared with it once, on a few examples and a random vector, and never used where they disagree.
 
-        With ``keep``, what does not depend on v stays alive between products as far as half of the memory
-        reaches; ``release()`` frees it.
+        With ``keep``, what does not depend on v stays alive between products as far as ``batch_size.room_for_graphs`` reaches;
+        ``release()`` frees it. ``w`` is copied; weights that you change yourself (``problem.w``) are not.
 
         Raises FldiagError when the form asked for does not fit the model.
         """
-        w = self._vector(w)
+        w = self.w if w is None else self._vector(w).clone()
         if self.differences and form == "auto":
             if matrix != "hessian":
                 raise FldiagError("the Gauss-Newton matrix cannot be computed by differences of gradients",
@@ -280,10 +269,10 @@ class Problem(Ingredients):
         chosen = choose(form, matrix, lambda form: self._agrees(form, matrix))
         shares = [(stop - start) / self.n for start, stop in self.bounds]
         batches: Batches = [lambda i=i: self.batch(i) for i in range(len(self.bounds))]  # type: ignore[misc]
-        # a kept graph also holds its gradient and a copy of it in pieces
-        graph = self.probe().graph_bytes * max(stop - start for start, stop in self.bounds) + 2 * self.w.nbytes
-        room = self.memory // 2 if keep else 0
-        found = build(self, chosen, matrix, w, batches, shares, keep=room // graph, room=room)
+        graph = self.probe().graph_bytes * max(stop - start for start, stop in self.bounds)
+        memory = self.memory if keep else 0
+        found = build(self, chosen, matrix, w, batches, shares, keep=kept(graph, len(batches), w, memory),
+                      room=room_for_graphs(w, memory))
         assert found is not None  # it agreed
         return found
 

@@ -7,7 +7,8 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from fldiag.problem.problem import DEPENDENT_BATCH, Problem
+from fldiag.problem.batch_size import DEPENDENT
+from fldiag.problem.problem import Problem
 
 
 class Statistics:
@@ -27,7 +28,7 @@ class Statistics:
             m.train()
             m.momentum = None  # the mean over all batches
         self.names = {f"{n}.{b}" if n else b for n, m in layers.items() for b, _ in m.named_buffers()}
-        many = -(-problem.n // DEPENDENT_BATCH)
+        many = -(-problem.n // DEPENDENT)
         self._bounds = [(i * problem.n // many, (i + 1) * problem.n // many) for i in range(many)]
 
     def __call__(self, w: Tensor) -> dict[str, Tensor]:

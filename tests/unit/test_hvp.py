@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import close
+from problems import data, mlp
 from torch import nn
 from torch.autograd.function import once_differentiable
 
@@ -179,12 +180,26 @@ def test_kept_rebuilt_and_released_graphs_give_the_same_bits():
 
 def test_memory_decides_how_many_graphs_are_kept():
     p = problem("conv")
-    batches = (0, 4), (4, 8), (8, 11)
-    p.__dict__["bounds"] = list(batches)
-    p.memory = 2 * 2 * (4 * p.probe().graph_bytes + 2 * p.w.nbytes)  # half of it holds two batches of four
-    h = p.hessian(form="double backward")
+    p.__dict__["bounds"] = [(0, 4), (4, 8), (8, 11)]
+    graph, vectors = 4 * p.probe().graph_bytes + 2 * p.w.nbytes, 4 * 8 * len(p.w)
+    assert graph > vectors
+    for many, kept in ((1, []), (2, [0, 1]), (3, [0, 1, 2])):  # one of three is not worth its room
+        p.memory = 2 * (many * graph + vectors)
+        h = p.hessian(form="double backward")
+        h(torch.randn_like(p.w))
+        assert sorted(h._kept) == kept
+    h = p.hessian(keep=False, form="double backward")
     h(torch.randn_like(p.w))
-    assert sorted(h._kept) == [0, 1] and not p.hessian(keep=False, form="double backward")._keep
+    assert not h._kept
+
+
+@pytest.mark.parametrize("form", ["double backward", "linearize"])
+def test_a_problem_made_in_inference_mode_has_products(form):
+    net, given = mlp(), data(20)
+    v = torch.randn(sum(p.numel() for p in net.parameters()))
+    with torch.inference_mode():
+        p = Problem(net, F.cross_entropy, given)
+    assert torch.equal(p.hessian(form=form)(v), Problem(net, F.cross_entropy, given).hessian(form=form)(v))
 
 
 def test_sums_over_batches_are_double_precision():

@@ -14,8 +14,9 @@ from torch.nn.functional import cross_entropy as CE
 
 from fldiag.errors import FldiagError
 from fldiag.losses import half_squared_error
+from fldiag.problem.batch_size import DEPENDENT, largest
 from fldiag.problem.diagonal import diagonal_of
-from fldiag.problem.problem import DEPENDENT_BATCH, Problem
+from fldiag.problem.problem import Problem
 
 # -- numbers
 
@@ -50,6 +51,24 @@ def test_memory_sets_the_batch_size_by_a_rule():
     assert bounds == [(0, 50), (50, 100), (100, 150), (150, 200)]
     assert len(Problem(net, CE, given, memory=1).bounds) == 200
     assert Problem(net, CE, given).bounds == [(0, 200)]
+
+
+def test_a_batch_is_worth_the_pass_over_the_weights_that_it_costs():
+    mib, cpu = 2**20, torch.device("cpu")
+    assert largest(mib, 4000, 2**40, cpu) == 32
+    assert largest(mib, 64 * mib, 2**40, cpu) == 2 * 64
+    assert largest(mib, 64 * mib, 4 * 50 * mib, cpu) == 50  # the memory goes first
+    assert largest(mib, 4000, 4 * 200 * mib, torch.device("meta")) == 200  # another device has no caches to fall out of
+    assert largest(1, 4000, 2**40, cpu) == 512 and largest(2**40, 4000, 1, cpu) == 1
+    net, given = mlp(), data(200)
+    for p in net[0].parameters():
+        p.requires_grad_(False)
+    some = Problem(net, CE, given, trainable=True)
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fldiag.problem.problem.largest", lambda graph, weights, memory, device: seen.append(weights) or 100)
+        assert len(some.bounds) == 2
+    assert seen == [sum(p.nbytes for p in net.parameters())]
 
 
 def test_gradient_is_the_derivative_of_the_loss():
@@ -215,7 +234,7 @@ def test_batch_statistics_are_allowed_with_a_fixed_batch_size(norm):
         def forward(self, x):
             return x - x.mean(0)
 
-    n = 2 * DEPENDENT_BATCH + 1
+    n = 2 * DEPENDENT + 1
     x, y = data(n)
     net = mlp(norm or Centred())
     p, small = Problem(net, CE, (x, y)), Problem(net, CE, (x, y), memory=1)
