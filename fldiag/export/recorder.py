@@ -5,13 +5,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fldiag import models
 from fldiag.checkpoint import foreign, owner
@@ -21,6 +20,7 @@ from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError, counted
 from fldiag.execution.background import Background
 from fldiag.export.given import examples_of, number_of, partition_of, read_clients, rows_of, seen_as
+from fldiag.export.weights import named
 from fldiag.models import frozen
 from fldiag.models.network import Network
 from fldiag.problem.in_memory import UNTESTED, reading
@@ -256,7 +256,7 @@ class Recorder:
         Raises:
             FldiagError: they do not fit the model.
         """
-        held = {n: t for n, t in self._named(weights).items() if n not in self._frozen}
+        held = {n: t for n, t in named(weights, self.module, self.recording.layout).items() if n not in self._frozen}
         if {n: v.shape for n, v in held.items()} == self._shapes:  # as a rule; walking the module takes as long as the disk
             state = {n: held[n] for n in self._kinds}
         else:
@@ -264,29 +264,6 @@ class Recorder:
         # loops and servers make float64 of float32, and fractions of counters; a model loads both as it has them
         return {n: (v if self._kinds[n].is_floating_point else v.round()).to("cpu", self._kinds[n], copy=True)
                 for n, v in state.items()}
-
-    def _named(self, weights: Weights) -> State:
-        if isinstance(weights, nn.Module):
-            return dict(unwrapped(weights)[0].state_dict())
-        if isinstance(weights, Mapping):
-            return {str(k): _tensor(v) for k, v in weights.items()}
-        flat = _tensor(weights) if isinstance(weights, (Tensor, np.ndarray)) else None
-        if flat is not None and flat.ndim == 1:
-            if flat.numel() != self.recording.layout.size:
-                raise FldiagError(f"a vector of {flat.numel():,} numbers, and the model has "
-                                  f"{self.recording.layout.size:,} parameters",
-                                  "give the parameters in the order of model.parameters()")
-            now = {n: b for n, b in self.module.state_dict().items() if n not in self.recording.layout.names}
-            return {**now, **self.recording.layout.views(flat)}
-        if flat is None and isinstance(weights, Iterable) and not isinstance(weights, (str, bytes)):
-            arrays, whole = [_tensor(a) for a in weights], list(self.module.state_dict())
-            names = whole if len(arrays) == len(whole) else list(self.recording.layout.names)
-            if len(arrays) != len(names):
-                raise FldiagError(f"{len(arrays)} arrays, and the model's state_dict has {len(whole)}",
-                                  "give the arrays of the model's state_dict() in its order")
-            return {**self.module.state_dict(), **dict(zip(names, arrays, strict=True))}
-        raise FldiagError(f"a {type(weights).__name__} holds no weights",
-                          "give a state_dict, a module, a flat vector or a list of arrays", usage=True)
 
     def _scores(self, state: State) -> list[Row]:
         if self._network is None or self.dataset is None:
@@ -324,10 +301,3 @@ def _name(data: Any, keep: Mapping[str, np.ndarray] | None) -> str | None:
     if keep is not None:
         return "npz:data.npz"
     return data if isinstance(data, str) else None
-
-
-def _tensor(value: Any) -> Tensor:
-    try:
-        return value.detach() if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
-    except (TypeError, ValueError):
-        raise FldiagError(f"a {type(value).__name__} is not an array", "give tensors or arrays", usage=True) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,9 +23,9 @@ from fldiag.problem.problem import Problem
 from fldiag.results.provenance import digest
 from fldiag.rounds.pool import Pool, Scores, Weights, evaluate, stacked
 from fldiag.rounds.round_weights import Reader, Stored, first_readable, ranges, sha256
+from fldiag.rounds.rounds import Rounds
 from fldiag.sections import Normalise
 
-REMEDY = "train with client weights in the checkpoints: fldiag train … --set checkpoint.clients=sampled"
 UNDEALT = "the run does not say which examples belong to which client"
 ALONE = "holds weights alone: it was recorded without data, or its targets are not one label (or one row of numbers) an example"
 BARE = "drift and lora compare the weights; for the rest give such data with the question: --data, or fldiag.load(RUN, data=...)"
@@ -33,7 +33,7 @@ RECEIVED = "give what the clients received: fldiag convert … --global-pattern 
 DEAL = "give them when the run is made: fldiag convert … --partition FILE (forgetting --why: or take --slice test)"
 
 
-class History:
+class History(Rounds):
     """Stored rounds of a federation, read one at a time: memory holds the weights of one round.
 
     Weights of any origin will do; ``History.of`` reads a run. ``notes`` says, after the rounds were read, what was missing or
@@ -80,18 +80,14 @@ class History:
         self.network = Network(module)
         self.network.module.to(self.device, dtype).eval()
         self.network.buffers = {n: self._place(b) for n, b in self.network.buffers.items()}
-        self.layout, self.name, self.labels = self.network.layout, name, dict(labels or {})
+        self.layout, self.labels = self.network.layout, dict(labels or {})
         self.shares, self.batch_size, self.samples, self.memory = shares, batch_size, samples, int(memory)
         self._dataset = dataset
         self._pool = None if dataset is None else Pool(dataset, self.parts, samples, self.device, dtype)
         self.stack = dataset is not None and stacked(self.network, dataset, stack)
-        self._rounds, self._remarks, self._steps = dict(sorted(rounds.items())), tuple(notes), steps
+        super().__init__(rounds, name, len(self.parts), notes, steps)
         self.files = dict(files or {})
         self.examples: dict[int, int] = {}  # where the partition is not known
-        self.remedy = REMEDY
-        self.notes: list[dict[str, Any]] = []
-        self.read: list[int] = []
-        self._current: tuple[int, Stored] | None = None
 
     def __reduce__(self) -> Any:
         """A worker reads the run itself: its weights are on the disk."""
@@ -175,104 +171,6 @@ class History:
         if self._pool is None:
             raise FldiagError(f"{self.name} {ALONE}", BARE, usage=True)
         return self._pool
-
-    # -- reading
-
-    @property
-    def rounds(self) -> list[int]:
-        """The numbers of the rounds that there are."""
-        return list(self._rounds)
-
-    def each(self, progress: Callable[[int, int, str], None] | None = None, *, clients: bool = True) -> Iterator[Stored]:
-        """The rounds that can be read, in order; ``notes`` grows by those that cannot.
-
-        Raises FldiagError when none can be read, or, with ``clients``, none has what the clients received and made.
-        """
-        self.notes, self.read, usable, first = [], [], 0, None
-        for text in self._remarks:
-            self.note(None, text)
-        for i, (r, read) in enumerate(self._rounds.items()):
-            try:
-                stored = read()
-            except FldiagError as error:
-                first = first or error
-                self.note(r, error.what)
-                continue
-            finally:
-                if progress:
-                    progress(i, len(self._rounds), f"round {r}")
-            for text in stored.notes if clients else ():
-                self.note(r, text)
-            unknown = [k for k in stored.ids if k >= len(self.parts)]
-            if unknown:
-                self.note(r, f"client {unknown[0]} is not in the partition of {len(self.parts)} clients: round left out")
-                continue
-            self.read.append(r)
-            usable += stored.complete
-            yield stored
-        if progress:
-            progress(len(self._rounds), len(self._rounds), "rounds")
-        if not self.read:
-            raise first or FldiagError(f"{self.name}: no stored round can be used", "see its run.json")
-        if clients and not usable:
-            raise FldiagError(f"{self.name} holds no round with client weights", self.remedy)
-
-    def stored(self, round: int) -> Stored:
-        """One round; the one asked for last is kept."""
-        if self._current is None or self._current[0] != round:
-            self._current = round, self._rounds[round]()
-        return self._current[1]
-
-    def asked(self, every: bool | None, *, clients: bool = True) -> Iterator[Stored]:
-        """The rounds of a diagnostic that usually takes the last one: all with ``every``."""
-        return self.each(clients=clients) if every else iter([self.last(clients=clients)])
-
-    @property
-    def sampled(self) -> int:
-        """Clients whose weights the last round holds, for forecasts."""
-        try:
-            return len(self.last().ids)
-        except FldiagError:
-            return 0
-
-    def last(self, *, clients: bool = True) -> Stored:
-        """The last round that has received and trained weights (without ``clients``: any); ``notes``: what was passed over."""
-        self.notes, self.read = [], []
-        for r in reversed(self._rounds):
-            try:
-                stored = self._rounds[r]()
-            except FldiagError as error:
-                self.note(r, error.what)
-                continue
-            for text in stored.notes if clients else ():
-                self.note(r, text)
-            if (stored.complete or not clients) and all(k < len(self.parts) for k in stored.ids):
-                self.read = [r]
-                return stored
-        what = "with client weights" if clients else "that can be used"
-        raise FldiagError(f"{self.name} holds no round {what}", self.remedy)
-
-    def steps(self, round: int) -> pd.DataFrame | None:
-        """What training recorded of the local steps of a round (see ``Run.steps``); None when it recorded nothing."""
-        if self._steps is None:
-            return None
-        try:
-            return self._steps(round)
-        except FldiagError as error:
-            self.note(round, error.what)
-            return None
-
-    def note(self, round: int | None, text: str, client: int | None = None) -> None:
-        """Remember that something is missing."""
-        self.notes.append({"metric": "missing", "round": round, "client": client, "note": text, "masked": True})
-
-    def finite(self, stored: Stored) -> Stored:
-        """The round without the clients whose weights are not numbers, which are noted."""
-        sound = stored.finite()
-        for k in stored.ids:
-            if k not in sound.ids:
-                self.note(stored.round, f"the trained weights of client {k} are not finite: left out", k)
-        return sound
 
     # -- computing
 
