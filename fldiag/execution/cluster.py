@@ -37,7 +37,8 @@ class Cluster(Pool):
             import distributed
         except ImportError:
             raise FldiagError("executor dask needs the package distributed", "pip install 'fldiag[dask]'", usage=True) from None
-        self._distributed, self._local, self.key = distributed, None, uuid.uuid4().hex
+        self._distributed, self.key = distributed, uuid.uuid4().hex
+        self._local: Any = None
         self.where = choice.address or "this machine"
         if not choice.address:
             dask.config.set({"distributed.scheduler.allowed-failures": TRIES - 1})  # a unit is moved so often
@@ -119,8 +120,8 @@ class Cluster(Pool):
                     del waiting[future]
                     yield number, result
                     looked, stuck = time.monotonic(), 0
-                if self._local is None and time.monotonic() - looked > PATIENCE:
-                    stuck = self._paused(stuck)
+                if time.monotonic() - looked > PATIENCE:
+                    stuck = self._paused(stuck) if self._local is None else self._revived(stuck)
                     looked = time.monotonic()
                 if self.client.status not in ("running", "connecting"):
                     raise self._lost()
@@ -156,6 +157,22 @@ class Cluster(Pool):
             raise FldiagError(f"all workers of {self.where} are paused: they use most of the memory that Dask lets them use",
                               f"{ROOM}, and {GO_ON}")
         return before + 1 if now else 0
+
+    def _revived(self, before: int) -> int:
+        """How many looks in a row, ``before`` and this one, found no worker here and started them again: Dask gives one up that
+        dies while it starts. Raises FldiagError after ``TRIES``."""
+        try:
+            there = self.client.nthreads()
+        except Exception:  # the scheduler is gone, which the caller will notice
+            return 0
+        if there:
+            return 0
+        if before == TRIES:
+            raise FldiagError("the Dask workers of this machine do not start", f"use --executor processes, and {GO_ON}")
+        for nanny in list(self._local.workers.values()):
+            with contextlib.suppress(Exception):  # the next look will tell
+                self._local.sync(nanny.instantiate, callback_timeout=6 * PATIENCE)
+        return before + 1
 
     @property
     def _gone(self) -> tuple[type[BaseException], ...]:

@@ -136,6 +136,21 @@ def troubled(trouble, folder, executor):
     return fldiag.load(folder)
 
 
+def gone_on(folder):
+    """The run after the next checkpoint, by the same command with resume: it may have ended before its first."""
+    last = max(fldiag.load(folder).rounds, default=0)
+
+    def enough(event):
+        if event["event"] == "round" and event["round"] > last + 11:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(folder, 100_000, executor="processes:2", resume=True, on_event=enough)
+    found = fldiag.load(folder)
+    assert found.rounds[-1] >= last + 10
+    return found
+
+
 def same_until_it_was_stopped(loud, folder):
     last = loud.rounds[-1]
     quiet = trained(folder, last)
@@ -160,7 +175,7 @@ def test_training_without_memory(tmp_path):
         print(error)
         assert re.match(r"round \d+, clients [\d, ]+: (out of memory|its worker process died 3 times \(out of memory)", str(error))
         assert "fewer workers" in error.remedy and "--resume" in error.remedy
-        loud = fldiag.load(tmp_path / "loud")
+        loud = gone_on(tmp_path / "loud")
     same_until_it_was_stopped(loud, tmp_path / "quiet")
 
 
@@ -325,3 +340,39 @@ def test_workers_of_a_cluster_that_pause_for_their_memory_are_one_error(tmp_path
         monkeypatch.setattr(cluster, "PATIENCE", 2.0)
         with pytest.raises(FldiagError, match=r"all workers of tcp.* are paused: .*--memory-limit.*--resume"):
             list(pool.map([1.75 * GIGABYTE, 0, 1]))
+
+
+def _after_a_while(state, unit):
+    time.sleep(1)
+    return unit
+
+
+@contextmanager
+def given_up(monkeypatch):
+    """(the nannies, what is done) of work whose workers have died, and which Dask does not start again."""
+    monkeypatch.setattr(cluster, "PATIENCE", 2.0)
+    with started("dask", _after_a_while, None) as pool:
+        nannies = list(pool._local.workers.values())
+        for nanny in nannies:
+            nanny.auto_restart = False
+        found = pool.completed([1, 2, 3, 4])
+        first = next(found)
+        for nanny in nannies:
+            os.kill(nanny.pid, signal.SIGKILL)
+        yield nannies, itertools.chain([first], found)
+
+
+def test_workers_that_dask_has_given_up_are_started_again(monkeypatch):
+    with given_up(monkeypatch) as (_, found):
+        assert sorted(found) == [(0, 1), (1, 2), (2, 3), (3, 4)]
+
+
+def test_workers_that_do_not_start_are_one_error(monkeypatch):
+    async def broken():
+        raise OSError("no more processes")
+
+    with given_up(monkeypatch) as (nannies, found):
+        for nanny in nannies:
+            nanny.instantiate = broken
+        with pytest.raises(FldiagError, match=r"workers of this machine do not start.*--resume"):
+            list(found)
