@@ -19,7 +19,7 @@ from fldiag.data import partition
 from fldiag.data.arrays import ready
 from fldiag.data.public import deal, load_public
 from fldiag.data.text import Reading
-from fldiag.device import device_of
+from fldiag.device import device_of, keep_memory
 from fldiag.errors import FldiagError, first_line
 from fldiag.local import Local
 from fldiag.method import Method
@@ -69,6 +69,7 @@ class Setup:
         self.precision = config.train.precision
         self.dtype = torch.float64 if self.precision == "fp64" else torch.float32
         self.device = torch.device(device_of(device, self.dtype))
+        keep_memory()
         self.public = self._public(public, download)
         self.parts = parts if parts is not None else deal(self.dataset, config.partition, config.clients.total,
                                                           config.data.public)

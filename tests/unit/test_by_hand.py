@@ -22,6 +22,12 @@ def convolutions():
                          nn.MaxPool2d(3, 1, 1), nn.ReLU(), nn.Flatten(), nn.Linear(72, 5), nn.ReLU(), nn.Linear(5, 3))
 
 
+def as_large():
+    """Convolutions whose outputs are as large as their inputs, of few channels and of more."""
+    return nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 4, (3, 1), padding=(1, 0)), nn.ReLU(),
+                         nn.Conv2d(4, 5, (5, 3), padding="same"), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(45, 3))
+
+
 def unusual():
     """Groups, dilation, and a rectified head that also holds layers without weights."""
     return nn.Sequential(nn.Conv2d(2, 4, 3, groups=2, bias=False), nn.ReLU(), nn.Conv2d(4, 3, 2, dilation=2), nn.AvgPool2d(2),
@@ -65,7 +71,7 @@ def near(found, expected, terms):
 
 @pytest.mark.parametrize("most", [patches.MOST, 0], ids=["patches", "one by one"])
 @pytest.mark.parametrize("rows", [1, 4])
-@pytest.mark.parametrize("build", [mlp, convolutions, unusual, affine])
+@pytest.mark.parametrize("build", [mlp, convolutions, as_large, unusual, affine])
 def test_gradients(monkeypatch, build, rows, most):
     monkeypatch.setattr(patches, "MOST", most)
     net, w, x, y = case(build, rows)
@@ -130,6 +136,9 @@ def test_large_linear_products_are_those_of_float64():
             exact = left.double() @ right.double().T + (0 if added is None else added.double())
             bound = torch.finfo(torch.float32).eps * (left.double().abs() @ right.double().abs().T + 1) * left.shape[1]
             assert ((found.double() - exact).abs() <= bound).all()
+            apart = [None if t is None else torch.stack([t, 2 * t, -t]) for t in (left, right, added)]
+            for one, scale in zip(linear.products(*apart), (1, 2, -1), strict=True):  # of several models
+                assert torch.equal(one, linear.product(*(None if t is None else scale * t for t in (left, right, added))))
 
 
 def test_a_product_with_a_graph_is_differentiated():

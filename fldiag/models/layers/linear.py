@@ -18,18 +18,28 @@ LARGE = 2**20  # multiplications from which on a kernel's choice shows
 
 def product(a: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """a [b, I], weight [O, I], bias [O] -> [b, O]."""
+    return _onednn(a, weight, bias) if by_onednn(a, weight) else F.linear(a, weight, bias)
+
+
+def products(a: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``product`` of K models: a [K, b, I], weight [K, O, I], bias [K, O] -> [K, b, O]."""
     if by_onednn(a, weight):
-        dense = None if bias is None else bias.contiguous()  # it reads a bias as one stretch of memory
-        return torch.ops.mkldnn._linear_pointwise(a, weight, dense, "none", [], "")
-    return F.linear(a, weight, bias)
+        return torch.stack([_onednn(*one) for one in zip(a, weight, [None] * len(a) if bias is None else bias, strict=True)])
+    return torch.bmm(a, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), a, weight.mT)
+
+
+def _onednn(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    dense = None if bias is None else bias.contiguous()  # it reads a bias as one stretch of memory
+    return torch.ops.mkldnn._linear_pointwise(a, weight, dense, "none", [], "")
 
 
 def by_onednn(a: Tensor, weight: Tensor) -> bool:
-    """Large float32 products without a graph on a CPU are oneDNN's: MKL's take twice as long on processors that are not
-    Intel's. (PyTorch asks oneDNN for bfloat16 by itself, also under autocast, which the kernel itself would not follow.)"""
-    return (a.dtype == weight.dtype == torch.float32 and a.device.type == "cpu" and not torch.is_grad_enabled()
-            and len(a) * weight.numel() >= LARGE and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-            and not torch.is_autocast_enabled("cpu")
+    """Whether a product [..., b, I] by [..., O, I] is oneDNN's: large ones in float32 without a graph on a CPU, as MKL's take
+    up to twice as long on processors that are not Intel's. (PyTorch asks oneDNN for bfloat16 by itself, also under autocast,
+    which the kernel itself would not follow.)"""
+    return (a.shape[-2] * weight.shape[-2] * weight.shape[-1] >= LARGE  # first, as most products of small models end here
+            and a.dtype == weight.dtype == torch.float32 and a.device.type == "cpu" and not torch.is_grad_enabled()
+            and hasattr(torch.ops.mkldnn, "_linear_pointwise") and not torch.is_autocast_enabled("cpu")
             and torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled))
 
 
@@ -41,12 +51,7 @@ def _stacked(m: nn.Linear, name: str, views: Views, x: Tensor, rows: int) -> Ten
     w, b = views[f"{name}.weight"], views.get(f"{name}.bias")
     if rows == 1:
         return product(x[0], w[0], None if b is None else b[0]).unsqueeze(0)
-    return _affine(x, w, b)
-
-
-def _affine(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Of K models: a [K, b, I], weight [K, O, I], bias [K, O] -> [K, b, O]."""
-    return torch.bmm(a, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), a, weight.mT)
+    return products(x, w, b)
 
 
 class LinearLink(Weighted):
@@ -55,13 +60,13 @@ class LinearLink(Weighted):
     def apply(self, a: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if weight.ndim == 2:
             return product(a, weight, bias)
-        return _affine(by_model(a, weight), weight, bias).flatten(0, 1)
+        return products(by_model(a, weight), weight, bias).flatten(0, 1)
 
     def back(self, g: Tensor, weight: Tensor, a: Tensor) -> Tensor:
-        return product(g, weight.T) if weight.ndim == 2 else torch.bmm(by_model(g, weight), weight).flatten(0, 1)
+        return product(g, weight.T) if weight.ndim == 2 else products(by_model(g, weight), weight.mT).flatten(0, 1)
 
     def weigh(self, g: Tensor, a: Tensor, weight: Tensor) -> Tensor:
-        return product(g.T, a.T) if weight.ndim == 2 else torch.bmm(by_model(g, weight).mT, by_model(a, weight))
+        return product(g.T, a.T) if weight.ndim == 2 else products(by_model(g, weight).mT, by_model(a, weight).mT)
 
     def shift(self, g: Tensor, weight: Tensor) -> Tensor:
         return g.sum(0) if weight.ndim == 2 else by_model(g, weight).sum(1)
@@ -71,13 +76,15 @@ class LinearLink(Weighted):
         weight, place = views[self.weight], into[self.weight]
         if g.dtype != place.dtype:
             return super().write(g, a, views, into)
-        if weight.ndim == 2 and by_onednn(g.T, a.T):
-            place.copy_(self.weigh(g, a, weight))
+        if weight.ndim == 3:
+            g, a = by_model(g, weight), by_model(a, weight)
+        left = g.mT
+        if by_onednn(left, a.mT):
+            place.copy_(product(left, a.mT) if weight.ndim == 2 else products(left, a.mT))
         elif weight.ndim == 2:
-            torch.mm(g.T, a, out=place)
+            torch.mm(left, a, out=place)
         else:
-            g = by_model(g, weight)
-            torch.bmm(g.mT, by_model(a, weight), out=place)
+            torch.bmm(left, a, out=place)
         if self.bias is not None:
             torch.sum(g, weight.ndim - 2, out=into[self.bias])
 

@@ -81,7 +81,8 @@ def inside(name: str, tensor: str) -> str:
 
 def by_model(a: Tensor, weight: Tensor) -> Tensor:
     """The examples of the K models that the weight [K, ...] belongs to: [K * b, ...] -> [K, b, ...]."""
-    return a.unflatten(0, (len(weight), -1))
+    k = weight.shape[0]
+    return a.view(k, a.shape[0] // k, *a.shape[1:])  # unflatten is several times as slow
 
 
 def layout_of(a: Tensor) -> torch.memory_format:
