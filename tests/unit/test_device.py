@@ -76,10 +76,9 @@ def test_auto_is_the_default_of_python_too():
 
 
 PAGES = """
-import resource, sys, torch
+import resource, torch
 from fldiag.device import keep_memory
-if sys.argv[1] == "kept":
-    keep_memory()
+keep_memory()
 def work():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     blocks = [torch.ones(3 * 2**20, dtype=torch.uint8) for _ in range(8)]
@@ -88,12 +87,9 @@ print(sum([work() for _ in range(14)][4:]))
 """
 
 
-def pages(kind):
-    """New pages for eight blocks of 3 MB, ten times: up to 61,440 of 4 kB."""
-    return int(subprocess.run([sys.executable, "-c", PAGES, kind], check=True, capture_output=True, text=True).stdout)
-
-
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="what it relies on is glibc's")
 def test_memory_that_was_freed_is_kept():
-    """Without it, it depends on where the heap happens to lie."""
-    assert pages("kept") < 1000 and any(pages("given back") > 5000 for _ in range(8))
+    """New pages for eight blocks of 3 MB, ten times; without ``keep_memory`` 61,000 of 4 kB in two processes of three, and none
+    in the third: it depends on where the heap happens to lie."""
+    for _ in range(3):
+        assert int(subprocess.run([sys.executable, "-c", PAGES], check=True, capture_output=True, text=True).stdout) < 1000
