@@ -44,8 +44,8 @@ def device_of(name: Any, dtype: Any = None) -> str:
 
 
 def keep_memory() -> None:
-    """Let this process keep tens of megabytes that were freed, as every step of a training asks for as much again: a step on
-    small models spends a fifth of its time on new pages.
+    """Let this process keep up to 62 MB that were freed, as every step of a training asks for as much again, and new pages
+    take time.
 
     glibc raises that limit by itself, to twice the largest block that was ever freed (mallopt(3), M_MMAP_THRESHOLD; blocks over
     32 MB do not count). Elsewhere nothing changes. The block is not written to, so it takes no memory.
