@@ -173,6 +173,7 @@ def dots(table: pd.DataFrame) -> Figure:
     width = style.wide()
     across = max(1, min(len(heads), int((width - room) / 1.15)))
     down = -(-len(heads) // across)
+    across = -(-len(heads) // down)  # rows of about the same length
     tall = max(0.17 * len(rows) + 0.1, 0.5)
     titles, here = _heads(heads)
     with style.paper():
