@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fldiag.models.layers.links import Views
 from fldiag.models.network import Network
 from fldiag.sections import Train
 from fldiag.seeding import torch_rng
@@ -67,6 +68,7 @@ class Local:
     public: Tensor | None = None  # [M, ...] unlabelled inputs that every client and the server hold
     mean_size: float = 0.0  # examples a client has on average, over all N
     trained: tuple[int, int] | None = None  # entries of the weights that are trained (None: all)
+    named: dict[int, Views] = field(default_factory=dict)  # views of the first k rows of ``w``, by k, as they are made
     memo: dict[str, Any] = field(default_factory=dict)  # what parts keep within the round
     notes: Notes | None = None  # where steps are recorded, when they are
 

@@ -28,6 +28,8 @@ from fldiag.params import Layout, norm, ratio
 #: Added to the norm of a gradient before dividing by it.
 GUARD = 1e-12
 
+_log_softmax_backward = torch.ops.aten._log_softmax_backward_data.default
+
 
 # -- losses of a model's outputs
 
@@ -48,7 +50,7 @@ def cross_entropy_and_slope(outputs: Tensor, y: Tensor, weight: Tensor) -> tuple
     """
     logs, at = F.log_softmax(outputs, -1), y.unsqueeze(-1)
     chosen = torch.zeros_like(logs).scatter_(-1, at, -weight.unsqueeze(-1))
-    return -logs.gather(-1, at).squeeze(-1), torch.ops.aten._log_softmax_backward_data(chosen, logs, -1, logs.dtype)
+    return -logs.gather(-1, at).squeeze(-1), _log_softmax_backward(chosen, logs, -1, logs.dtype)
 
 
 def half_squared_error(outputs: Tensor, y: Tensor, reduction: Literal["mean", "none"] = "mean") -> Tensor:

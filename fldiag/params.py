@@ -65,7 +65,7 @@ class Layout:
         """
         lead = w.shape[:-1]
         return {n: v.reshape(lead + s)
-                for n, s, v in zip(self.names, self.shapes, w.split(self.sizes, dim=-1), strict=True)}
+                for n, s, v in zip(self.names, self.shapes, torch.split_with_sizes(w, self.sizes, -1), strict=True)}
 
     def row(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The vector [P] of named tensors: ``views`` backwards."""

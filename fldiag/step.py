@@ -137,7 +137,8 @@ class Step:
         net, total = self.local.network, self.local.network.size
         head = net.layout.head_size if net.has_split else 0
         if net.pieces is not None:
-            return self._by_hand(e, head)
+            found = self._by_hand(e, head)
+            return Output(found.leaf, found.features, found.logits, net.bind(found.run.w), by_hand=found)
         if e is None or (net.has_split and e.start >= total - head):
             if self._here is None:
                 leaf = self.w.detach().requires_grad_()
@@ -158,16 +159,15 @@ class Step:
         w[:, e.start:e.stop] += e.value
         return w
 
-    def _by_hand(self, e: Perturbation | None, head: int) -> Output:
+    def _by_hand(self, e: Perturbation | None, head: int) -> Logits:
         """``forward`` without autograd; ``head``: how many weights the head has."""
-        net, alone, own = self.local.network, len(self.local.w) == 1, None
-        if e is not None and e.start < net.size - head:
-            run = ByHand(net, self._moved(e), self.x, alone)
+        local, alone, own = self.local, len(self.local.w) == 1, None
+        if e is not None and e.start < local.network.size - head:
+            run = ByHand(local.network, self._moved(e), self.x, alone)
         else:
-            self._at_w = run = self._at_w or ByHand(net, self.w, self.x, alone)
+            self._at_w = run = self._at_w or ByHand(local.network, self.w, self.x, alone, local.named)
             own = None if e is None else self.w[:, run.cut:] + e.value
-        found = run.output(own)
-        return Output(found.leaf, found.features, found.logits, net.bind(run.w), by_hand=found)
+        return run.output(own)
 
     def _output(self, leaf: Tensor, bound: Bound, features: Tensor | None, maps: list[Tensor] | None,
                 head: Tensor | None = None) -> Output:
@@ -227,9 +227,9 @@ class Step:
         """Without autograd for the cross entropy of one label alone: its slope in the logits costs a quarter."""
         if not self.plain or self.local.network.pieces is None or len(self.targets) > 1 or self.y.is_floating_point():
             return self.gradient(self._losses, e)
-        out = self.forward(e)
-        assert out.by_hand is not None
-        weight = out.logits.new_tensor(1 / self.y.shape[1]).expand(self.y.shape) if self.weight is None else self.weight
-        loss, slope = losses.cross_entropy_and_slope(out.logits.detach(), self.y, weight)
+        net = self.local.network
+        found = self._by_hand(e, net.layout.head_size if net.has_split else 0)
+        weight = found.values.new_tensor(1 / self.y.shape[1]).expand(self.y.shape) if self.weight is None else self.weight
+        loss, slope = losses.cross_entropy_and_slope(found.values, self.y, weight)
         self._at_w = None
-        return self.mean(loss), out.by_hand.back(slope)
+        return self.mean(loss), found.back(slope)

@@ -6,28 +6,37 @@ a method makes of logits and features.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
 from fldiag.models.chain import Pass
+from fldiag.models.layers.links import Views
 from fldiag.models.network import Network
 
 
 class ByHand:
     """The body at rows w [k, P] on inputs x [k, B, ...]; ``output`` adds the head.
 
-    ``alone``: the row has no others beside it, so convolutions are those of one model.
+    ``alone``: the row has no others beside it, so convolutions are those of one model. ``named``: where views of w are kept
+    by k, for rows that change in place and come again.
     """
 
-    def __init__(self, network: Network, w: Tensor, x: Tensor, alone: bool):
+    def __init__(self, network: Network, w: Tensor, x: Tensor, alone: bool, named: dict[int, Views] | None = None):
         assert network.pieces is not None
         self.network, self.w, self.alone = network, w, alone
         self.dtype = torch.bfloat16 if network.precision == "bf16" else w.dtype
         self.cut = network.size - (network.layout.head_size if network.has_split else 0)
         a = x.flatten(0, 1).to(self.dtype)
         with torch.no_grad():
-            self.views = network.layout.views(self._rows(w))
+            self.views = self._named(w, {} if named is None or self.dtype != w.dtype else named)
             self.body = Pass.of(network.pieces[0], self.views, a.to(memory_format=torch.channels_last) if a.dim() == 4 else a)
+
+    def _named(self, w: Tensor, kept: dict[int, Views]) -> Views:
+        if len(w) not in kept:
+            kept[len(w)] = self.network.layout.views(self._rows(w))
+        return kept[len(w)]
 
     def _rows(self, w: Tensor) -> Tensor:
         return (w[0] if self.alone else w).to(self.dtype)
@@ -42,14 +51,26 @@ class ByHand:
 
 class Logits:
     """``features`` and ``logits`` [k, B, ...] and the weights ``leaf`` [k, P], each a leaf: autograd differentiates what is made
-    of them."""
+    of them. ``values``: the logits as numbers."""
 
     def __init__(self, run: ByHand, head: Pass):
-        self.run, self.head, k = run, head, len(run.w)
-        self.leaf = run.w.detach().requires_grad_()
-        logits = head.out.unflatten(0, (k, -1))
-        self.logits = (logits.float() if run.dtype == torch.bfloat16 else logits).detach().requires_grad_()
-        self.features = run.body.out.unflatten(0, (k, -1)).detach().requires_grad_() if run.network.has_split else None
+        self.run, self.head = run, head
+        values = head.out.unflatten(0, (len(run.w), -1))
+        self.values = values.float() if run.dtype == torch.bfloat16 else values
+
+    @cached_property
+    def leaf(self) -> Tensor:
+        return self.run.w.detach().requires_grad_()
+
+    @cached_property
+    def logits(self) -> Tensor:
+        return self.values.detach().requires_grad_()
+
+    @cached_property
+    def features(self) -> Tensor | None:
+        if not self.run.network.has_split:
+            return None
+        return self.run.body.out.unflatten(0, (len(self.run.w), -1)).detach().requires_grad_()
 
     def gradient(self, values: Tensor) -> Tensor:
         """The gradient [k, P] of values [k]."""
@@ -77,7 +98,9 @@ class Logits:
         run, layout = self.run, self.run.network.layout
         g = run.w.new_empty(len(run.w), layout.head_size)
         (slope,) = torch.autograd.grad(values.sum(), self.logits)
-        self.head.gradient(self._slope(slope, self.head.out), layout.part(run.cut, layout.size).views(g[0] if run.alone else g))
+        into = layout.part(run.cut, layout.size).views(g[0] if run.alone else g)
+        with torch.no_grad():
+            self.head.gradient(self._slope(slope, self.head.out), into)
         return g
 
     @staticmethod

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fldiag.models.layers import rules
@@ -82,5 +81,4 @@ class Pass:
             assert isinstance(link, Weighted)
             link.write(g, self.saved[j], self.views, into)
 
-        with torch.no_grad():
-            return self.back(g, write, through=through)
+        return self.back(g, write, through=through)

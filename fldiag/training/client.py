@@ -117,20 +117,21 @@ class Feed:
         indices = torch.from_numpy(padded).to(self.device)
         everywhere = self.offset[:, None] + indices
         labels = self.y[everywhere]
-        for s, counts in enumerate(sizes):
-            k, width = np.count_nonzero(counts), counts.max()
-            counts, weight = counts[:k, None], None
-            if (counts != width).any():
-                weight = torch.from_numpy((np.arange(width) < counts) / counts).to(self.device, self.dtype)
-            where = everywhere[s, :k, :width]
-            now = [b[s] for b in self.batches[:k]]
-            yield self._inputs(now, where, width), labels[s, :k, :width], weight, indices[s, :k, :width]
+        within = np.arange(padded.shape[-1]) < sizes[..., None]
+        weights = torch.from_numpy(within / np.maximum(sizes, 1)[..., None]).to(self.device, self.dtype)
+        widths = sizes.max(1, initial=0)
+        mixed = ((sizes != widths[:, None]) & (sizes > 0)).any(1)
+        for s, (k, width, uneven) in enumerate(zip(np.count_nonzero(sizes, 1).tolist(), widths.tolist(), mixed, strict=True)):
+            here = s, slice(k), slice(width)
+            yield self._inputs(s, everywhere[here]), labels[here], weights[here] if uneven else None, indices[here]
 
-    def _inputs(self, now: Batches, where: Tensor, width: int) -> Tensor:
+    def _inputs(self, s: int, where: Tensor) -> Tensor:
+        """Those of step s, which lie at ``where`` [k, B]."""
         if self.x is not None:
             return self.x[where] if self._last is None else self._last[where].permute(0, 1, 4, 2, 3)
-        rows = []
-        for part, b, generator in zip(self.parts, now, self.augment or [], strict=False):
+        rows, (k, width) = [], where.shape
+        for part, batches, generator in zip(self.parts[:k], self.batches, self.augment or [], strict=False):
+            b = batches[s]
             x = ready(self.dataset.batch(torch.as_tensor(part[b]), generator), self.device, self.dtype)
             rows.append(torch.cat([x, x[:1].expand(width - len(b), *x.shape[1:])]) if len(b) < width else x)
         return torch.stack(rows)

@@ -8,6 +8,8 @@ from torch import Tensor
 from fldiag.models.layers.entry import Layer, as_it_is, kept, no_obstacle
 from fldiag.models.layers.links import Link, single
 
+_threshold_backward = torch.ops.aten.threshold_backward.default
+
 
 class Positive(Link):
     """ReLU. What it saves is its output, which the next layer keeps anyway."""
@@ -17,7 +19,7 @@ class Positive(Link):
         return out, out
 
     def tangent(self, saved: Tensor, t: Tensor) -> Tensor:
-        return torch.ops.aten.threshold_backward(t, saved, 0)
+        return _threshold_backward(t, saved, 0)
 
     def back(self, saved: Tensor, g: Tensor) -> Tensor:
         if g.shape == saved.shape:
