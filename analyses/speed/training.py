@@ -4,7 +4,7 @@ All sides of a table take turns on the same data, partition, model and settings;
 ratios turn by turn. Evaluation and checkpoints are left out everywhere. One call measures one number of threads.
 
     python analyses/speed/training.py [--turns 7] [--threads 1] [--only digits|cifar|methods] [--epochs 1] [--fedjax PYTHON]
-        [--bf16]
+        [--apart] [--bf16]
 
 FedLab runs where it is installed. FedJAX needs a jax of its time: ``--fedjax`` is the interpreter of an environment with
 fedjax 0.0.17, jax and jaxlib 0.4.30, dm-haiku 0.0.12 and numpy below 2; it runs in a process of its own, and compiles first.
@@ -74,21 +74,21 @@ def has_cifar() -> bool:
     return bool(root) and (Path(root) / "cifar10.npz").is_file()
 
 
-def turns(sides: dict[str, Side], count: int) -> dict[str, list[float]]:
-    """Seconds of every side, turn by turn."""
+def turns(sides: dict[str, Side], count: int, apart: bool = False) -> dict[str, list[float]]:
+    """Seconds of every side, turn by turn. ``apart``: all turns of a side in a row."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for turn in range(count + 1):
-        for name, side in sides.items():
-            taken = side.round()
-            if turn:  # the first warms up
-                seconds[name].append(taken)
+    order = [(turn, name) for turn in range(count + 1) for name in sides]
+    for turn, name in sorted(order, key=lambda place: list(sides).index(place[1])) if apart else order:
+        taken = sides[name].round()
+        if turn:  # the first warms up
+            seconds[name].append(taken)
     return seconds
 
 
-def table(title: str, ours: str, sides: dict[str, Callable[[], Side]], aims: dict[str, float], count: int, *,
+def table(title: str, ours: str, sides: dict[str, Callable[[], Side]], aims: dict[str, float], args: argparse.Namespace, *,
           cost: tuple[str, ...] = ()) -> None:
     """Ratios are side / ``ours``, and ``ours`` / side for those in ``cost``, whose aims are upper bounds."""
-    seconds = turns({name: make() for name, make in sides.items()}, count)
+    seconds = turns({name: make() for name, make in sides.items()}, args.turns, args.apart)
     print(f"\n| {title} | ms | ratio (min–max) | aim |\n|---|---|---|---|")
     for name, taken in seconds.items():
         ms = f"{statistics.median(taken) * 1e3:.1f}"
@@ -112,9 +112,9 @@ def of_digits(args: argparse.Namespace) -> None:
         if FedLab.installed():
             sides["FedLab"] = lambda m=model: FedLab(digits(m))
         if args.fedjax:
-            sides["FedJAX"] = lambda m=model: FedJax(digits(m), m, args.fedjax, args.threads)
+            sides["FedJAX"] = lambda m=model: FedJax(digits(m), m, args.fedjax)
         table(f"digits {model}, batch 10: side / fldiag", "fldiag", sides,
-              {"textbook loop": textbook.get(args.threads, 0), "FedJAX": 1.0}, args.turns)
+              {"textbook loop": textbook.get(args.threads, 0), "FedJAX": 1.0}, args)
         _not_measured(args)
 
 
@@ -125,7 +125,7 @@ def of_cifar(args: argparse.Namespace) -> None:
     if FedLab.installed():
         sides["FedLab"] = lambda: FedLab(cifar())
     table("CIFAR CNN, batch 50, fp32: side / fldiag", "fldiag", sides, {
-        "textbook loop": 1.3, "careful loop": 1.08, "FedLab": 1.35, "fldiag / the kernels alone": 1.15}, args.turns,
+        "textbook loop": 1.3, "careful loop": 1.08, "FedLab": 1.35, "fldiag / the kernels alone": 1.15}, args,
         cost=("fldiag / the kernels alone",))
     _not_measured(args, jax=False)
     if not has_bf16() and not args.bf16:
@@ -134,13 +134,13 @@ def of_cifar(args: argparse.Namespace) -> None:
     table("CIFAR CNN, batch 50, bf16: side / fldiag", "fldiag bf16", {
         "fldiag bf16": lambda: Ours(cifar("train.precision=bf16")), "textbook loop, fp32": lambda: Textbook(cifar()),
         "careful loop with autocast": lambda: Careful(cifar(), bf16=True)},
-        {"textbook loop, fp32": 2.3, "careful loop with autocast": 1.05}, args.turns)
+        {"textbook loop, fp32": 2.3, "careful loop with autocast": 1.05}, args)
 
 
 def of_methods(args: argparse.Namespace) -> None:
     aims = {"fedsam": 2.05, "fedsol": 1.25, "fedntd": 1.30, "scaffold": 1.08}
     seconds = turns({name: Ours(cifar(f"method.name={name}", f"train.epochs={args.epochs}")) for name in ("fedavg", *aims)},
-                    args.turns)
+                    args.turns, args.apart)
     print(f"\n| CIFAR CNN, batch 50, fp32, {args.epochs} epoch{'s' * (args.epochs > 1)}: method / FedAvg, both fldiag's | ms | "
           "ratio (min–max) | aim |\n|---|---|---|---|")
     print(f"| **fedavg** | {statistics.median(seconds['fedavg']) * 1e3:.1f} | | |")
@@ -172,9 +172,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", choices=("digits", "cifar", "methods"))
     parser.add_argument("--epochs", type=int, default=1, help="local epochs of the table of methods (the papers: 5)")
+    parser.add_argument("--apart", action="store_true", help="all turns of a side in a row: nothing else between its rounds")
     parser.add_argument("--fedjax", help="python of an environment with FedJAX")
     parser.add_argument("--bf16", action="store_true", help="measure bf16 also where it is emulated (minutes)")
     args = parser.parse_args()
+    if hasattr(os, "sched_setaffinity"):  # the same cores for every side
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:args.threads])
     torch.set_num_threads(args.threads)
     lab = importlib.util.find_spec("fedlab") is not None
     print(f"{processor()}, {torch.backends.cpu.get_cpu_capability()}, bf16 instructions: {'yes' if has_bf16() else 'no'}; "

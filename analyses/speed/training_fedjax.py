@@ -1,17 +1,15 @@
 """FedJAX's rounds for ``training.py``: started by it, in an environment that has FedJAX; answers each line with seconds."""
 
-import os
 import sys
 import time
 
-model, file, batch_size, lr, momentum, cores = sys.argv[1:]
-os.sched_setaffinity(0, {int(c) for c in cores.split(",")})
+import fedjax
+import haiku as hk
+import jax
+import numpy as np
+from fedjax.algorithms import fed_avg
 
-import fedjax  # noqa: E402  # after the number of cores, which it reads
-import haiku as hk  # noqa: E402
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
-from fedjax.algorithms import fed_avg  # noqa: E402
+model, file, batch_size, lr, momentum = sys.argv[1:]
 
 
 def mlp(batch):

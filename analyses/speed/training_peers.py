@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import os
 import subprocess
 import tempfile
 import time
@@ -197,18 +196,18 @@ class Floor:
 
 
 class FedJax:
-    """FedJAX's federated averaging in a process of its own (``training_fedjax.py``), which trains a round when asked."""
+    """FedJAX's federated averaging in a process of its own (``training_fedjax.py``), which trains a round when asked.
+    It has the same cores as this process: jax has no option for the number of threads that it obeys."""
 
-    def __init__(self, setup: Setup, model: str, python: str, threads: int):
+    def __init__(self, setup: Setup, model: str, python: str):
         x = setup.dataset.normalise(setup.dataset.train_x).permute(0, 2, 3, 1).contiguous().numpy()
         train, self.folder = setup.config.train, tempfile.TemporaryDirectory()
         file = Path(self.folder.name) / "clients.npz"
         np.savez(file, x=x, y=setup.dataset.train_y.numpy(), parts=np.concatenate(setup.parts),
                  cuts=np.cumsum([len(p) for p in setup.parts])[:-1], sampled=[setup.schedule.sampled(t) for t in range(100)])
-        cores = sorted(os.sched_getaffinity(0))[:threads]  # jax has no option for the number of threads that it obeys
         self.process = subprocess.Popen(
             [python, str(Path(__file__).with_name("training_fedjax.py")), model, str(file), str(train.batch_size), str(train.lr),
-             str(train.momentum), ",".join(map(str, cores))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+             str(train.momentum)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.ask("warm")
 
     def ask(self, what: str) -> float:
