@@ -23,4 +23,4 @@ STUDY = Study(
             "FedAvg.",
     trials=(Trial(PRESET, "fedavg", label="FedAvg"),
             *(Trial(PRESET, "fedsol", {"method.rho": rho}, label=f"FedSOL, rho {rho}") for rho in (0.5, 1.0, 2.0))),
-    ask=(diagnostic("drift", steps="kl", rho=(), gradients=False, representation=False, propositions=False),), draw=draw, seeds=3)
+    ask=(diagnostic("drift", steps="kl", rho=(), gradients=False, representation=False),), draw=draw, seeds=3)

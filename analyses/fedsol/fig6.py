@@ -21,4 +21,4 @@ STUDY = Study(
     caption="Distance of the clients' trained weights from the received global ones (left) and between two clients (right), "
             "mean over the sampled clients; FedSOL with rho = 2.",
     trials=(Trial(PRESET, "fedavg", label="FedAvg"), Trial(PRESET, "fedsol", {"method.rho": 2.0}, label="FedSOL")),
-    ask=(diagnostic("drift", rho=(), gradients=False),), draw=draw, seeds=3)
+    ask=(diagnostic("drift", steps="kl", rho=(), gradients=False, representation=False),), draw=draw, seeds=3)
