@@ -4,6 +4,7 @@ from fldiag.figures.study import Study, Trial, diagnostic
 from fldiag.plotting import curves
 
 PRESET = "fedsol-cifar10-lda0.1"
+DRIFT = {"steps": "kl", "rho": (), "gradients": False, "representation": False}
 METRICS = ("global_local_divergence", "local_local_divergence")
 
 
@@ -20,5 +21,6 @@ STUDY = Study(
     title="Weight divergence", source="FedSOL Figure 6",
     caption="Distance of the clients' trained weights from the received global ones (left) and between two clients (right), "
             "mean over the sampled clients; FedSOL with rho = 2.",
-    trials=(Trial(PRESET, "fedavg", label="FedAvg"), Trial(PRESET, "fedsol", {"method.rho": 2.0}, label="FedSOL")),
-    ask=(diagnostic("drift", steps="kl", rho=(), gradients=False, representation=False),), draw=draw, seeds=3)
+    trials=(Trial(PRESET, "fedavg", label="FedAvg", ask=(diagnostic("drift", **DRIFT, propositions=False),)),
+            Trial(PRESET, "fedsol", {"method.rho": 2.0}, label="FedSOL", ask=(diagnostic("drift", **DRIFT),))),
+    draw=draw, seeds=3)
