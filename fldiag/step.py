@@ -134,18 +134,17 @@ class Step:
 
     def forward(self, e: Perturbation | None = None) -> Output:
         """The model at w + e. The features at w are shared between calls while e touches only the head."""
-        net, total = self.local.network, self.local.network.size
-        head = net.layout.head_size if net.has_split else 0
+        net = self.local.network
         if net.pieces is not None:
-            found = self._by_hand(e, head)
+            found = self._by_hand(e)
             return Output(found.leaf, found.features, found.logits, net.bind(found.run.w), by_hand=found)
-        if e is None or (net.has_split and e.start >= total - head):
+        if e is None or (net.has_split and e.start >= net.cut):
             if self._here is None:
                 leaf = self.w.detach().requires_grad_()
                 bound = self._bind(leaf)
                 self._here = (leaf, bound, *self._features(bound))
             leaf, bound, features, maps = self._here
-            own = None if e is None else leaf[:, total - head:] + e.value
+            own = None if e is None else leaf[:, net.cut:] + e.value
             return self._output(leaf, bound, features, maps, own)
         leaf = self._moved(e).requires_grad_()
         bound = self._bind(leaf)
@@ -159,10 +158,10 @@ class Step:
         w[:, e.start:e.stop] += e.value
         return w
 
-    def _by_hand(self, e: Perturbation | None, head: int) -> Logits:
-        """``forward`` without autograd; ``head``: how many weights the head has."""
+    def _by_hand(self, e: Perturbation | None) -> Logits:
+        """``forward`` without autograd."""
         local, alone, own = self.local, len(self.local.w) == 1, None
-        if e is not None and e.start < local.network.size - head:
+        if e is not None and e.start < local.network.cut:
             run = ByHand(local.network, self._moved(e), self.x, alone)
         else:
             self._at_w = run = self._at_w or ByHand(local.network, self.w, self.x, alone, local.named)
@@ -209,7 +208,7 @@ class Step:
             values = term(self, out)
             return values.detach(), out.by_hand.head_gradient(values)
         leaf, bound, features, maps = self._here  # type: ignore[misc]
-        head = leaf[:, net.size - net.layout.head_size:].detach().requires_grad_()
+        head = leaf[:, net.cut:].detach().requires_grad_()
         z = features.detach()  # type: ignore[union-attr]
         values = term(self, Output(leaf, z, bound.head(z, head), bound, maps))
         (g,) = torch.autograd.grad(values.sum(), head)
@@ -227,8 +226,7 @@ class Step:
         """Without autograd for the cross entropy of one label alone: its slope in the logits costs a quarter."""
         if not self.plain or self.local.network.pieces is None or len(self.targets) > 1 or self.y.is_floating_point():
             return self.gradient(self._losses, e)
-        net = self.local.network
-        found = self._by_hand(e, net.layout.head_size if net.has_split else 0)
+        found = self._by_hand(e)
         weight = found.values.new_tensor(1 / self.y.shape[1]).expand(self.y.shape) if self.weight is None else self.weight
         loss, slope = losses.cross_entropy_and_slope(found.values, self.y, weight)
         self._at_w = None

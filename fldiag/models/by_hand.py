@@ -25,9 +25,8 @@ class ByHand:
 
     def __init__(self, network: Network, w: Tensor, x: Tensor, alone: bool, named: dict[int, Views] | None = None):
         assert network.pieces is not None
-        self.network, self.w, self.alone = network, w, alone
+        self.network, self.w, self.alone, self.cut = network, w, alone, network.cut
         self.dtype = torch.bfloat16 if network.precision == "bf16" else w.dtype
-        self.cut = network.size - (network.layout.head_size if network.has_split else 0)
         a = x.flatten(0, 1).to(self.dtype)
         with torch.no_grad():
             self.views = self._named(w, {} if named is None or self.dtype != w.dtype else named)

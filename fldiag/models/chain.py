@@ -74,7 +74,7 @@ class Pass:
         return g
 
     def gradient(self, g: Tensor, into: Mapping[str, Tensor], *, through: bool = False) -> Tensor:
-        """As ``back``, and the gradients of the weights are written to ``into``, by name."""
+        """As ``back``, and the gradients of the weights are written to ``into``, by name. To be called where autograd is off."""
 
         def write(j: int, g: Tensor) -> None:
             link = self.links[j]

@@ -92,6 +92,11 @@ class Network:
     def size(self) -> int:
         return self.layout.size
 
+    @property
+    def cut(self) -> int:
+        """Where the head's weights begin in the row; its end, where there is no split."""
+        return self.size - (self.layout.head_size if self.has_split else 0)
+
     def bind(self, w: Tensor, buffers: dict[str, Tensor] | None = None, *, train: bool = False) -> Bound:
         """The function of the inputs for rows ``w`` [K, P]; K > 1 only if the network is ``stackable``.
 
