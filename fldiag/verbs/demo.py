@@ -10,6 +10,7 @@ from fldiag.checkpoint.run import Run
 from fldiag.console import Console
 from fldiag.diagnosis import places
 from fldiag.diagnosis.answer import answer
+from fldiag.execution.threads import threads
 from fldiag.results.summary import Small
 from fldiag.training import rounds
 from fldiag.verbs import report
@@ -22,9 +23,10 @@ COLUMNS = {"method": "method", "accuracy": "test accuracy", "test_loss": "test l
 def demo(console: Console, out: Path | None, device: str, seed: int) -> None:
     """Train both methods on the digits, draw both landscapes on shared axes, print a summary, write a report."""
     folder = places.prepare(out or places.FALLBACK / "demo")
-    runs = [_trained(console, folder, name, seed, device) for name in METHODS]
-    (made,) = answer("landscape", [run.checkpoint() for run in runs], {"points": 21, "seed": seed, "device": device}, out=folder,
-                     stem="landscape", bar=console.progress, tell=console.note)
+    with threads(1):  # as fast as two on such small networks, which wait for each other where other programs use the cores
+        runs = [_trained(console, folder, name, seed, device) for name in METHODS]
+        (made,) = answer("landscape", [run.checkpoint() for run in runs], {"points": 21, "seed": seed, "device": device},
+                         out=folder, stem="landscape", bar=console.progress, tell=console.note)
     first = next(item for item in made.summary() if isinstance(item, Small))
     rows = []
     for run, row in zip(runs, first.rows, strict=True):
