@@ -10,6 +10,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from fldiag.execution.threads import threads
+
 pytestmark = pytest.mark.slow
 
 
@@ -35,13 +37,13 @@ def test_what_is_there():
     assert "fedsol" in run("list").stdout and "Source" in run("explain", "fedsol").stdout
 
 
-def test_the_demo(here, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    result = run("demo", "--out", "shown")
+def test_the_demo(here):
+    with threads(2):
+        result = run("demo", "--out", "shown")
     assert last(result).name == "landscape.png" and (here / last(result)).is_file()
     assert "fedsol" in result.stdout and "λ1/λ5" in result.stdout
-    threads = [json.loads(file.read_text())["provenance"]["threads"] for file in (here / "shown").glob("*/run.json")]
-    assert threads == [1, 1], "two would wait for each other wherever another program uses a core"
+    taken = [json.loads(file.read_text())["provenance"]["threads"] for file in (here / "shown").glob("*/run.json")]
+    assert taken == [1, 1], "two would wait for each other wherever another program uses a core"
 
 
 @pytest.mark.parametrize("verb", ["forgetting", "drift", "matching", "landscape", "spectrum"])
