@@ -57,11 +57,11 @@ class Data(Section):
 
 
 class Partition(Section):
-    kind: Literal["lda", "sharding", "dirichlet", "pathological", "iid"] = "lda"
-    alpha: Positive | None = Field(None, description="Dirichlet concentration (lda, dirichlet)")
+    kind: Literal["lda", "lda_fedsol", "sharding", "dirichlet", "pathological", "iid"] = "lda"
+    alpha: Positive | None = Field(None, description="Dirichlet concentration (lda, lda_fedsol, dirichlet)")
     shards: Count | None = Field(None, description="shards per client (sharding)")
     classes: Count | None = Field(None, description="classes per client (pathological)")
-    min_size: Annotated[int, Field(ge=1)] | None = Field(None, description="smallest client allowed (lda)")
+    min_size: Annotated[int, Field(ge=1)] | None = Field(None, description="smallest client allowed (lda, lda_fedsol)")
     seed: int = Field(0, description="seed of the partition, separate from the training seed")
 
     @model_validator(mode="before")
@@ -86,6 +86,7 @@ class Partition(Section):
 
 PARTITION_OPTIONS: dict[str, dict[str, Any]] = {
     "lda": {"alpha": 0.1, "min_size": 10},
+    "lda_fedsol": {"alpha": 0.1, "min_size": 10},
     "sharding": {"shards": 2},
     "dirichlet": {"alpha": 0.1},
     "pathological": {"classes": 3},
@@ -96,8 +97,10 @@ PARTITION_OPTIONS: dict[str, dict[str, Any]] = {
 class Clients(Section):
     total: Count = 20
     per_round: Count = 10
-    sampling: Literal["fixed", "independent"] = Field(
-        "fixed", description="per_round clients in every round, or each client joins with probability per_round / total")
+    sampling: Literal["fixed", "by_round", "independent"] = Field(
+        "fixed", description="per_round clients in every round; the same, but drawn from numpy's legacy generator seeded with the "
+        "round (from 0), as FedSOL's and FedML's code does, so that seeds share them; or each client joins with "
+        "probability per_round / total")
 
     @model_validator(mode="after")
     def _fits(self) -> Clients:

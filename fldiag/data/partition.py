@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.random import Generator
 
+from fldiag.data import numpy_lda
 from fldiag.data.made import Made
 from fldiag.data.synthetic import CLASSES, Dealt
 from fldiag.errors import FldiagError, nearest, unknown
@@ -40,6 +41,8 @@ def make(kind: str, labels: Any, clients: int, seed: int, **options: Any) -> Par
     - ``sharding``, ``shards``: every client gets so many shards of one class each (McMahan et al., 2017).
     - ``lda``, ``alpha``, ``min_size=10``: every class is split over the clients by a symmetric Dirichlet draw
       (Hsu et al., 2019), clients that already hold their share left out.
+    - ``lda_fedsol``, ``alpha``, ``min_size=10``: the same rule, draw by draw as in FedSOL's released code: with seed 19940817
+      and its data set, the paper's own clients.
     - ``dirichlet``, ``alpha``: every client has its own Dirichlet class prior and all have equal sizes.
     - ``pathological``, ``classes``: the same, the prior being uniform over so many random classes.
 
@@ -65,7 +68,7 @@ def make(kind: str, labels: Any, clients: int, seed: int, **options: Any) -> Par
     for key, default in known.items():
         if default is inspect.Parameter.empty and key not in options:
             raise FldiagError(f"partition kind {kind!r} needs {key}", f"set partition.{key}", usage=True)
-    parts = build(labels, int(clients), numpy_rng(seed, f"partition {kind}"), **options)
+    parts = build(labels, int(clients), seed if kind == "lda_fedsol" else numpy_rng(seed, f"partition {kind}"), **options)
     empty = [k for k, part in enumerate(parts) if len(part) == 0]
     if empty:
         raise FldiagError(f"partition {kind!r} leaves {len(empty)} of {clients} clients without examples "
@@ -109,17 +112,26 @@ def _sharding(labels: np.ndarray, clients: int, rng: Generator, *, shards: int) 
 
 
 def _lda(labels: np.ndarray, clients: int, rng: Generator, *, alpha: float, min_size: int = 10) -> Parts:
-    _alpha(alpha)
-    _whole("partition.min_size", min_size)
-    if clients * min_size > len(labels):
-        raise FldiagError(f"{clients} clients with at least {min_size} examples each need more than the "
-                          f"{len(labels)} there are", "use fewer clients or a smaller min_size", usage=True)
-    by_class = _by_class(labels)
+    by_class = _lda_classes(labels, clients, alpha, min_size)
     cuts = _lda_cuts([len(members) for members in by_class], clients, rng, float(alpha), int(min_size))
     taken = np.diff(cuts, axis=1, prepend=0)
     owner = np.concatenate([np.repeat(np.arange(clients), row) for row in taken])
     order = np.argsort(owner, kind="stable")
     return np.split(np.concatenate([rng.permutation(members) for members in by_class])[order], np.cumsum(taken.sum(0))[:-1])
+
+
+def _lda_fedsol(labels: np.ndarray, clients: int, seed: int, *, alpha: float, min_size: int = 10) -> Parts:
+    return numpy_lda.deal(_lda_classes(labels, clients, alpha, min_size), clients, seed, float(alpha), int(min_size))
+
+
+def _lda_classes(labels: np.ndarray, clients: int, alpha: float, min_size: int) -> Parts:
+    """The classes' examples, of options that can be."""
+    _alpha(alpha)
+    _whole("partition.min_size", min_size)
+    if clients * min_size > len(labels):
+        raise FldiagError(f"{clients} clients with at least {min_size} examples each need more than the "
+                          f"{len(labels)} there are", "use fewer clients or a smaller min_size", usage=True)
+    return _by_class(labels)
 
 
 def _lda_cuts(sizes: list[int], clients: int, rng: Generator, alpha: float, min_size: int) -> np.ndarray:
@@ -224,7 +236,8 @@ def _fill(by_class: Parts, wanted: np.ndarray, rng: Generator) -> Parts:
 
 
 _KINDS: dict[str, Callable[..., Parts]] = {
-    "iid": _iid, "sharding": _sharding, "lda": _lda, "dirichlet": _dirichlet, "pathological": _pathological,
+    "iid": _iid, "sharding": _sharding, "lda": _lda, "lda_fedsol": _lda_fedsol, "dirichlet": _dirichlet,
+    "pathological": _pathological,
 }
 
 

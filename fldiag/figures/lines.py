@@ -1,4 +1,4 @@
-"""Another picture that several studies share: numbers over a setting."""
+"""Other pictures that several studies share: numbers over a setting, and learning curves."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fldiag.errors import FldiagError
-from fldiag.figures.pictures import parse
-from fldiag.plotting import style
+from fldiag.figures.pictures import parse, trained_on
+from fldiag.plotting import curves, style, words
 from fldiag.results.select import only
 
 FAINT = "#bbbbbb"
@@ -50,6 +50,18 @@ def lines(table: pd.DataFrame, x: str, metrics: Mapping[str, str], *, by: str = 
         if names:
             style.legend(fig, keys, names, loc="outside lower center", ncols=min(len(names), 4))
     return fig
+
+
+def learning(table: pd.DataFrame) -> Figure:
+    """Accuracy over the rounds: a panel a data set, a line a method, moving means over a fifteenth of the rounds where that is
+    two or more."""
+    window = max(1, int(table["round"].max()) // 15)
+    named, panels = table.drop(columns="slice").assign(metric=table["data"]), list(dict.fromkeys(table["data"]))
+    figure = curves.draw(named, panels, smooth=window, chance=10, note=trained_on(table), width=style.TWO_COLUMNS)
+    for ax, panel in zip(figure.axes, panels, strict=True):
+        ax.set_title(f"protocol for {words.data(panel)}", fontsize=8)
+        ax.set(ylabel=ax.get_ylabel().replace(words.metric(panel), "test accuracy"))
+    return figure
 
 
 def _line(ax: Any, part: pd.DataFrame, x: str, look: style.Look) -> None:

@@ -19,8 +19,8 @@ from fldiag.plotting.tables import need
 
 PICTURE = "picture of measured beside reported numbers"
 MEASURED, REPORTED = style.look(2), style.look(0)
-_SHORT = {"sharding": "{shards} shards", "lda": "LDA {alpha}", "dirichlet": "Dir {alpha}", "pathological": "{classes} classes",
-          "iid": "iid"}
+_SHORT = {"sharding": "{shards} shards", "lda": "LDA {alpha}", "lda_fedsol": "LDA {alpha}", "dirichlet": "Dir {alpha}",
+          "pathological": "{classes} classes", "iid": "iid"}
 #: What is written for a metric.
 WORDS = {"accuracy": "accuracy [%]", "personal_accuracy": "personal accuracy [%]", "params_M": "parameters [M]",
          "MFLOPs": "MFLOPs an image", "GFLOPs": "GFLOPs an image", "seconds_per_round": "seconds a round", "lambda_max": "λ₁",

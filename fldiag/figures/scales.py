@@ -108,7 +108,7 @@ class Scale:
         new = {"clients.total": total, "clients.per_round": min(total, max(1, round(made.clients.per_round * share.sampled))),
                "train.epochs": max(1, round(made.train.epochs * share.epochs)),
                "rounds": min(made.rounds, next(to for upto, to in self.rounds if made.rounds <= upto))}
-        if made.partition.kind == "lda":
+        if made.partition.kind in ("lda", "lda_fedsol"):
             new["partition.min_size"] = min(made.partition.min_size or 1, self.min_size or 1)
         return new
 

@@ -20,7 +20,7 @@ SYMBOLS = {"rho": "ρ", "lam": "λ", "beta": "β", "beta_dual": "β (dual)", "ka
            "gamma": "γ", "lr": "learning rate", "lr_decay": "decay of the learning rate"}
 DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "cinic10": "CINIC-10", "svhn": "SVHN",
         "pathmnist": "PathMNIST", "tissuemnist": "TissueMNIST", "imagenet200": "ImageNet-200", "iris": "Iris"}
-PARTITIONS = {"lda": "LDA", "iid": "IID", "dirichlet": "Dirichlet"}
+PARTITIONS = {"lda": "LDA", "lda_fedsol": "LDA", "iid": "IID", "dirichlet": "Dirichlet"}
 METRICS = {"global_local_divergence": "global–local divergence", "local_local_divergence": "local–local divergence",
            "lambda_max": "λ₁", "lambda_mean": "mean Λ"}
 #: Labels are other people's text: only names that mean nothing else, as whole words, are written anew in them.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -22,12 +23,14 @@ class Seeded:
     epochs: int
     batch_size: int
     drop_last: bool = False
-    independent: bool = False  # each client joins with probability per_round / total (drawn again when nobody does)
+    sampling: Literal["fixed", "by_round", "independent"] = "fixed"  # as config.clients.sampling
 
     def sampled(self, t: int) -> list[int]:
-        """Ids of round t's clients. The same for every method: only the seed and the round enter."""
+        """Ids of round t's clients. The same for every method: only the seed and the round enter, or the round alone."""
+        if self.sampling == "by_round":
+            return sorted(np.random.RandomState(t).choice(self.total, self.per_round, replace=False).tolist())
         rng = numpy_rng(self.seed, "clients", t)
-        while self.independent:
+        while self.sampling == "independent":  # drawn again when nobody joins
             joined = np.flatnonzero(rng.random(self.total) < self.per_round / self.total)
             if len(joined):
                 return joined.tolist()

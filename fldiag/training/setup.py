@@ -87,8 +87,7 @@ class Setup:
         if any(part.public for part in self.method):
             self._check_public()
         self.schedule = schedule or Seeded(config.seed, config.clients.total, config.clients.per_round, config.train.epochs,
-                                           config.train.batch_size, config.train.drop_last,
-                                           config.clients.sampling == "independent")
+                                           config.train.batch_size, config.train.drop_last, config.clients.sampling)
         self.stack = self._stack()
         self._check_batches()
 

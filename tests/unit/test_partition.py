@@ -6,13 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fldiag.data import partition
+from fldiag.data import numpy_lda, partition
 from fldiag.errors import FldiagError
 
 BALANCED = np.tile(np.arange(10), 100)
 SKEWED = np.repeat(np.arange(5), [400, 200, 100, 60, 40])
-OPTIONS = {"iid": {}, "sharding": {"shards": 2}, "lda": {"alpha": 0.5}, "dirichlet": {"alpha": 0.3},
-           "pathological": {"classes": 3}}
+OPTIONS = {"iid": {}, "sharding": {"shards": 2}, "lda": {"alpha": 0.5}, "lda_fedsol": {"alpha": 0.5},
+           "dirichlet": {"alpha": 0.3}, "pathological": {"classes": 3}}
 
 
 def entropy(parts, labels):
@@ -162,6 +162,34 @@ def test_lda_voids_a_draw_whose_weights_all_vanish(monkeypatch):
     monkeypatch.setattr(partition, "LDA_MAX_TRIES", 1000)
     with np.errstate(all="raise"), pytest.raises(FldiagError, match="none of 1000 draws"):
         partition.make("lda", BALANCED, 10, 0, alpha=1e-6)
+
+
+def test_fedsol_s_clients_are_those_of_its_released_code():
+    """The numbers that FedSOL's own functions gave for CIFAR-10's 50,000 training labels with the code's seed. Only the classes'
+    sizes decide how many a client gets, so the labels may stand in any order."""
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 5000))
+    parts = partition.make("lda_fedsol", labels, 100, numpy_lda.FEDSOL_SEED, alpha=0.1)
+    assert_cover(parts, 50_000)
+    sizes = [len(part) for part in parts]
+    assert sizes[:12] == [281, 1062, 716, 410, 675, 216, 695, 686, 959, 343, 243, 540]
+    assert (min(sizes), max(sizes)) == (22, 2349)
+    assert np.bincount(labels[parts[0]], minlength=10).tolist() == [0, 0, 6, 49, 34, 188, 0, 2, 2, 0]
+
+
+@pytest.mark.parametrize("alpha", [0.1, 1.0])
+def test_fedsol_s_lda_follows_the_same_law_as_lda(alpha):
+    """Mean entropy of the clients' labels over 40 partitions each, within four of the difference's deviations."""
+    one, other = ([entropy(partition.make(kind, BALANCED, 10, seed, alpha=alpha), BALANCED) for seed in range(40)]
+                  for kind in ("lda", "lda_fedsol"))
+    assert abs(np.mean(one) - np.mean(other)) < 4 * np.sqrt((np.var(one) + np.var(other)) / 40)
+
+
+@pytest.mark.parametrize(("seed", "alpha", "message"), [(-1, 0.1, "seeds of 32 bits"), (2**32, 0.1, "seeds of 32 bits"),
+                                                        (0, 1e-6, "none of 50 draws"), (0, 0.01, "none of 50 draws")])
+def test_fedsol_s_lda_says_what_it_cannot_draw(monkeypatch, seed, alpha, message):
+    monkeypatch.setattr(numpy_lda, "MAX_TRIES", 50)
+    with pytest.raises(FldiagError, match=message):
+        partition.make("lda_fedsol", BALANCED, 50, seed, alpha=alpha, min_size=15)
 
 
 @settings(deadline=None, max_examples=30)

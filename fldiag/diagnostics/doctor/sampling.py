@@ -66,7 +66,7 @@ class Sampling(Check):
 
     def _fewer(self) -> Iterator[Finding]:
         said = self.case.section("clients")
-        wanted = int(said.get("per_round", 0)) if self.case.own and said.get("sampling", "fixed") == "fixed" else 0
+        wanted = int(said.get("per_round", 0)) if self.case.own and said.get("sampling") != "independent" else 0
         odd = {r: len(ids) for r, ids in self.sets.items() if wanted and len(ids) != wanted}
         if odd:
             yield Finding(WARNING, f"rounds hold another number of clients than the config's {wanted}",
