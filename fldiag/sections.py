@@ -98,9 +98,9 @@ class Clients(Section):
     total: Count = 20
     per_round: Count = 10
     sampling: Literal["fixed", "by_round", "independent"] = Field(
-        "fixed", description="per_round clients in every round; the same, but drawn from numpy's legacy generator seeded with the "
-        "round (from 0), as FedSOL's and FedML's code does, so that seeds share them; or each client joins with "
-        "probability per_round / total")
+        "fixed", description="fixed: per_round clients in every round; by_round: the same, drawn from numpy's legacy "
+        "generator seeded with the round (from 0) as FedSOL's and FedML's code does, so that all seeds share them; independent: "
+        "each client joins with probability per_round / total")
 
     @model_validator(mode="after")
     def _fits(self) -> Clients:

@@ -110,6 +110,15 @@ def test_labels_never_overlap_nor_leave_the_page(count, size):
     assert width <= style.TWO_COLUMNS * fig.dpi + 1
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_the_names_of_a_surface_s_axes_stand_clear_of_the_contours_below(count):
+    fig = landscape.draw(table([r for k in range(count) for r in rows(f"run {k}", 8, 3)]), names=("eigenvector 1", "eigenvector 2"))
+    fig.canvas.draw()
+    for above, below in zip(axes(fig, "surface"), axes(fig, "contours"), strict=True):
+        lowest = min(axis.label.get_window_extent().y0 for axis in (above.xaxis, above.yaxis))
+        assert lowest >= below.get_window_extent().y1
+
+
 def test_caption_says_slice_size_sharpness_residual_and_ratio():
     texts = "\n".join(t.get_text() for t in landscape.draw(table(rows("A", 8, 3)), notes=True).texts)
     assert all(part in texts for part in ("test", "n = 1,234", "λ₁ = 8, residual 0.25", "λ₁/λ₅ = 5"))

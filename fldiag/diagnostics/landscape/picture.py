@@ -53,7 +53,8 @@ def draw(table: pd.DataFrame, *, clip: float | Literal["auto"] | None = "auto",
     title = 0.17 * max(map(len, titles)) + 0.02
     caption = _LINE * max(map(len, captions))
     peak = 0.88 * (side + 0.16)
-    block = title + peak + 0.06 + side + _XLABEL + caption
+    under = 0.06 + 0.14 * max(2.15 - side, 0)  # names of a small surface's axes reach below it
+    block = title + peak + under + side + _XLABEL + caption
     total = _LEFT + right + columns * side + (columns - 1) * gap
     said = style.wrap(" ".join(shared.notes()), total - 0.2, 6) if notes and shared.notes() else []
     foot = _LINE * len(said) + 0.1 + (0.04 if said else 0)
@@ -79,7 +80,7 @@ def draw(table: pd.DataFrame, *, clip: float | Literal["auto"] | None = "auto",
                                  label=f"surface {number}")
             above.set_zorder(-column)  # tick labels at its right lie over the next one's empty edge, not under it
             _surface(above, fine, shared, limits, names)
-            flat_at = peak_at - 0.06 - side
+            flat_at = peak_at - under - side
             below = fig.add_axes(place(left, flat_at, side, side), label=f"contours {number}")
             _contours(below, grid, fine, shared, limits, names, first=column == 0)
             fig.text(middle / total, (flat_at - _XLABEL) / whole, "\n".join(map(style.plain, captions[number])),
