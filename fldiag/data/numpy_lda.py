@@ -17,10 +17,11 @@ MAX_TRIES = 2_000
 
 
 def deal(by_class: list[np.ndarray], clients: int, seed: int, alpha: float, min_size: int) -> list[np.ndarray]:
-    """The examples of every client, in the order in which they were dealt.
+    """The examples of every client, shuffled.
 
-    Every class in turn is shuffled and cut by a Dirichlet draw without the clients that hold ``n // clients`` examples already;
-    all is drawn anew until the smallest client has ``min_size``. The shuffles of draws that were not kept stay, as there.
+    Every class in turn is shuffled and cut by a Dirichlet draw without the clients that hold ``n // clients`` examples already,
+    and the clients' examples are shuffled; all is drawn anew until the smallest client has ``min_size``. What a draw that is
+    not kept has shuffled stays so, and what it took of the generator's stream is gone, as there.
 
     by_class: indices of each class, in the order of the data set.
     Raises FldiagError for a seed that the generator does not take, and where no draw reaches ``min_size``.
@@ -41,7 +42,10 @@ def deal(by_class: list[np.ndarray], clients: int, seed: int, alpha: float, min_
             pieces.append(np.split(members, cuts))
             held += [len(piece) for piece in pieces[-1]]
         else:
+            dealt = [np.concatenate(mine) for mine in zip(*pieces, strict=True)]
+            for mine in dealt:
+                rng.shuffle(mine)
             if held.min() >= min_size:
-                return [np.concatenate(mine) for mine in zip(*pieces, strict=True)]
+                return dealt
     raise FldiagError(f"lda_fedsol with alpha {alpha:g} and {clients} clients: none of {MAX_TRIES} draws gave every client "
                       f"{min_size} examples", "use a larger alpha, fewer clients or a smaller min_size")

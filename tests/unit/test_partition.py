@@ -171,9 +171,31 @@ def test_fedsol_s_clients_are_those_of_its_released_code():
     parts = partition.make("lda_fedsol", labels, 100, numpy_lda.FEDSOL_SEED, alpha=0.1)
     assert_cover(parts, 50_000)
     sizes = [len(part) for part in parts]
-    assert sizes[:12] == [281, 1062, 716, 410, 675, 216, 695, 686, 959, 343, 243, 540]
-    assert (min(sizes), max(sizes)) == (22, 2349)
-    assert np.bincount(labels[parts[0]], minlength=10).tolist() == [0, 0, 6, 49, 34, 188, 0, 2, 2, 0]
+    assert sizes[:12] == [2670, 305, 157, 161, 807, 571, 185, 917, 457, 533, 70, 65]
+    assert (min(sizes), max(sizes)) == (18, 2670)
+    assert np.bincount(labels[parts[0]], minlength=10).tolist() == [18, 0, 0, 0, 34, 0, 41, 0, 2577, 0]
+
+
+@pytest.mark.parametrize(("seed", "alpha", "clients"), [(1, 0.1, 20), (2, 0.1, 20), (3, 0.3, 30), (4, 1.0, 10)])
+def test_fedsol_s_lda_draws_as_the_plain_loop_over_lists_does(seed, alpha, clients):
+    """Here a draw that is not kept matters: it takes its part of the generator's stream, the clients' shuffles included."""
+    rng, draws, smallest = np.random.RandomState(seed), 0, 0
+    pools = [np.flatnonzero(SKEWED == label).tolist() for label in range(5)]
+    while smallest < 5:
+        draws, held = draws + 1, [[] for _ in range(clients)]
+        for pool in pools:
+            rng.shuffle(pool)
+            open_to = [len(mine) < len(SKEWED) // clients for mine in held]
+            weight = rng.dirichlet([alpha] * clients) * open_to
+            ends = [int(end) for end in np.cumsum(weight / weight.sum()) * len(pool)][:-1] + [len(pool)]
+            for mine, start, end in zip(held, [0, *ends], ends, strict=False):
+                mine.extend(pool[start:end])
+        for mine in held:
+            rng.shuffle(mine)
+        smallest = min(map(len, held))
+    parts = partition.make("lda_fedsol", SKEWED, clients, seed, alpha=alpha, min_size=5)
+    assert draws > 1 or alpha == 1.0
+    assert [sorted(mine) for mine in held] == [sorted(part.tolist()) for part in parts]
 
 
 @pytest.mark.parametrize("alpha", [0.1, 1.0])
