@@ -4,7 +4,10 @@ The code deals the data with a seed of its own and draws a round's clients by th
 method share both. What the changes from round to round owe to the clients is then no part of the paper's deviations.
 """
 
+import pandas as pd
+
 from fldiag.data.numpy_lda import FEDSOL_SEED
+from fldiag.figures.gather import KEYS
 from fldiag.figures.lines import learning
 from fldiag.figures.paper_tables import trials
 from fldiag.figures.study import Study, curve
@@ -13,12 +16,24 @@ METHODS = ("fedavg", "fedprox", "fedntd", "fedsol")
 #: bf16, since only the clients' share in the differences is asked here, in half the time.
 THEIRS = {"partition.kind": "lda_fedsol", "partition.seed": FEDSOL_SEED, "clients.sampling": "by_round",
           "train.precision": "bf16"}
+#: The accuracy of one round may be any of those near it.
+LAST = 20
+
+
+def ends(table):
+    """Accuracy after the last round, and its mean over the last rounds, of each run."""
+    late = table[table["round"] > table["round"].max() - LAST].assign(metric="accuracy_late")
+    last = table[table["round"] == table["round"].max()]
+    keys = [*KEYS, "metric", "label", "run", "seed", "origin", "trained_on", "trained_model", "unit"]
+    return pd.concat(part.groupby(keys, as_index=False)["value"].mean() for part in (last, late))
+
 
 STUDY = Study(
     title="Learning curves with the clients of the released code", source="FedSOL Table 2",
     caption="Test accuracy over the rounds under LDA 0.1, with the partition and the clients of each round as FedSOL's released "
-            "code draws them: the same for every method and seed. Trained in bf16. With thirty rounds or more, lines are moving means over a "
-            "fifteenth of the rounds, and raw curves are faint.",
+            "code draws them: the same for every method and seed. Trained in bf16. With thirty rounds or more, lines are "
+            "moving means over a fifteenth of the rounds, and raw curves are faint. Dotted: the accuracies of the paper's "
+            "Table 2.",
     trials=trials("fedsol", "table2", over=THEIRS, where=lambda row: row.data == "cifar10" and row.method in METHODS
                   and row.setting == "partition=lda;alpha=0.1"),
-    ask=(curve(),), draw=learning, seeds=3)
+    ask=(curve(),), derive=ends, draw=learning, seeds=3, varies="table2")

@@ -49,7 +49,8 @@ def about(study: Study, the_plan: Plan, found: pd.DataFrame, paths: Mapping[str,
                  *_of_the_untrained(measured), *_of_the_finished(study, cells, there, errors),
                  *_of_the_missing(left, cells, errors), *_of_the_failed(study, failed, cells, runs)]
     return {
-        "paper": study.paper, "id": study.id, "title": study.title, "source": study.source,
+        "paper": study.paper, "id": study.id, **({"varies": study.varies} if study.varies else {}),
+        "title": study.title, "source": study.source,
         "caption": " ".join(filter(None, sentences)), "scale": the_plan.scale.name, "reduction": less, "seeds": seeds,
         "machine": machines(trained.values()), **provenance(),
         "runs": {trained[core].name: said for core, said in runs.items()},

@@ -132,10 +132,13 @@ def picked(found: pd.DataFrame, study: Study) -> pd.DataFrame:
 
 
 def printed(study: Study) -> pd.DataFrame:
-    """The numbers of the paper as rows of the same table, those with marks under their setting without them."""
+    """The numbers of the paper as rows of the same table, those with marks under their setting without them; of a study that
+    varies another those of its own trials."""
+    mine = {tuple(trial.key().values()) for trial in study.trials} if study.varies else set()
     rows = [{"origin": "reported", "label": r.method, "setting": r.setting, "method": r.method, "model": r.model, "data": r.data,
              "metric": r.metric, "value": r.value, "std": r.std}
-            for r in reported.rows(study.paper) if r.id == study.id and r.value is not None and r.plain == r.setting]
+            for r in reported.rows(study.paper) if r.id == (study.varies or study.id) and r.value is not None
+            and r.plain == r.setting and (not study.varies or (r.setting, r.method, r.model, r.data) in mine)]
     return table(rows)
 
 

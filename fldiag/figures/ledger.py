@@ -170,7 +170,7 @@ def _unreported(about: dict[str, Any]) -> Iterator[Row]:
                    **{k: hit[k] for k in (*KEYS, "metric", "seeds", "trained_on", "trained_model")}, "scale": about["scale"],
                    "measured": hit["value"], "measured_std": hit["std"], "runs": " ".join(hit["runs"]),
                    "machine": about["machine"], **_made_by(about), "status": _status(hit),
-                   "note": "no number in the paper's text"}
+                   "note": f"varies {about['varies']}" if "varies" in about else "no number in the paper's text"}
 
 
 def _claims(claim: claims.Claim, every: list[tuple[Path, dict[str, Any]]]) -> Iterator[Row]:

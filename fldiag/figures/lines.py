@@ -54,14 +54,26 @@ def lines(table: pd.DataFrame, x: str, metrics: Mapping[str, str], *, by: str = 
 
 def learning(table: pd.DataFrame) -> Figure:
     """Accuracy over the rounds: a panel a data set, a line a method, moving means over a fifteenth of the rounds where that is
-    two or more."""
-    window = max(1, int(table["round"].max()) // 15)
-    named, panels = table.drop(columns="slice").assign(metric=table["data"]), list(dict.fromkeys(table["data"]))
-    figure = curves.draw(named, panels, smooth=window, chance=10, note=trained_on(table), width=style.TWO_COLUMNS)
+    two or more. Dotted, where the paper's own data were trained on: the accuracies that it prints."""
+    asked = only(table, ask="curve")
+    window = max(1, int(asked["round"].max()) // 15)
+    named, panels = asked.drop(columns="slice").assign(metric=asked["data"]), list(dict.fromkeys(asked["data"]))
+    figure = curves.draw(named, panels, smooth=window, chance=10, note=trained_on(asked), width=style.TWO_COLUMNS)
+    looks = style.looks(asked["label"])
     for ax, panel in zip(figure.axes, panels, strict=True):
+        if set(only(asked, data=panel)["trained_on"]) == {panel}:
+            _printed(ax, only(table, origin="reported", data=panel, label=tuple(looks)), looks)
         ax.set_title(f"protocol for {words.data(panel)}", fontsize=8)
         ax.set(ylabel=ax.get_ylabel().replace(words.metric(panel), "test accuracy"))
     return figure
+
+
+def _printed(ax: Any, rows: pd.DataFrame, looks: Mapping[str, style.Look]) -> None:
+    low, high = ax.get_ylim()
+    for label, value in zip(rows["label"], rows["value"].astype(float), strict=True):
+        ax.axhline(value, color=looks[label].color, linestyle=":", linewidth=0.9)
+        low, high = min(low, value - 1), max(high, value + 1)
+    ax.set_ylim(low, high)
 
 
 def _line(ax: Any, part: pd.DataFrame, x: str, look: style.Look) -> None:

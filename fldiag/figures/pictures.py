@@ -22,7 +22,8 @@ MEASURED, REPORTED = style.look(2), style.look(0)
 _SHORT = {"sharding": "{shards} shards", "lda": "LDA {alpha}", "lda_fedsol": "LDA {alpha}", "dirichlet": "Dir {alpha}",
           "pathological": "{classes} classes", "iid": "iid"}
 #: What is written for a metric.
-WORDS = {"accuracy": "accuracy [%]", "personal_accuracy": "personal accuracy [%]", "params_M": "parameters [M]",
+WORDS = {"accuracy": "accuracy [%]", "accuracy_late": "accuracy, mean of the last 20 rounds [%]",
+         "personal_accuracy": "personal accuracy [%]", "params_M": "parameters [M]",
          "MFLOPs": "MFLOPs an image", "GFLOPs": "GFLOPs an image", "seconds_per_round": "seconds a round", "lambda_max": "λ₁",
          "MFLOPs_saved": "operations saved [%]", "params_M_saved": "parameters saved [%]", "rounds_saved": "rounds saved [%]",
          "train_examples": "training examples", "test_examples": "test examples", "client_state": "kept by a client",

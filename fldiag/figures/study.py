@@ -41,6 +41,8 @@ A figure names its trials, what is asked of each finished run, and draws::
   ``pick``, ``draw`` gets all that was asked and the derived rows (ask "derived"), which are the numbers of the ledger.
 - ``seeds``: at least so many where the scale has fewer (for claims that need a spread).
 - Statements to check are in ``claims.py`` beside it.
+- A study that is no figure of the paper, but varies one (other clients, other weights), has ``varies``: that one's id, whose
+  numbers its table holds as the reported ones. Its own numbers are told apart in the ledger.
 
 Try it: ``fldiag figures fedsol/fig6 --scale smoke --out fldiag-out/figures``, and look at the picture.
 """
@@ -140,6 +142,7 @@ class Study:
     derive: Callable[[pd.DataFrame], pd.DataFrame] | None = None
     layout: Callable[[pd.DataFrame], pd.DataFrame] | None = None
     seeds: int = 1
+    varies: str = ""
     paper: str = ""
     id: str = ""
 

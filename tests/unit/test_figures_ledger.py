@@ -71,7 +71,9 @@ def test_a_level_that_no_run_has_is_not_a_divergence(tmp_path):
 
 def test_every_file_is_an_id_of_the_inventory():
     ids = {(r.paper, r.id) for paper in reported.papers() for r in reported.rows(paper)}
-    assert {tuple(name.split("/")) for name in reported.studies()} <= ids
+    varied = {(study.paper, study.id): (study.paper, study.varies) for study in reported.studies().values() if study.varies}
+    assert {tuple(name.split("/")) for name in reported.studies()} <= ids | varied.keys()
+    assert set(varied.values()) <= ids and not varied.keys() & ids
 
 
 def test_every_id_and_number_has_an_entry_even_when_nothing_was_run(tmp_path):

@@ -180,15 +180,15 @@ def test_fedsol_s_clients_are_those_of_its_released_code():
 def test_fedsol_s_lda_draws_as_the_plain_loop_over_lists_does(seed, alpha, clients):
     """Here a draw that is not kept matters: it takes its part of the generator's stream, the clients' shuffles included."""
     rng, draws, smallest = np.random.RandomState(seed), 0, 0
-    pools = [np.flatnonzero(SKEWED == label).tolist() for label in range(5)]
+    pools = [np.flatnonzero(label == SKEWED).tolist() for label in range(5)]
     while smallest < 5:
         draws, held = draws + 1, [[] for _ in range(clients)]
         for pool in pools:
             rng.shuffle(pool)
             open_to = [len(mine) < len(SKEWED) // clients for mine in held]
             weight = rng.dirichlet([alpha] * clients) * open_to
-            ends = [int(end) for end in np.cumsum(weight / weight.sum()) * len(pool)][:-1] + [len(pool)]
-            for mine, start, end in zip(held, [0, *ends], ends, strict=False):
+            ends = [0, *(np.cumsum(weight / weight.sum()) * len(pool)).astype(int)[:-1], len(pool)]
+            for mine, start, end in zip(held, ends[:-1], ends[1:], strict=True):
                 mine.extend(pool[start:end])
         for mine in held:
             rng.shuffle(mine)
