@@ -80,11 +80,14 @@ def check(index: Any) -> None:
     stateless = isinstance(index.get("origin"), dict) or index.get("record") is True
     if index["done"] and "server" not in index["state"] and not stateless:
         raise ValueError("state is missing or of the wrong kind")
-    for key in ("files", "state"):
-        odd = [k for k, v in index[key].items() if not isinstance(v, str)]
+    gone = index.get("gone", {})
+    if not isinstance(gone, dict):
+        raise ValueError("gone is of the wrong kind")
+    for key, names in (("files", index["files"]), ("state", index["state"]), ("gone", gone)):
+        odd = [k for k, v in names.items() if not isinstance(v, str)]
         if odd:
-            raise ValueError(f"{key}: {odd[0]!r} is a {type(index[key][odd[0]]).__name__}, not text")
-    for name in [*index["files"], *index["state"].values()]:
+            raise ValueError(f"{key}: {odd[0]!r} is a {type(names[odd[0]]).__name__}, not text")
+    for name in [*index["files"], *index["state"].values(), *gone]:
         folder = name.partition("/")[0]
         if name.startswith("/") or ".." in name.split("/") or "\0" in name or (
                 folder in NUMBERED and not re.fullmatch(NUMBERED[folder], name)):

@@ -2,7 +2,8 @@
 
 A run of a paper's protocol has gigabytes that a lost machine takes with it. Its record can be kept with the figures and be drawn
 from later, beside runs that are trained elsewhere. A record is a run folder whose run.json says so (``record``); it has no
-checkpoint, so what looks at weights is asked before.
+checkpoint, so what looks at weights is asked before. It keeps the checksums of the checkpoints that it no longer has
+(``gone``), by which a report knows the tables that were made from them.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def keep(run: Run, folder: Path) -> Path:
     for file in sorted(given.glob("*.parquet")) + sorted(given.glob("*.json")):  # a json vouches for what is there before it
         write_bytes(there / ANSWERS / file.name, file.read_bytes())
     index = {**run.index, "record": True, "state": {}, "thinned": {"rounds": [], "state": True},
-             "files": {name: digest for name, digest in run.index["files"].items() if name == metrics}}
+             "files": {name: digest for name, digest in run.index["files"].items() if name == metrics},
+             "gone": {name: digest for name, digest in run.index["files"].items() if name.startswith("rounds/")}}
     data = {**index["config"]["data"], "root": None}  # where data lay is nobody's business
     index["config"] = {**index["config"], "data": data}
     text = json.dumps(index, indent=1)

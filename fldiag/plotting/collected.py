@@ -96,9 +96,9 @@ class Member:
 
     @cached_property
     def rounds(self) -> dict[int, str]:
-        """Round -> sha256 of its checkpoint."""
-        return {int(Path(f).stem): str(sha) for f, sha in self.run.index["files"].items()
-                if f.startswith("rounds/") and Path(f).stem.isdigit()}
+        """Round -> sha256 of its checkpoint, of a record also of those that it no longer has."""
+        files = {**self.run.index.get("gone", {}), **self.run.index["files"]}
+        return {int(Path(f).stem): str(sha) for f, sha in files.items() if f.startswith("rounds/") and Path(f).stem.isdigit()}
 
     @cached_property
     def round_of(self) -> dict[str, int]:

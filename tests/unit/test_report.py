@@ -18,6 +18,8 @@ from fldiag.diagnostics.landscape.section import section as landscapes
 from fldiag.diagnostics.matching.section import _range, square
 from fldiag.diagnostics.matching.section import section as matching
 from fldiag.diagnostics.spectrum.section import section as spectrum
+from fldiag.errors import FldiagError
+from fldiag.figures.records import keep
 from fldiag.plotting.sections import percent, plus_minus, series, short
 from fldiag.report import performance, steps, summary
 from fldiag.report.collect import collect
@@ -312,3 +314,25 @@ def test_a_learning_curve_is_the_test_splits_or_one_programs():
     assert _one_source(rows)["value"].tolist() == [0.2]
     assert _one_source(rows[rows["slice"].isna()])["value"].tolist() == [0.1, 0.8]
     assert len(_one_source(rows.iloc[:0])) == 0 and len(_one_source(rows.drop(columns="source"))) == 1
+
+
+def test_a_record_has_the_tables_of_the_weights_that_it_no_longer_has(tmp_path):
+    """By the checksums of its checkpoints, which it keeps; a table of other weights is nobody's."""
+    run = reports.everything(reports.run(tmp_path / "runs" / "fedavg-a"))
+    reports.everything(reports.run(tmp_path / "other" / "fedavg-b", seed=1))
+    record = keep(run, tmp_path / "records")
+    assert not list(record.rglob("*.pt"))
+    wanted = {name: source.sha256 for name, source in collect([run.path]).members[0].tables.items()}
+    found = collect([record], [run.path / "diagnostics", tmp_path / "other"]).members[0].tables
+    assert {name: source.sha256 for name, source in found.items()} == wanted
+    assert not set(collect([record], [tmp_path / "other"]).members[0].tables) - {"metrics"}
+
+
+@pytest.mark.parametrize("gone, message", [([], "wrong kind"), ({"rounds/0001.pt": 3}, "is a int, not text"),
+                                           ({"../x": "0"}, "which no run has")])
+def test_what_a_record_says_of_its_weights_is_looked_at(tmp_path, gone, message):
+    record = keep(reports.run(tmp_path / "fedavg-a"), tmp_path / "records")
+    index = json.loads((record / "run.json").read_text())
+    (record / "run.json").write_text(json.dumps({**index, "gone": gone}))
+    with pytest.raises(FldiagError, match=message):
+        collect([record])
