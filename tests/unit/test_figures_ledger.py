@@ -571,3 +571,13 @@ def test_every_claim_compares_what_its_study_has():
 def test_every_claim_is_about_a_study_that_there_is():
     assert {c.study for c in claims.claims()} <= set(reported.studies())
     assert len({c.id for c in claims.claims()}) == len(claims.claims()) and Verdict((True,), "").text == "undecided (1 of 1 seeds)"
+
+
+def test_numbers_of_a_study_that_varies_a_table_are_told_apart(tmp_path):
+    """They are not the table's, even where they agree with it."""
+    put(tmp_path, "clients", [hit(56.13, 1.0)], scale="paper", varies="table2")
+    row = line(tmp_path, "clients")
+    assert (row["measured"], row["note"]) == (56.13, "varies table2") and pd.isna(row["reported"]) and pd.isna(row["basis"])
+    assert line(tmp_path, "table2")["status"] == "not run"
+    put(tmp_path, "fig9", [hit(1.0, 1.0)])
+    assert line(tmp_path, "fig9")["note"] == "no number in the paper's text"

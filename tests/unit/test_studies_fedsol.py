@@ -14,6 +14,7 @@ from fldiag.errors import FldiagError
 from fldiag.figures import claims, gather, make, plan, questions, reported
 from fldiag.figures.scales import SCALES, scale
 from fldiag.results import files
+from fldiag.results.select import only
 from fldiag.results.table import table
 
 STUDIES = {name: study for name, study in reported.studies().items() if name.startswith("fedsol/")}
@@ -165,6 +166,44 @@ def test_one_finished_run_is_drawn_and_decides_nothing(name, tables):
         if claim.study == name:
             with pytest.raises(FldiagError, match=r"nothing was measured of|no rows|no setting"):
                 claim.check(part)
+
+
+@pytest.mark.slow
+def test_a_study_that_varies_a_table_stands_beside_its_numbers(tables):
+    whole, made = tables
+    found = made["fedsol/clients"]
+    printed = only(found, origin="reported")
+    assert dict(zip(printed["method"], printed["value"], strict=True)) == {
+        "fedavg": 56.13, "fedprox": 59.8, "fedntd": 63.16, "fedsol": 64.13}
+    assert not len(only(made["fedsol/fig10"], origin="reported"))
+    hits = gather.measured(found, STUDIES["fedsol/clients"], whole, set(whole.tasks))
+    assert {(h["method"], h["metric"]) for h in hits} == {(m, a) for m in printed["method"] for a in ("accuracy", "accuracy_late")}
+    assert {h["value"] for h in hits if h["metric"] == "accuracy"} == {60.0}
+    assert {h["value"] for h in hits if h["metric"] == "accuracy_late"} == {45.0}, "the mean of rounds 10 and 20"
+
+
+@pytest.mark.slow
+def test_printed_accuracies_are_drawn_where_the_papers_data_were_trained_on(tables):
+    found = tables[1]["fedsol/clients"]
+    figure = STUDIES["fedsol/clients"].draw(found)
+    (ax,) = figure.axes
+    lines = len(ax.lines)
+    (own,) = STUDIES["fedsol/clients"].draw(found.assign(trained_on=found["trained_on"].where(
+        found["origin"] == "reported", "cifar10"))).axes
+    levels = {line.get_ydata()[0] for line in own.lines[lines:]}
+    assert levels == {56.13, 59.8, 63.16, 64.13} and own.get_ylim()[1] > 64.13
+
+
+@pytest.mark.slow
+def test_a_changed_choice_is_compared_round_by_round(tables):
+    study, found = STUDIES["fedsol/causes"], tables[1]["fedsol/causes"]
+    curve = only(found, ask="curve")
+    step = {"as in Table 2": 0.0, "uniform weights": 2.0, "no augmentation": -3.0}
+    shifted = curve.assign(value=curve["value"] + curve["label"].map(step))
+    late = [shifted.assign(round=shifted["round"] + 50), shifted.assign(round=shifted["round"] + 500, value=0.0)]
+    changes = study.derive(pd.concat(late, ignore_index=True)).groupby("label")["value"].agg(["min", "max", "size"])
+    assert changes.loc["uniform weights"].tolist() == pytest.approx([2.0, 2.0, 1])
+    assert changes.loc["no augmentation"].tolist() == pytest.approx([-3.0, -3.0, 1])
 
 
 @pytest.mark.parametrize("name", [n for n in DRAWN if STUDIES[n].pick])
