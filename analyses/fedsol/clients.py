@@ -4,11 +4,8 @@ The code deals the data with a seed of its own and draws a round's clients by th
 method share both. What the changes from round to round owe to the clients is then no part of the paper's deviations.
 """
 
-import pandas as pd
-
 from fldiag.data.numpy_lda import FEDSOL_SEED
-from fldiag.figures.gather import KEYS
-from fldiag.figures.lines import learning
+from fldiag.figures.lines import ends, learning
 from fldiag.figures.paper_tables import trials
 from fldiag.figures.study import Study, curve
 
@@ -16,17 +13,6 @@ METHODS = ("fedavg", "fedprox", "fedntd", "fedsol")
 #: bf16, since only the clients' share in the differences is asked here, in half the time.
 THEIRS = {"partition.kind": "lda_fedsol", "partition.seed": FEDSOL_SEED, "clients.sampling": "by_round",
           "train.precision": "bf16"}
-#: The accuracy of one round may be any of those near it.
-LAST = 20
-
-
-def ends(table):
-    """Accuracy after the last round, and its mean over the last rounds, of each run."""
-    late = table[table["round"] > table["round"].max() - LAST].assign(metric="accuracy_late")
-    last = table[table["round"] == table["round"].max()]
-    keys = [*KEYS, "metric", "label", "run", "seed", "origin", "trained_on", "trained_model", "unit"]
-    return pd.concat(part.groupby(keys, as_index=False)["value"].mean() for part in (last, late))
-
 
 STUDY = Study(
     title="Learning curves with the clients of the released code", source="FedSOL Table 2",

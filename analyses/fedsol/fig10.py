@@ -1,6 +1,6 @@
 """FedSOL Figure 10: learning curves of eight methods on six data sets."""
 
-from fldiag.figures.lines import learning
+from fldiag.figures.lines import ends, learning
 from fldiag.figures.paper_tables import trials
 from fldiag.figures.study import Study, curve
 
@@ -9,4 +9,4 @@ STUDY = Study(
     caption="Test accuracy over the rounds under LDA 0.1. With thirty rounds or more, lines are moving means over a fifteenth "
             "of the rounds, and raw curves are faint.",
     trials=trials("fedsol", "table2", where=lambda row: row.setting == "partition=lda;alpha=0.1"),
-    ask=(curve(),), draw=learning)
+    ask=(curve(),), derive=ends, draw=learning)

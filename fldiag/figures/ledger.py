@@ -25,8 +25,8 @@ from fldiag.results import files
 from fldiag.results.table import Row
 
 COLUMNS = ["kind", "paper", "id", "source", *KEYS, "metric", "reported", "reported_std", "scale", "measured", "measured_std",
-           "seeds", "difference", "agrees", "basis", "status", "trained_on", "trained_model", "runs", "machine", "code", "torch",
-           "note"]
+           "last_rounds_std", "seeds", "difference", "agrees", "basis", "status", "trained_on", "trained_model", "runs",
+           "machine", "code", "torch", "note"]
 #: Metrics that are a difference to the method named by the mark ``over``.
 DIFFERENCES = {"accuracy_change": "accuracy", "accuracy_gain": "accuracy"}
 
@@ -89,10 +89,12 @@ def _line(row: Reported, base: Row, file: Path, about: dict[str, Any]) -> Row | 
         value, std = value - base_hit["value"], sum(s * s for s in spreads) ** 0.5 if spreads else None
         runs = sorted({*runs, *base_hit["runs"]})
     std = hit.get("stderr", std)  # of counts over what was drawn at random
-    line = {**common, "measured": value, "measured_std": std, "seeds": hit["seeds"], "trained_on": hit["trained_on"],
-            "trained_model": hit["trained_model"], "runs": " ".join(runs),
+    late = agreement.last_rounds(row, runs, about)
+    said = "; mean of the last {rounds} rounds {accuracy:.1f} ± {std:.1f}".format(**late) if late else ""
+    line = {**common, "measured": value, "measured_std": std, "last_rounds_std": late.get("std"), "seeds": hit["seeds"],
+            "trained_on": hit["trained_on"], "trained_model": hit["trained_model"], "runs": " ".join(runs),
             "basis": "cost" if row.metric in agreement.COSTS else "data" if row.metric in agreement.EXAMPLES else "trained",
-            "status": _status(hit) + _last_rounds(row, runs, about)}
+            "status": _status(hit) + said}
     if value is not None and row.value is not None:
         line |= {"difference": value - row.value, "agrees": agreement.verdict(row, line, value - row.value, about)}
         profiled = _find(about, row, row.method, row.metric + PROFILED)
@@ -130,14 +132,6 @@ def _status(hit: dict[str, Any]) -> str:
         return f"{word} by {some}" if hit["seeds"] else word
     later = f"; {n} of {hit['seeds']} seeds diverged later" if (n := hit.get("diverged_later", 0)) else ""
     return (f"measured; {some} {word}" if without else "measured") + later
-
-
-def _last_rounds(row: Reported, runs: list[str], about: dict[str, Any]) -> str:
-    """What an accuracy of one run is to be seen against: the last round is one of many."""
-    found = [run["last_rounds"] for run in about["runs"].values() if run["hash"] in runs and "last_rounds" in run]
-    if row.metric != "accuracy" or len(runs) != 1 or not found:
-        return ""
-    return "; mean of the last {rounds} rounds {accuracy:.1f} ± {std:.1f}".format(**found[0])
 
 
 def _why_not(row: Reported, mine: list[tuple[Path, dict[str, Any]]]) -> str:

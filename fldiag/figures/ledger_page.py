@@ -74,7 +74,8 @@ def _intro(found: pd.DataFrame, made: list[tuple[Path, dict[str, Any]]]) -> list
             "- yes, no: whether 0 lies in the 95 % t-interval of the difference (Welch's; a paper's number counts as the mean of "
             "three runs). Counts agree if they are equal to the last printed digit, and numbers worked out from others if the "
             "rounding of those may explain the difference.",
-            "- one spread: only one standard deviation is known and is used for both; the difference is within its interval.",
+            "- one spread: only one standard deviation is known and is used for both; the difference is within its interval. Of "
+            "an accuracy of one run it is the deviation over that run's last 20 rounds, if that is larger than the paper's.",
             "- no spread: no standard deviation is known.",
             "- other data (also public data), other model, other machine: not those of the paper.",
             "- protocol unknown: the paper's text does not say what the number depends on.",

@@ -26,7 +26,8 @@ PERCENT = ("accuracy", "personal_accuracy", "personal_accuracy_std", "accuracy_c
 
 
 def draw(found: pd.DataFrame) -> Figure:
-    """``found``: the ledger. One point a number; bars of one standard deviation, as printed and over the seeds."""
+    """``found``: the ledger. One point a number; bars of one standard deviation, as printed and over the seeds, or over the last
+    rounds of the only run."""
     there = found[(found["kind"] == "number") & found["reported"].notna() & found["measured"].notna()]
     percent = there["metric"].isin(PERCENT)
     spans = there[~percent & (there["reported"] > 0) & (there["measured"] > 0)]
@@ -88,5 +89,6 @@ def _named(ax: Axes, alike: pd.DataFrame) -> None:
 
 def _points(ax: Axes, rows: pd.DataFrame, **look: Any) -> None:
     if len(rows):
-        x, y, up, across = rows[["reported", "measured", "measured_std", "reported_std"]].fillna(0).to_numpy(float).T
+        spread = rows["measured_std"].fillna(rows["last_rounds_std"])
+        x, y, up, across = rows.assign(up=spread)[["reported", "measured", "up", "reported_std"]].fillna(0).to_numpy(float).T
         ax.errorbar(x, y, up, across, linestyle="none", **look)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fldiag.errors import FldiagError
+from fldiag.figures.caption import LAST
+from fldiag.figures.gather import KEYS
 from fldiag.figures.pictures import parse, trained_on
 from fldiag.plotting import curves, style, words
 from fldiag.results.select import only
@@ -66,6 +68,25 @@ def learning(table: pd.DataFrame) -> Figure:
         ax.set_title(f"protocol for {words.data(panel)}", fontsize=8)
         ax.set(ylabel=ax.get_ylabel().replace(words.metric(panel), "test accuracy"))
     return figure
+
+
+def ends(table: pd.DataFrame, base: str = "fedavg", *, by: str = "method",
+         alike: Sequence[str] = ("setting", "data", "seed", "round")) -> pd.DataFrame:
+    """Numbers beside :func:`learning`, each with the deviation over the rounds (``std``) where it is of several.
+
+    ``accuracy`` after the last round; ``accuracy_late``, its mean over the last 20; ``accuracy_ahead``, the mean over these of the
+    difference to the line whose column ``by`` is ``base``, in rows that are ``alike``. Runs that have the same clients in a round
+    swing together, so these differences swing less."""
+    keys = ["label", "run", "seed", *KEYS, "origin", "trained_on", "trained_model", "unit"]
+    rows = table.assign(value=table["value"].astype(float))
+    end = rows.groupby(keys)["round"].transform("max")
+    late = rows[rows["round"] > end - LAST]
+    ahead = late[late[by] != base].merge(only(late, **{by: base})[[*alike, "value"]], on=list(alike), suffixes=("", "_base"))
+    made = [rows[rows["round"] == end][[*keys, "value"]].assign(metric="accuracy")]
+    for name, part in (("accuracy_late", late), ("accuracy_ahead", ahead.assign(value=ahead["value"] - ahead["value_base"]))):
+        found = part.groupby(keys, as_index=False).agg(value=("value", "mean"), std=("value", "std"))
+        made.append(found.assign(metric=name))
+    return pd.concat(made, ignore_index=True)
 
 
 def _printed(ax: Any, rows: pd.DataFrame, looks: Mapping[str, style.Look]) -> None:

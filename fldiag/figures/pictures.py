@@ -23,6 +23,7 @@ _SHORT = {"sharding": "{shards} shards", "lda": "LDA {alpha}", "lda_fedsol": "LD
           "pathological": "{classes} classes", "iid": "iid"}
 #: What is written for a metric.
 WORDS = {"accuracy": "accuracy [%]", "accuracy_late": "accuracy, mean of the last 20 rounds [%]",
+         "accuracy_ahead": "the same, minus the base's in the same rounds",
          "personal_accuracy": "personal accuracy [%]", "params_M": "parameters [M]",
          "MFLOPs": "MFLOPs an image", "GFLOPs": "GFLOPs an image", "seconds_per_round": "seconds a round", "lambda_max": "λ₁",
          "MFLOPs_saved": "operations saved [%]", "params_M_saved": "parameters saved [%]", "rounds_saved": "rounds saved [%]",

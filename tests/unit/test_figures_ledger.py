@@ -581,3 +581,15 @@ def test_numbers_of_a_study_that_varies_a_table_are_told_apart(tmp_path):
     assert line(tmp_path, "table2")["status"] == "not run"
     put(tmp_path, "fig9", [hit(1.0, 1.0)])
     assert line(tmp_path, "fig9")["note"] == "no number in the paper's text"
+
+
+@pytest.mark.parametrize("value, std, seeds, says", [
+    (50.0, 4.0, 1, "one spread"),  # 6.13 below, of 2.09 * 4 * sqrt(1 + 1/3) = 9.7
+    (46.0, 4.0, 1, "no"), (50.0, 0.5, 1, "no"),  # a swing below the paper's deviation counts for nothing
+    (50.0, 4.0, 3, "no")])  # three seeds have a spread of their own
+def test_one_run_s_last_rounds_are_the_noise_of_its_accuracy(tmp_path, value, std, seeds, says):
+    run = {"hash": "abc", "last_rounds": {"rounds": 20, "accuracy": 51.25, "std": std}}
+    one = hit(value, 0.5 if seeds > 1 else None, trained_on="cifar10", seeds=seeds) | {"runs": ["abc", "b", "c"][:seeds]}
+    put(tmp_path, "table2", [one], scale="paper", runs={"r": run})
+    row = line(tmp_path, "table2")
+    assert row["agrees"] == says and (row["last_rounds_std"] == std if seeds == 1 else pd.isna(row["last_rounds_std"]))
