@@ -6,6 +6,7 @@ import pandas as pd
 
 from fldiag.errors import FldiagError
 from fldiag.figures.claims import Claim, everywhere, lowest, of_gains, ordered, per_seed, settings, top, trained
+from fldiag.results.select import only
 
 RHOS = ["FedSOL, rho 2.0", "FedSOL, rho 1.0", "FedSOL, rho 0.5", "FedAvg"]
 MEAN = {"scope": "global", "moment": "trained", "layer": None}
@@ -98,9 +99,9 @@ def participation(table):
 
 def later_layers(table):
     """Layers in the order of the net: the strength of the last above that of the first."""
-    rows = table[(table["metric"] == "lambda_mean") & table["layer"].notna() & (table["scope"] == "global")
-                 & (table["estimator"] == "exact")]
-    names = list(dict.fromkeys(rows["layer"]))
+    rows = only(table, metric="lambda_mean", scope="global", estimator="exact")
+    rows = rows.drop(only(rows, layer=None).index)
+    names = list(dict.fromkeys(rows["layer"])) if len(rows) else []
     if len(names) < 2:
         raise FldiagError("no strength of layers was measured", "see why in the figure's json")
     return ordered(per_seed(rows, "layer", metric="lambda_mean"), [names[0], names[-1]])

@@ -32,6 +32,8 @@ def draw(table):
         for ax, (factor, text) in zip(axes, TEXT.items(), strict=True):
             for label, look in looks.items():
                 part = table[(table["factor"] == factor) & (table["label"] == label)]
+                if part.empty:  # of no finished run
+                    continue
                 if factor == "rho" and label == "FedAvg":  # without a radius
                     ax.axhline(part["value"].mean(), color=look.color, linestyle=look.dash, linewidth=1, label=label)
                     continue
@@ -47,11 +49,11 @@ def draw(table):
         for ax in axes:
             style.chance(ax, 10, name=ax is axes[0])
         axes[0].set_ylabel("test accuracy [%]")
-        handles, labels = axes[0].get_legend_handles_labels()
+        named = {label: handle for ax in reversed(axes) for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+        named = {label: named[label] for label in looks if label in named}
         if table["value"].isna().any():
-            handles.append(style.diverged())
-            labels.append("diverged")
-        style.legend(fig, handles, labels, loc="outside lower center", ncols=3)
+            named["diverged"] = style.diverged()
+        style.legend(fig, list(named.values()), list(named), loc="outside lower center", ncols=3)
     return fig
 
 

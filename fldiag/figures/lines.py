@@ -74,9 +74,9 @@ def ends(table: pd.DataFrame, base: str = "fedavg", *, by: str = "method",
          alike: Sequence[str] = ("setting", "data", "seed", "round")) -> pd.DataFrame:
     """Numbers beside :func:`learning`, each with the deviation over the rounds (``std``) where it is of several.
 
-    ``accuracy`` after the last round; ``accuracy_late``, its mean over the last 20; ``accuracy_ahead``, the mean over these of the
-    difference to the line whose column ``by`` is ``base``, in rows that are ``alike``. Runs that have the same clients in a round
-    swing together, so these differences swing less."""
+    ``accuracy`` after the last round; ``accuracy_late``, its mean over the last 20; ``accuracy_ahead``, the mean over these
+    of its difference to the line whose column ``by`` is ``base``, in rows that are ``alike``. Runs that have the same clients in
+    a round swing together, so these differences swing less."""
     keys = ["label", "run", "seed", *KEYS, "origin", "trained_on", "trained_model", "unit"]
     rows = table.assign(value=table["value"].astype(float))
     end = rows.groupby(keys)["round"].transform("max")

@@ -168,6 +168,21 @@ def test_one_finished_run_is_drawn_and_decides_nothing(name, tables):
                 claim.check(part)
 
 
+@pytest.mark.parametrize("name", ["fedsol/fig4", "fedsol/fig5", "fedsol/table4", "fedsol/table5", "fedsol/table10"])
+@pytest.mark.slow
+def test_one_finished_run_of_fedsol_decides_nothing_or_says_so(name, tables):
+    """A radius of 1.5, or the first run of the study; what the others would have asked has no columns."""
+    whole = only(tables[1][name], origin="measured", seed=0)
+    mine = [key for key in dict.fromkeys(zip(whole["setting"], whole["label"], strict=True)) if "1.5" in key[0]] or [
+        (whole["setting"].iloc[0], whole["label"].iloc[0])]
+    part = make.read(files.csv_text(gather.tidy(only(whole, setting=mine[0][0], label=mine[0][1], metric="accuracy"))))
+    STUDIES[name].draw(part).canvas.draw()
+    for claim in claims.claims():
+        if claim.study == name:
+            with pytest.raises(FldiagError):
+                claim.check(part)
+
+
 @pytest.mark.slow
 def test_a_study_that_varies_a_table_stands_beside_its_numbers(tables):
     whole, made = tables
