@@ -42,7 +42,8 @@ def gallery(made: list[tuple[Path, dict[str, Any]]], out: Path) -> str:
     parts = ["# Gallery", "", "Made by `fldiag figures --ledger` from the pictures in this folder. The numbers are compared "
              "with the papers' in the [ledger](ledger.md).", ""]
     for paper, name in NAMES.items():
-        mine = sorted((pair for pair in made if pair[1]["paper"] == paper), key=lambda pair: _natural(pair[1]["id"]))
+        mine = sorted((pair for pair in made if pair[1]["paper"] == paper),
+                      key=lambda pair: ("varies" in pair[1], _natural(pair[1]["id"])))
         parts += [f"## {name}", ""] if mine else []
         for file, about in mine:
             shown = file.with_suffix(".png").relative_to(out).as_posix()

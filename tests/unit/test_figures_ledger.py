@@ -581,6 +581,8 @@ def test_numbers_of_a_study_that_varies_a_table_are_told_apart(tmp_path):
     assert line(tmp_path, "table2")["status"] == "not run"
     put(tmp_path, "fig9", [hit(1.0, 1.0)])
     assert line(tmp_path, "fig9")["note"] == "no number in the paper's text"
+    text = ledger.write(tmp_path)[1].read_text()
+    assert text.index("fig9.png") < text.index("clients.png"), "after the paper's own"
 
 
 @pytest.mark.parametrize("value, std, seeds, says", [
