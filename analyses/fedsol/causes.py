@@ -1,4 +1,4 @@
-"""FedSOL Table 2, FedProx: what its accuracy owes to choices that the paper leaves open, in the first sixty rounds.
+"""FedSOL Table 2, FedProx: what its accuracy owes to choices that the paper leaves open, in the first forty rounds.
 
 Each line differs in one thing from the run of Table 2 and has the same clients in every round, so rounds can be compared one by
 one.
@@ -7,7 +7,7 @@ one.
 from fldiag.figures.lines import ends, learning
 from fldiag.figures.study import Study, Trial, curve
 
-PRESET, ROUNDS = "fedsol-cifar10-lda0.1", 60
+PRESET, ROUNDS = "fedsol-cifar10-lda0.1", 40
 AS_IS = "as in Table 2"
 #: The paper's algorithm weighs all clients alike, its code by examples; only the code names augmentation.
 OTHERS = {"uniform weights": {"train.aggregate": "uniform"}, "no augmentation": {"data.augment": False}}
