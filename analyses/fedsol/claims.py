@@ -119,7 +119,7 @@ def head_like_full(table):
     """Equal within the noise cannot be shown, only refuted: head not below full."""
     rows = table[table["setting"].astype(str).str.contains("rho=1.5")]
     values = per_seed(rows, "setting", metric="accuracy")
-    named = {part: next((c for c in values if f"part={part}" in c), None) for part in ("full", "head")}
+    named = {part: next((c for c in values if f"part={part}" in c), f"part={part}") for part in ("full", "head")}
     return ordered(values, [named["full"], named["head"]], equal=[True])
 
 
