@@ -24,8 +24,8 @@ def figures(ids: Annotated[list[str] | None, typer.Argument(help="Figures, such 
             records: Annotated[Path | None, typer.Option(help="Folder in which finished runs are also kept without their weights "
                                                               "(some kB each), and read where --runs lacks them.")] = None,
             jobs: Annotated[int | None, typer.Option(help="Short for --executor processes:N.")] = None,
-            executor: Annotated[str | None, typer.Option(help="Where runs are trained: serial, processes[:N] or dask[:ADDRESS]. "
-                                                              "Default: processes, one per core.")] = None,
+            executor: Annotated[str | None, typer.Option(help="Where runs, or a single run's clients, are trained: serial, "
+                                                              "processes[:N] or dask[:ADDRESS]. Default: processes.")] = None,
             shard: Shard = None,
             dry_run: Annotated[bool, typer.Option("--dry-run", help="Forecast runs, hours and disk; train nothing.")] = False,
             as_is: Annotated[bool, typer.Option("--as-is", help="Train nothing; draw from the existing runs.")] = False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pandas as pd
 
 from fldiag.checkpoint.run import Run
 from fldiag.config import Config
+from fldiag.errors import FldiagError
 from fldiag.figures import evidence, gather
 from fldiag.figures.plan import Plan, answers
 from fldiag.figures.questions import CLOCK
@@ -204,8 +206,8 @@ def machines(paths: Iterable[Path]) -> str:
     """Where the runs were trained."""
     found = set()
     for path in paths:
-        try:
+        with suppress(FldiagError):
+            found |= {part["machine"] for part in Run.open(path).index.get("segments", ()) if "machine" in part}
+        with suppress(OSError, ValueError, KeyError):  # runs of fldiag 0.1.0 name it only here
             found.add(json.loads((path / CLOCK).read_text())["machine"])
-        except (OSError, ValueError, KeyError):
-            continue
     return "; ".join(sorted(found)) or machine()

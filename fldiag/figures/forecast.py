@@ -19,12 +19,13 @@ from fldiag.figures.questions import OWN
 from fldiag.params import Layout
 from fldiag.training.federation import Federation
 from fldiag.training.forecast import PUBLIC
-from fldiag.training.setup import Setup
+from fldiag.training.setup import STACK, Setup
 
 
 @dataclass
 class Forecast:
-    """``parts``: seconds of each run on one core; ``bytes``: at the end; ``unknown``: tasks that cannot be timed, and why."""
+    """``parts``: seconds of each run on one core; ``bytes``: at the end; ``unknown``: tasks that cannot be timed, and why;
+    ``cohorts``: of a single run, how many units its round has for several workers."""
 
     runs: int
     there: int
@@ -32,6 +33,12 @@ class Forecast:
     parts: list[float]
     bytes: float
     unknown: dict[str, str]
+    cohorts: int = 1
+
+    @property
+    def units(self) -> list[float]:
+        """Seconds of what is done side by side: runs, or the clients of a single one."""
+        return [self.parts[0] / self.cohorts] * self.cohorts if len(self.parts) == 1 else self.parts
 
     @property
     def seconds(self) -> float:
@@ -39,8 +46,8 @@ class Forecast:
         return sum(self.parts)
 
     def wall(self, at_a_time: int) -> float:
-        """Seconds with so many runs at a time."""
-        return wall(self.parts, at_a_time)
+        """Seconds with so many runs at a time, or clients of a single one."""
+        return wall(self.units, at_a_time)
 
 
 def forecast(plan: Plan, download: bool = False, progress: Callable[[int, int, str], None] | None = None) -> Forecast:
@@ -59,6 +66,7 @@ def forecast(plan: Plan, download: bool = False, progress: Callable[[int, int, s
                     kinds[kind] = _step(task, download)
             timed = kinds[kind]
             found.parts.append(_seconds(task, plan, timed))
+            found.cohorts = 1 if task.timed or not _rounds(task, plan) else -(-c.clients.per_round // timed.cohort)
         except FldiagError as error:
             found.unknown[f"{c.method.name}, {c.model.name} on {c.data.name}"] = error.what
             continue
@@ -71,13 +79,14 @@ def forecast(plan: Plan, download: bool = False, progress: Callable[[int, int, s
 @dataclass(frozen=True)
 class Timed:
     """``step``: seconds of a local step; ``server``: of the server's work in a round; ``layout``: of the weights; ``train``,
-    ``test``: examples."""
+    ``test``: examples; ``cohort``: clients that are trained together."""
 
     step: float
     server: float
     layout: Layout
     train: int
     test: int
+    cohort: int
 
 
 def _step(task: Task, download: bool) -> Timed:
@@ -109,7 +118,7 @@ def _step(task: Task, download: bool) -> Timed:
     federation.round(execute)
     server = time.process_time() - began - sum(local)
     return Timed(sum(local) / max(1, steps), server * max(1.0, every / PUBLIC) if every else 0.0, setup.network.layout,
-                 sum(map(len, setup.parts)), len(setup.dataset.test_y))
+                 sum(map(len, setup.parts)), len(setup.dataset.test_y), STACK if setup.stack else 1)
 
 
 def _seconds(task: Task, plan: Plan, timed: Timed) -> float:

@@ -34,6 +34,7 @@ class Task:
     questions: list[Ask] = field(default_factory=list)
     rounds: tuple[int, ...] = ()  # whose clients' weights stay
     state: bool = False  # whether the clients' states stay
+    timed: bool = False  # whether somebody wants to know how long one thread takes
     users: list[str] = field(default_factory=list)
     records: Path | None = None  # where finished runs lie without their weights
 
@@ -222,6 +223,7 @@ def _keep(task: Task, wants: list[Ask], scale: Scale) -> None:
         count = min(len(stored), scale.history)
         task.rounds = tuple(sorted({stored[round((i + 1) * len(stored) / count) - 1] for i in range(count)}))
     task.state = "state" in needs
+    task.timed = any(a.name == "seconds" for a in wants)
     keep = {"checkpoint__every": every, "checkpoint__clients": "sampled" if needs & {"clients", "rounds"} else "none"}
     if steps:
         keep |= {"metrics__steps": True, "metrics__every": every, "metrics__proximal": steps.pop()}

@@ -48,13 +48,14 @@ class Bench:
     strict: bool = False  # errors are raised, to look for their cause
 
 
-def perform(task: Task, bench: Bench, tell: Tell) -> Outcome:
-    """Train the run if need be, answer what has no answer yet, and drop the weights that no study wants."""
+def perform(task: Task, bench: Bench, tell: Tell, executor: Any = "serial") -> Outcome:
+    """Train the run if need be, answer what has no answer yet, and drop the weights that no study wants. ``executor``: where its
+    clients are trained."""
     path = task.where(bench.store)
     outcome = Outcome(task.core, path)
     try:
         with threads(1):  # the same bits however many run at a time
-            run = Run.open(path) if task.is_record(path) else _train(task, path, bench, tell)
+            run = Run.open(path) if task.is_record(path) else _train(task, path, bench, tell, executor)
             errors = [e for key, ask in task.asks.items() if (e := _answer(task, run, key, ask, bench, tell, outcome.notes))]
             outcome.error = "; ".join(errors)
             if not errors:
@@ -72,7 +73,8 @@ def perform(task: Task, bench: Bench, tell: Tell) -> Outcome:
     return outcome
 
 
-def _train(task: Task, path: Path, bench: Bench, tell: Tell) -> Run:
+def _train(task: Task, path: Path, bench: Bench, tell: Tell, executor: Any = "serial") -> Run:
+    here = task.timed or chosen(executor).kind == "serial"
     file = path / questions.CLOCK
     clock: list[float] = json.loads(file.read_text())["seconds"] if file.is_file() else []
 
@@ -82,14 +84,16 @@ def _train(task: Task, path: Path, bench: Bench, tell: Tell) -> Run:
     def on_event(event: dict[str, Any]) -> None:
         nonlocal last
         if event["event"] == "round":
-            del clock[event["round"] - 1:]  # of rounds that were not stored when it was stopped, and are trained again
-            clock.append(now() - last)
-            last = now()
-            text = json.dumps({"machine": machine(), "seconds": clock})
-            files.write_atomic(file, lambda f: f.write(text.encode()))
+            if here:
+                del clock[event["round"] - 1:]  # of rounds that were not stored when it was stopped, and are trained again
+                clock.append(now() - last)
+                last = now()
+                text = json.dumps({"machine": machine(), "seconds": clock})
+                files.write_atomic(file, lambda f: f.write(text.encode()))
             tell(task.core, event["round"], event["rounds"], f"{task.text}: round {event['round']}")
 
-    return rounds.train(task.config, out=path, resume=True, on_event=on_event, device=bench.device, download=bench.download)
+    return rounds.train(task.config, out=path, resume=True, on_event=on_event, device=bench.device, download=bench.download,
+                        executor="serial" if here else executor)
 
 
 def _answer(task: Task, run: Run, key: str, ask: Any, bench: Bench, tell: Tell, notes: list[str]) -> str:
@@ -153,12 +157,13 @@ class Clocks:
 
 
 def perform_all(tasks: list[Task], bench: Bench, executor: Any, tell: Tell, finished: Callable[[Outcome], None]) -> None:
-    """All tasks, where ``executor`` says. ``finished`` is told of each. On Ctrl-C the rounds that were stored are kept.
+    """All tasks, where ``executor`` says; of a single one, its clients. ``finished`` is told of each. On Ctrl-C the rounds that
+    were stored are kept.
 
     Raises KeyboardInterrupt, and FldiagError when a worker dies again and again."""
     if chosen(executor).kind == "serial" or len(tasks) <= 1:
         for task in tasks:
-            outcome = perform(task, bench, tell)
+            outcome = perform(task, bench, tell, executor)
             finished(outcome)
             if outcome.stopped:
                 raise KeyboardInterrupt

@@ -42,7 +42,7 @@ def test_a_step_of_the_middle_is_timed_and_the_first_one_is_not(tmp_path, preset
 def test_a_diagnostic_says_what_it_costs(tmp_path, name, options, each):
     """Of a step of a second: in gradients of the examples that it looks at, a round where it looks at all of them."""
     the_plan, task = planned(tmp_path, "fedsol-cifar10-lda0.1", "fedavg", diagnostic(name, **options))
-    timed = forecast.Timed(step=1.0, server=0.0, layout=Layout.of(torch.nn.Linear(3, 2)), train=5000, test=100)
+    timed = forecast.Timed(step=1.0, server=0.0, layout=Layout.of(torch.nn.Linear(3, 2)), train=5000, test=100, cohort=1)
     asked = forecast._seconds(task, the_plan, timed) - forecast._seconds(replace(task, questions=[]), the_plan, timed)
     gradients = each(task.config.clients) * (len(task.rounds) or 1)
     assert asked == pytest.approx(gradients * SMOKE.asks[name]["samples"] / task.config.train.batch_size)
@@ -50,8 +50,14 @@ def test_a_diagnostic_says_what_it_costs(tmp_path, name, options, each):
 
 def test_every_cost_can_be_said_before_there_is_a_run(tmp_path):
     _, task = planned(tmp_path, "fedsol-cifar10-lda0.1", "fedavg")
-    timed = forecast.Timed(step=1.0, server=0.0, layout=Layout.of(torch.nn.Linear(3, 2)), train=5000, test=100)
+    timed = forecast.Timed(step=1.0, server=0.0, layout=Layout.of(torch.nn.Linear(3, 2)), train=5000, test=100, cohort=1)
     costs = {name: forecast.gradients(name, {}, forecast.Expected.of(task, timed, 200, over=False))
              for name in registry.diagnostic.names() if registry.diagnostic.get(name).cost is not None}
     assert {name for name, cost in costs.items() if cost <= 0} == {"connectivity"}  # of one model alone
     assert {"landscape", "matching", "forgetting", "account"} <= costs.keys()
+
+
+@pytest.mark.parametrize("parts, cohorts, hours", [([12.0], 10, 6.0), ([12.0], 1, 12.0), ([12.0, 8.0], 10, 12.0)])
+def test_a_single_run_is_shared_out_by_its_clients(parts, cohorts, hours):
+    found = forecast.Forecast(len(parts), 0, 0, parts, 0.0, {}, cohorts)
+    assert found.wall(2) == pytest.approx(hours) and found.seconds == sum(parts)

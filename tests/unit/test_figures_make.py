@@ -18,7 +18,7 @@ from fldiag.figures import gather, ledger, make, pictures, plan, questions, reco
 from fldiag.figures.caption import public
 from fldiag.figures.lines import lines, means
 from fldiag.figures.scales import scale
-from fldiag.figures.study import Trial, curve, diagnostic
+from fldiag.figures.study import Study, Trial, curve, diagnostic, seconds
 from fldiag.rounds.history import History
 
 SMOKE = scale("smoke")
@@ -98,6 +98,21 @@ def test_the_ledger_of_what_was_made(world):
     assert len(mine) == 12 and set(mine["agrees"]) == {"other data"} and set(mine["trained_on"]) == {"digits-500"}
     assert set(found.loc[(found["paper"] == "fedsol") & found["id"].isin(["fig2", "fig6", "fig12"]), "status"]) == {"drawn"}
     assert found.loc[found["id"] == "fedsol-divergence", "status"].iloc[0].startswith("undecided")
+
+
+@pytest.mark.parametrize("asked, where", [((curve(),), "processes:2"), ((curve(), seconds()), "serial")])
+def test_a_single_run_has_its_clients_trained_by_the_executor_unless_it_is_timed(tmp_path, monkeypatch, asked, where):
+    study = Study("a", "somewhere", "words", trials=(Trial("fedsol-cifar10-lda0.1", "fedavg"),), ask=asked, draw=None, paper="test", id="a")
+    told, train = [], workers.rounds.train
+
+    def noted(*args, executor, **named):
+        told.append(executor)
+        return train(*args, **named)
+
+    monkeypatch.setattr(workers.rounds, "train", noted)
+    make.make([study], SMOKE, out=tmp_path / "out", store=tmp_path / "runs", executor="processes:2", draw=False, strict=True)
+    (run,) = (tmp_path / "runs").glob("*/run.json")
+    assert told == [where] and (run.parent / questions.CLOCK).is_file() == (where == "serial")
 
 
 @pytest.mark.slow
