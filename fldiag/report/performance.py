@@ -9,7 +9,7 @@ import pandas as pd
 from fldiag.plotting.collected import Collected, Member, worlds
 from fldiag.plotting.sections import Figure, Group, Missing, Section, Table, lines, percent, series
 from fldiag.plotting.style import number
-from fldiag.report.summary import accuracy, interval, recipe
+from fldiag.report.summary import accuracy, interval, replicates
 from fldiag.results import select
 from fldiag.results.select import last_round, only
 
@@ -44,12 +44,8 @@ def _lines(members: Sequence[Member], metric: str, moment: str) -> list[dict[str
     """A line a run; runs that differ by the seed only become one line with a band, theirs faint beneath."""
     tables = {m.place: _one_source(only(m.tables["metrics"].frame, metric=metric, moment=moment, scope="global"))
               for m in members}
-    groups: dict[str, list[Member]] = {}
-    for m in members:
-        if tables[m.place]["value"].notna().any():
-            groups.setdefault(recipe(m), []).append(m)
     drawn = []
-    for group in groups.values():
+    for group in replicates([m for m in members if tables[m.place]["value"].notna().any()]):
         lead = group[0]
         several = len(group) > 1
         drawn += [series(m.label, tables[m.place], run=m.place, look=lead.place, faint=several) for m in group]

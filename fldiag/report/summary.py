@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -177,19 +178,32 @@ def _of_a_round(m: Member, wanted: Number) -> Value | None:
 
 def seeds(members: Sequence[Member], world: str) -> Table | None:
     """Mean ± standard deviation of the runs that differ by nothing but the seed."""
-    groups: dict[str, list[Member]] = {}
-    for m in members:
-        groups.setdefault(recipe(m), []).append(m)
     rows = []
-    for group in (g for g in groups.values() if len(g) > 1):
+    for group in (g for g in replicates(members) if len(g) > 1):
         cells = [", ".join(m.label for m in group), method(group[0]), ", ".join(str(m.seed) for m in group)]
         cells += [over_seeds(list(map(accuracy, group)), share=True), over_seeds(list(map(loss, group)))]
         cells += [over_seeds([measured(m, n) for m in group], n.share) for n in shown_numbers()]
         rows.append(cells)
     if not rows:
         return None
-    heading = ["Runs", "Method", "Seeds", "Test accuracy", "Test loss", *(n.short.capitalize() for n in shown_numbers())]
+    heading = ["Runs", "Method", "Seeds", "Test accuracy", "Test loss", *(_heading(n.short) for n in shown_numbers())]
     return Table(f"Mean ± standard deviation over seeds{f' on {world}' if world else ''}", heading, rows)
+
+
+def _heading(text: str) -> str:
+    """With a capital, unless it begins with a symbol: λ₁ is not Λ₁."""
+    return text[0].upper() + text[1:] if text[0].isascii() else text
+
+
+def replicates(members: Sequence[Member]) -> list[list[Member]]:
+    """Runs that differ by nothing but the seed, together. One that was trained again with a seed that is there is no further
+    seed: it is in a group with the others of its kind, or alone."""
+    groups: dict[tuple[str, int], list[Member]] = {}
+    seen: Counter[tuple[str, int | None]] = Counter()
+    for m in members:
+        groups.setdefault((recipe(m), seen[recipe(m), m.seed]), []).append(m)
+        seen[recipe(m), m.seed] += 1
+    return list(groups.values())
 
 
 def recipe(m: Member) -> str:

@@ -130,6 +130,16 @@ def test_runs_that_differ_by_the_seed_are_averaged_and_no_others(tmp_path):
     assert sum(bool(s.get("faint")) for s in drawn) == 3
 
 
+def test_a_run_trained_again_is_no_further_seed(tmp_path):
+    places = [reports.run(tmp_path / name, seed=seed, accuracy=a).path for name, seed, a in
+              (("one", 0, 0.5), ("two", 1, 0.6), ("one-again", 0, 0.9))]
+    twice = collect([places[0], places[2]])
+    assert summary.seeds(twice.members, "") is None
+    assert len(frame_of(performance.curves(twice).groups[0].figures[0])["series"]) == 2, "two lines, no mean"
+    (row,) = summary.seeds(collect(places).members, "").rows
+    assert row[:3] == ["one, two", "FedAvg", "0, 1"]
+
+
 def test_differences_name_the_keys_that_differ_only(tmp_path):
     found = collect([reports.run(tmp_path / n, m, **o).path for n, m, o in (
         ("a", "fedavg", {}), ("b", "fedsol", {"train__clip": 1.0}), ("c", "fedsol", {"method__rho": 2.0}))])
