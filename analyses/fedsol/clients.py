@@ -10,7 +10,7 @@ from fldiag.figures.paper_tables import trials
 from fldiag.figures.study import Study, curve
 
 METHODS = ("fedavg", "fedprox", "fedntd", "fedsol")
-#: bf16, since only the clients' share in the differences is asked here, in half the time.
+#: bf16, which takes less time, since only the clients' share in the differences is asked here.
 THEIRS = {"partition.kind": "lda_fedsol", "partition.seed": FEDSOL_SEED, "clients.sampling": "by_round",
           "train.precision": "bf16"}
 
