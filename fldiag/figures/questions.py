@@ -37,6 +37,7 @@ class Subject:
     device: str = "cpu"
     download: bool = False
     progress: Progress | None = None
+    executor: Any = "serial"
 
     @property
     def trained(self) -> Run:
@@ -50,7 +51,7 @@ def answer(subject: Subject, name: str, options: dict[str, Any]) -> pd.DataFrame
     if name in OWN:
         return OWN[name](subject, **options)
     run = subject.trained
-    where: dict[str, Any] = {"device": subject.device, "download": subject.download}
+    where: dict[str, Any] = {"device": subject.device, "download": subject.download, "executor": subject.executor}
     if registry.diagnostic.get(name).on == "run":
         where["rounds"] = subject.rounds if known.over_rounds(known.item("diagnostics", name) or {}) else run.rounds[-1:]
     return api.diagnose(run, name, cache=run.path / "diagnostics" / "cache", progress=subject.progress, **{**where, **options})

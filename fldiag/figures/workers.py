@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +46,16 @@ class Bench:
     device: str = "cpu"
     download: bool = False
     strict: bool = False  # errors are raised, to look for their cause
+    executor: Any = "serial"  # where the clients of a task are trained and its diagnostics computed
 
 
-def perform(task: Task, bench: Bench, tell: Tell, executor: Any = "serial") -> Outcome:
-    """Train the run if need be, answer what has no answer yet, and drop the weights that no study wants. ``executor``: where its
-    clients are trained."""
+def perform(task: Task, bench: Bench, tell: Tell) -> Outcome:
+    """Train the run if need be, answer what has no answer yet, and drop the weights that no study wants."""
     path = task.where(bench.store)
     outcome = Outcome(task.core, path)
     try:
         with threads(1):  # the same bits however many run at a time
-            run = Run.open(path) if task.is_record(path) else _train(task, path, bench, tell, executor)
+            run = Run.open(path) if task.is_record(path) else _train(task, path, bench, tell)
             errors = [e for key, ask in task.asks.items() if (e := _answer(task, run, key, ask, bench, tell, outcome.notes))]
             outcome.error = "; ".join(errors)
             if not errors:
@@ -73,8 +73,8 @@ def perform(task: Task, bench: Bench, tell: Tell, executor: Any = "serial") -> O
     return outcome
 
 
-def _train(task: Task, path: Path, bench: Bench, tell: Tell, executor: Any = "serial") -> Run:
-    here = task.timed or chosen(executor).kind == "serial"
+def _train(task: Task, path: Path, bench: Bench, tell: Tell) -> Run:
+    here = task.timed or chosen(bench.executor).kind == "serial"
     file = path / questions.CLOCK
     clock: list[float] = json.loads(file.read_text())["seconds"] if file.is_file() else []
 
@@ -93,7 +93,7 @@ def _train(task: Task, path: Path, bench: Bench, tell: Tell, executor: Any = "se
             tell(task.core, event["round"], event["rounds"], f"{task.text}: round {event['round']}")
 
     return rounds.train(task.config, out=path, resume=True, on_event=on_event, device=bench.device, download=bench.download,
-                        executor="serial" if here else executor)
+                        executor="serial" if here else bench.executor)
 
 
 def _answer(task: Task, run: Run, key: str, ask: Any, bench: Bench, tell: Tell, notes: list[str]) -> str:
@@ -109,7 +109,7 @@ def _answer(task: Task, run: Run, key: str, ask: Any, bench: Bench, tell: Tell, 
 
     there = set(run.rounds)
     subject = questions.Subject(task.config, run, tuple(r for r in task.rounds if r in there), device=bench.device,
-                           download=bench.download, progress=progress)
+                                download=bench.download, progress=progress, executor=bench.executor)
     try:
         found = questions.answer(subject, ask.name, bench.scale.options(ask))
     except FldiagError as error:
@@ -157,13 +157,13 @@ class Clocks:
 
 
 def perform_all(tasks: list[Task], bench: Bench, executor: Any, tell: Tell, finished: Callable[[Outcome], None]) -> None:
-    """All tasks, where ``executor`` says; of a single one, its clients. ``finished`` is told of each. On Ctrl-C the rounds that
+    """All tasks, where ``executor`` says; of a single one, its parts. ``finished`` is told of each. On Ctrl-C the rounds that
     were stored are kept.
 
     Raises KeyboardInterrupt, and FldiagError when a worker dies again and again."""
     if chosen(executor).kind == "serial" or len(tasks) <= 1:
         for task in tasks:
-            outcome = perform(task, bench, tell, executor)
+            outcome = perform(task, replace(bench, executor=executor), tell)
             finished(outcome)
             if outcome.stopped:
                 raise KeyboardInterrupt

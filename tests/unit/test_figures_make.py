@@ -109,10 +109,16 @@ def test_a_single_run_has_its_clients_trained_by_the_executor_unless_it_is_timed
         told.append(executor)
         return train(*args, **named)
 
+    def answered(subject, name, options):
+        told.append(subject.executor)
+        return answer(subject, name, options)
+
+    answer = questions.answer
     monkeypatch.setattr(workers.rounds, "train", noted)
+    monkeypatch.setattr(questions, "answer", answered)
     make.make([study], SMOKE, out=tmp_path / "out", store=tmp_path / "runs", executor="processes:2", draw=False, strict=True)
     (run,) = (tmp_path / "runs").glob("*/run.json")
-    assert told == [where] and (run.parent / questions.CLOCK).is_file() == (where == "serial")
+    assert told == [where, *["processes:2"] * len(asked)] and (run.parent / questions.CLOCK).is_file() == (where == "serial")
 
 
 @pytest.mark.slow
