@@ -3,8 +3,8 @@
     python analyses/late_rounds.py [RUN ...] [--rounds 20] [--out figures/paper]
 
 RUN: folders of runs, or of their records (default: all in figures/paper/runs). late_rounds.csv has for each run the mean of its
-last rounds, and for two runs that differ by the method alone their mean difference in these. Such runs have the same clients in a
-round and swing together, so their difference swings less than they do. The deviations are over rounds: they say nothing about
+last rounds, and for two runs that differ by the method at most their mean difference in these. Such runs have the same clients in
+a round and swing together, so their difference swings less than they do. The deviations are over rounds: they say nothing about
 other seeds.
 """
 
@@ -25,6 +25,7 @@ from fldiag.results.provenance import provenance
 from fldiag.results.select import only
 
 RECORDS = Path("figures/paper/runs")
+SHARED = ("data", "partition", "clients", "model", "train")
 
 
 def main() -> None:
@@ -33,10 +34,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20, help="how many are the last ones")
     parser.add_argument("--out", type=Path, default=RECORDS.parent)
     args = parser.parse_args()
+    if args.rounds < 2:
+        parser.error("--rounds: a deviation needs at least 2")
     paths = args.runs or sorted(p.parent for p in RECORDS.glob("*/run.json"))
     found = compare(collect(paths).members, args.rounds)
     files = write_table(found, args.out / "late_rounds", provenance(rounds=args.rounds), digits=6)
-    print(found.drop(columns=["run", "than", "setting"]).to_string(index=False))
+    print(found.drop(columns=["method", "setting", "minus"]).to_string(index=False, na_rep="–"))
     print(next(f for f in files if f.suffix == ".csv"))
 
 
@@ -54,9 +57,9 @@ def compare(members: list[Member], count: int) -> pd.DataFrame:
 
 
 def alike(m: Member) -> tuple[object, ...]:
-    """What runs share whose rounds can be compared one by one: all but the method."""
-    sections = ("data", "partition", "clients", "model", "train")
-    return *(json.dumps(m.config[s], sort_keys=True) for s in sections), m.data, m.seed, m.run.done
+    """What runs share whose rounds can be compared one by one: all but the method, and where the data lie."""
+    config = {s: {k: v for k, v in m.config[s].items() if (s, k) != ("data", "root")} for s in SHARED}
+    return json.dumps(config, sort_keys=True), m.data, m.seed, m.run.done
 
 
 def about(m: Member) -> dict[str, object]:

@@ -25,7 +25,7 @@ from fldiag.training.setup import STACK, Setup
 @dataclass
 class Forecast:
     """``parts``: seconds of each run on one core; ``bytes``: at the end; ``unknown``: tasks that cannot be timed, and why;
-    ``cohorts``: of a single run, how many units its round has for several workers."""
+    ``cohorts``: of a single run, how many units its round has for several workers; ``shared``: the seconds of these in all."""
 
     runs: int
     there: int
@@ -34,11 +34,14 @@ class Forecast:
     bytes: float
     unknown: dict[str, str]
     cohorts: int = 1
+    shared: float = 0.0
 
     @property
-    def units(self) -> list[float]:
-        """Seconds of what is done side by side: runs, or the clients of a single one."""
-        return [self.parts[0] / self.cohorts] * self.cohorts if len(self.parts) == 1 else self.parts
+    def phases(self) -> list[list[float]]:
+        """Seconds of what is done side by side: the runs, or the clients of a single one, after what is not shared out of it."""
+        if self.runs - self.there != 1 or not self.parts:
+            return [self.parts]
+        return [[self.parts[0] - self.shared], [self.shared / self.cohorts] * self.cohorts]
 
     @property
     def seconds(self) -> float:
@@ -47,7 +50,7 @@ class Forecast:
 
     def wall(self, at_a_time: int) -> float:
         """Seconds with so many runs at a time, or clients of a single one."""
-        return wall(self.units, at_a_time)
+        return sum(wall(phase, at_a_time) for phase in self.phases)
 
 
 def forecast(plan: Plan, download: bool = False, progress: Callable[[int, int, str], None] | None = None) -> Forecast:
@@ -66,7 +69,8 @@ def forecast(plan: Plan, download: bool = False, progress: Callable[[int, int, s
                     kinds[kind] = _step(task, download)
             timed = kinds[kind]
             found.parts.append(_seconds(task, plan, timed))
-            found.cohorts = 1 if task.timed or not _rounds(task, plan) else -(-c.clients.per_round // timed.cohort)
+            found.cohorts = 1 if task.timed else -(-c.clients.per_round // timed.cohort)
+            found.shared = _training(task, plan, timed)
         except FldiagError as error:
             found.unknown[f"{c.method.name}, {c.model.name} on {c.data.name}"] = error.what
             continue
@@ -121,11 +125,16 @@ def _step(task: Task, download: bool) -> Timed:
                  sum(map(len, setup.parts)), len(setup.dataset.test_y), STACK if setup.stack else 1)
 
 
-def _seconds(task: Task, plan: Plan, timed: Timed) -> float:
+def _training(task: Task, plan: Plan, timed: Timed) -> float:
+    """Of the clients and of evaluation, which workers can share."""
     c = task.config
-    example = timed.step / c.train.batch_size
     local = timed.train / c.clients.total * c.train.epochs * c.clients.per_round
-    total = _rounds(task, plan) * ((local + timed.test / 3) * example + timed.server)
+    return _rounds(task, plan) * (local + timed.test / 3) * timed.step / c.train.batch_size
+
+
+def _seconds(task: Task, plan: Plan, timed: Timed) -> float:
+    example = timed.step / task.config.train.batch_size
+    total = _training(task, plan, timed) + _rounds(task, plan) * timed.server
     for ask in task.asks.values():
         options = plan.scale.options(ask)
         if ask.name == "personal":

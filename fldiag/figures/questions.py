@@ -108,7 +108,7 @@ def _reach(s: Subject, levels: tuple[float, ...]) -> pd.DataFrame:
 
 def _personal(s: Subject, epochs: tuple[int, ...], **options: Any) -> pd.DataFrame:
     found = api.diagnose(s.trained, "personalise", epochs=epochs, device=s.device, download=s.download, progress=s.progress,
-                         **options)
+                         executor=s.executor, **options)
     found = only(found, scope="global", metric=[PERSONAL, f"{PERSONAL}_std"]).copy()
     return found.assign(value=100 * found["value"], stderr=100 * found["stderr"], unit="%")
 

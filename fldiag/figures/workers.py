@@ -14,6 +14,7 @@ from fldiag.checkpoint import prune
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
 from fldiag.execution.choice import chosen
+from fldiag.execution.forecast import workers
 from fldiag.execution.start import started
 from fldiag.execution.threads import threads
 from fldiag.figures import questions
@@ -76,6 +77,8 @@ def perform(task: Task, bench: Bench, tell: Tell) -> Outcome:
 def _train(task: Task, path: Path, bench: Bench, tell: Tell) -> Run:
     here = task.timed or chosen(bench.executor).kind == "serial"
     file = path / questions.CLOCK
+    if not here:  # what this process does in a round is not what the round takes
+        file.unlink(missing_ok=True)
     clock: list[float] = json.loads(file.read_text())["seconds"] if file.is_file() else []
 
     now = time.process_time if bench.device == "cpu" else time.perf_counter  # whatever else the machine is doing
@@ -88,7 +91,7 @@ def _train(task: Task, path: Path, bench: Bench, tell: Tell) -> Run:
                 del clock[event["round"] - 1:]  # of rounds that were not stored when it was stopped, and are trained again
                 clock.append(now() - last)
                 last = now()
-                text = json.dumps({"machine": machine(), "seconds": clock})
+                text = json.dumps({"machine": machine(), "seconds": clock, "round": event["round"]})
                 files.write_atomic(file, lambda f: f.write(text.encode()))
             tell(task.core, event["round"], event["rounds"], f"{task.text}: round {event['round']}")
 
@@ -152,18 +155,21 @@ class Clocks:
             with suppress(OSError, ValueError, KeyError):  # not there yet, or gone again
                 changed = file.stat().st_mtime
                 if changed != self.seen.get(file):
-                    self.seen[file], done = changed, len(json.loads(file.read_text())["seconds"])
+                    self.seen[file], done = changed, json.loads(file.read_text())["round"]
                     self.tell(task.core, done, task.config.rounds, f"{task.text}: round {done}")
 
 
 def perform_all(tasks: list[Task], bench: Bench, executor: Any, tell: Tell, finished: Callable[[Outcome], None]) -> None:
-    """All tasks, where ``executor`` says; of a single one, its parts. ``finished`` is told of each. On Ctrl-C the rounds that
-    were stored are kept.
+    """All tasks, where ``executor`` says; the parts of a single one, if that is processes. ``finished`` is told of each.
+    On Ctrl-C the rounds that were stored are kept.
 
     Raises KeyboardInterrupt, and FldiagError when a worker dies again and again."""
-    if chosen(executor).kind == "serial" or len(tasks) <= 1:
+    choice = chosen(executor)
+    if choice.kind == "serial" or len(tasks) <= 1:
+        if choice.kind == "processes" and bench.device == "cpu" and (workers(choice, threads=1) or 1) > 1:
+            bench = replace(bench, executor=choice)
         for task in tasks:
-            outcome = perform(task, replace(bench, executor=executor), tell)
+            outcome = perform(task, bench, tell)
             finished(outcome)
             if outcome.stopped:
                 raise KeyboardInterrupt

@@ -12,7 +12,7 @@ from fldiag.plotting.collected import Collected, Member
 from fldiag.plotting.sections import Section, Table, percent
 from fldiag.plotting.style import number
 from fldiag.registry import Diagnostic
-from fldiag.report.summary import accuracy, method, replicates
+from fldiag.report.summary import accuracy, method, recipe, replicates
 from fldiag.results.uncertainty import LEVEL, SEEDS, Interval, holm, paired_t
 
 #: How much of what is wrong is named here.
@@ -47,8 +47,10 @@ def _findings(section: Section, found: Collected, entry: Diagnostic, alarms: Cal
 
 def _methods(members: Sequence[Member]) -> Table | None:
     """The first method against each of the others, over the seeds that both have, on the last round's test accuracy."""
-    values = [(g, {m.seed: v.value for m in g if m.seed is not None and (v := accuracy(m)) is not None})
-              for g in replicates(members)]
+    groups: dict[str, list[Member]] = {}
+    for group in replicates(members):  # not those that were trained again with the same seeds
+        groups.setdefault(recipe(group[0]), group)
+    values = [(g, {m.seed: v.value for m in g if m.seed is not None and (v := accuracy(m)) is not None}) for g in groups.values()]
     values = [(g, v) for g, v in values if len(v) >= SEEDS]
     if not values:
         return None

@@ -192,7 +192,7 @@ def seeds(members: Sequence[Member], world: str) -> Table | None:
 
 def _heading(text: str) -> str:
     """With a capital, unless it begins with a symbol: λ₁ is not Λ₁."""
-    return text[0].upper() + text[1:] if text[0].isascii() else text
+    return text[:1].upper() + text[1:] if text[:1].isascii() else text
 
 
 def replicates(members: Sequence[Member]) -> list[list[Member]]:

@@ -130,7 +130,7 @@ def forecast(console: Console, the_plan: plan.Plan, only: Callable[[Config], boo
     spent = "" if jobs is None else f", {duration(found.wall(jobs))} with {jobs} at a time"
     console.say(f"forecast: {found.seconds / 3600:,.1f} core-hours{spent} "
                 f"({forecasts.machine_words()}), {found.bytes / 1e9:,.1f} GB of disk ({free / 1e9:,.0f} GB free)")
-    if jobs is not None and (better := faster([found.units], found.wall(jobs), 1)):
+    if jobs is not None and (better := faster(found.phases, found.wall(jobs), 1)):
         console.say(f"--executor {better.executor}: {duration(better.seconds)} instead of {duration(found.wall(jobs))}")
     for line in not_forecast({**failures, **found.unknown}):
         console.note(line)

@@ -57,7 +57,9 @@ def test_every_cost_can_be_said_before_there_is_a_run(tmp_path):
     assert {"landscape", "matching", "forgetting", "account"} <= costs.keys()
 
 
-@pytest.mark.parametrize("parts, cohorts, hours", [([12.0], 10, 6.0), ([12.0], 1, 12.0), ([12.0, 8.0], 10, 12.0)])
-def test_a_single_run_is_shared_out_by_its_clients(parts, cohorts, hours):
-    found = forecast.Forecast(len(parts), 0, 0, parts, 0.0, {}, cohorts)
-    assert found.wall(2) == pytest.approx(hours) and found.seconds == sum(parts)
+@pytest.mark.parametrize("runs, parts, cohorts, seconds", [
+    (1, [12.0], 10, 7.0), (1, [12.0], 1, 12.0), (2, [12.0, 8.0], 10, 12.0), (2, [12.0], 10, 12.0), (1, [], 1, 0.0)])
+def test_a_single_run_is_shared_out_by_its_clients(runs, parts, cohorts, seconds):
+    """Ten of its twelve seconds; not where another run cannot be timed."""
+    found = forecast.Forecast(runs, 0, 0, parts, 0.0, {}, cohorts, shared=10.0)
+    assert found.wall(2) == pytest.approx(seconds) and found.seconds == sum(parts)

@@ -106,11 +106,11 @@ def test_a_single_run_has_its_clients_trained_by_the_executor_unless_it_is_timed
     told, train = [], workers.rounds.train
 
     def noted(*args, executor, **named):
-        told.append(executor)
+        told.append(str(executor))
         return train(*args, **named)
 
     def answered(subject, name, options):
-        told.append(subject.executor)
+        told.append(str(subject.executor))
         return answer(subject, name, options)
 
     answer = questions.answer

@@ -1,5 +1,7 @@
 """The report's first section decides between methods by paired seeds, and says so where it cannot."""
 
+import shutil
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -37,3 +39,10 @@ def test_without_common_seeds_nothing_is_decided(runs):
     section = glance.glance(collect([runs / "0.1-0", runs / "0.001-0"]))
     assert not section.tables and any("cannot show which method is better" in note for note in section.notes)
     assert any("Not yet checked for faults: " in note for note in section.notes)
+
+
+def test_a_method_trained_again_is_not_set_against_itself(runs, tmp_path):
+    names = [f"{lr}-{seed}" for lr in (0.1, 0.001) for seed in range(3)]
+    again = [shutil.copytree(runs / name, tmp_path / name) for name in names[:3]]
+    once, twice = (glance.glance(collect(paths)).tables[0] for paths in ([runs / n for n in names], [*(runs / n for n in names), *again]))
+    assert twice.rows == once.rows
