@@ -18,7 +18,8 @@ from fldiag.errors import FldiagError
 def figures(ids: Annotated[list[str] | None, typer.Argument(help="Figures, such as fedsol/fig6, or fedsol for a whole paper "
                                                                  "(fldiag list figures). Default: all.")] = None,
             scale: Annotated[str, typer.Option(help="smoke (digits, minutes), small (hours), real (language "
-                                                    "tasks, hours) or paper (the full protocol).")] = "smoke",
+                                                    "tasks, hours), paper (the full protocol) or paper-bf16 (the "
+                                                    "same, but trained in bf16).")] = "smoke",
             out: Out = None,
             runs: Annotated[Path | None, typer.Option(help="Folder for the runs. Default: checkpoints/figures.")] = None,
             records: Annotated[Path | None, typer.Option(help="Folder in which finished runs are also kept without their weights "

@@ -80,7 +80,7 @@ def _intro(found: pd.DataFrame, made: list[tuple[Path, dict[str, Any]]]) -> list
             "- no spread: no standard deviation is known.",
             "- other data (also public data), other model, other machine: not those of the paper.",
             "- protocol unknown: the paper's text does not say what the number depends on.",
-            "- reduced: fewer rounds, clients or examples than in the paper, as the caption says.",
+            "- reduced: fewer rounds, clients or examples than in the paper, or bf16, as the caption says.",
             "- bound: the paper's number is a bound.",
             "",
             "A statement holds, or does not hold, where the difference is larger than the noise. With three seeds or more, this "
@@ -115,12 +115,13 @@ def _like(found: pd.DataFrame) -> list[str]:
 
 
 def _hours(made: list[tuple[Path, dict[str, Any]]]) -> list[str]:
-    """What the runs at the papers' own scale took, each once, by machine and code: a part may have been trained elsewhere."""
-    runs = {name: run for _, about in made if about["scale"] == "paper"
+    """What the runs of the papers' whole protocols took, each once, by machine and code: a part may have been trained
+    elsewhere."""
+    runs = {name: run for _, about in made if SCALES[about["scale"]].whole
             for name, run in about["runs"].items() if run.get("segments")}
     if not runs:
         return []
-    lines = ["## Hours of the runs at scale paper", "", "| run | rounds | machine | processor | threads | main process [h] | "
+    lines = ["## Hours of the runs with the papers' whole protocols", "", "| run | rounds | machine | processor | threads | main process [h] | "
              "clock [h] | code | PyTorch |", "|---" * 9 + "|"]
     for name, run in sorted(runs.items()):
         keys = ("machine", "capability", "threads", "commit", "torch")

@@ -28,13 +28,14 @@ class Share:
 
 @dataclass(frozen=True)
 class Scale:
-    """``images``: training examples kept (None: all); ``seeds``: at least; ``every``: rounds that an interruption may lose;
-    ``data``: what stands for which data set, by paper; ``publics``: the public data of each of these, where not a part of the
+    """``whole``: nothing is reduced, only ``over`` is set; ``images``: training examples kept (None: all); ``seeds``: at least;
+    ``every``: rounds that an interruption may lose; ``data``: what stands for which data set, by paper; ``publics``: the public data of each of these, where not a part of the
     private ones; ``untrained``: as ``data``, where nothing is trained; ``models``; ``over``: further overrides; ``notes``: what a
     caption says of a data set; ``asks``: options of diagnostics, where a study has none."""
 
     name: str
     text: str
+    whole: bool = False
     seeds: int = 1
     every: int = 1
     images: int | None = None
@@ -61,8 +62,10 @@ class Scale:
 
         Raises LeftOut for data and models that the scale has not."""
         made = trial.protocol().replace(seed=seed)
-        if self.name == "paper" or (trial.ask and not trial.train and all(ask.name in COUNTED for ask in trial.ask)):
+        if not trial.train and (self.whole or (trial.ask and all(ask.name in COUNTED for ask in trial.ask))):
             return made  # what is counted needs no data
+        if self.whole:
+            return made.replace(**{k.replace(".", "__"): v for k, v in self.over.items()})
         return self._reduce(made, trial.paper, store) if trial.train else self._elsewhere(made, trial.paper)
 
     def _stand_in(self, made: Config, paper: str, data: Mapping[str, str]) -> str:
@@ -149,7 +152,8 @@ WORDS = {
     "train.epochs": "{new} instead of {old} local epochs", "train.batch_size": "minibatches of {new} instead of {old}",
     "partition.min_size": "clients of at least {new} instead of {old} examples",
     "data.variant": "plain normalisation and no augmentation instead of those of the {old} paper",
-    "train.aggregate": "clients weighted by examples instead of by minibatches"}
+    "train.aggregate": "clients weighted by examples instead of by minibatches",
+    "train.precision": "trained in {new} instead of {old}"}
 SILENT = ("name", "seed", "data.root", "train.drop_last", "checkpoint", "metrics")
 
 
@@ -189,6 +193,8 @@ def flat(config: Config) -> dict[str, Any]:
 _PAPERS = {"fedsol": Share(), "fedtoga": Share(), "fedproj": Share(epochs=0.1), "fedalign": Share(0.5, 0.5, 0.1, fewest=4)}
 _RESNETS = dict.fromkeys(("resnet56", "resnet18_cifar", "resnet18_gn", "resnet18_p3", "resnet18_imagenet", "resnet8_p3"),
                          "small_resnet")
+_WHOLE: dict[str, Any] = {"whole": True, "seeds": 3, "every": 10, "history": 30,
+                          "asks": {"landscape": {"samples": 10_000}, "spectrum": {"samples": 10_000}}}
 
 SCALES = {scale.name: scale for scale in (
     Scale("smoke", "digits, a few rounds: shows that everything works, and no number of it means anything",
@@ -217,8 +223,9 @@ SCALES = {scale.name: scale for scale in (
           notes={"snli": "of SNLI the dev part (9,842 pairs) trains and the test part tests",
                  "agnews": "of AG News a sample of 10,001 texts trains",
                  "sst2": "SST-2 is tested on its dev part, as in GLUE"}),
-    Scale("paper", "the papers' protocols", seeds=3, every=10, history=30,
-          asks={"landscape": {"samples": 10_000}, "spectrum": {"samples": 10_000}}),
+    Scale("paper-bf16", "the papers' protocols, but trained in bf16: faster on processors that have it", **_WHOLE,
+          over={"train.precision": "bf16"}),
+    Scale("paper", "the papers' protocols", **_WHOLE),
 )}
 
 

@@ -167,8 +167,8 @@ def test_hours_are_told_by_run_and_machine(tmp_path):
     later = [{**segment, "first_round": 21, "last_round": 30, "cpu_seconds": 900.0},
              {**segment, "machine": "B, 8 cores", "capability": "AVX512", "first_round": 31, "last_round": 300}]
     runs = {"cifar10-fedavg-s0": {"hash": "abc", "segments": [segment, *later]}, "old": {"hash": "def"}}
-    for id in ("table2", "table10"):
-        put(tmp_path, id, [], scale="paper", runs=runs)
+    for id, size in (("table2", "paper"), ("table10", "paper-bf16")):
+        put(tmp_path, id, [], scale=size, runs=runs)
     page = ledger.write(tmp_path)[0].read_text()
     assert re.findall(r"(?m)^\| cifar10-fedavg.*", page) == [
         "| cifar10-fedavg-s0 | 30 | A, 2 cores | AVX2 | 1 | 0.75 | 4.00 | ccccccc | 2.15 |",

@@ -22,6 +22,15 @@ def test_a_trial_is_the_papers_protocol_with_its_overrides():
     assert FEDSOL.key() == {"setting": "", "method": "fedsol", "model": "fedavg_cifar", "data": "cifar10"}
 
 
+def test_paper_bf16_is_the_papers_protocol_in_every_setting_but_the_precision():
+    made = scale("paper-bf16").config(FEDSOL, 3)
+    assert made == scale("paper").config(FEDSOL, 3).replace(train__precision="bf16")
+    assert reduction([(FEDSOL.protocol(), made)]) == "trained in bf16 instead of fp32"
+    assert scale("paper-bf16").options(diagnostic("spectrum")) == scale("paper").options(diagnostic("spectrum"))
+    counted = Trial("fedsol-cifar10-lda0.1", train=False)  # what is counted has no precision
+    assert scale("paper-bf16").config(counted) == scale("paper").config(counted) == counted.protocol().replace(seed=0)
+
+
 def test_small_keeps_what_is_compared_and_shrinks_the_rest(tmp_path):
     made = scale("small").config(FEDSOL, 1, tmp_path)
     assert (made.data.name, made.model.name, made.seed) == ("mnist-2000", "small_cnn", 1)
