@@ -1,6 +1,7 @@
 """Which runs several studies share, and what a run has to keep."""
 
 import json
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -155,6 +156,15 @@ def test_rounds_that_are_trained_again_are_clocked_once(tmp_path, monkeypatch):
     workers._train(task, tmp_path / "run", workers.Bench(SMOKE, tmp_path), lambda *event: None)
     seconds = json.loads((tmp_path / "run" / questions.CLOCK).read_text())["seconds"]
     assert seconds[:2] == [1.0, 2.0] and len(seconds) == 4
+
+
+def test_a_clock_of_the_first_rounds_only_times_no_run(tmp_path):
+    (tmp_path / questions.CLOCK).write_text('{"seconds": [9.0, 2.0, 3.0, 4.0]}')
+    subject = SimpleNamespace(trained=SimpleNamespace(path=tmp_path, done=4, common={}))
+    assert questions.answer(subject, "seconds", {})["value"].tolist() == [3.0]
+    subject.trained.done = 5
+    with pytest.raises(FldiagError, match="nobody noted how long its rounds took"):
+        questions.answer(subject, "seconds", {})
 
 
 def test_a_failure_is_an_outcome(tmp_path):
