@@ -46,4 +46,4 @@ STUDY = Study(
     caption="Left: test accuracy of the model that the clients receive, and mean test accuracy of their trained models. Right: "
             "test accuracy of the averaged model by class, means over the seeds. Two shards per client, rho = 2.",
     trials=(Trial(PRESET, "fedavg", label="FedAvg"), Trial(PRESET, "fedsol", {"method.rho": 2.0}, label="FedSOL")),
-    ask=(diagnostic("forgetting"),), draw=draw, seeds=3)
+    ask=(diagnostic("forgetting", own=False),), draw=draw, seeds=3)

@@ -174,9 +174,10 @@ class History(Rounds):
 
     # -- computing
 
-    def evaluate(self, models: Sequence[Weights]) -> Scores:
-        """The loss and the predictions of models, (weights [P], buffers) each, on all of the pool's examples."""
-        return evaluate(self.network, self.pool, models, stack=self.stack)
+    def evaluate(self, models: Sequence[Weights], *, test: bool = False) -> Scores:
+        """The loss and the predictions of models, (weights [P], buffers) each, on all of the pool's examples, or on the ``test``
+        split alone, which comes first."""
+        return evaluate(self.network, self.pool, models, stack=self.stack, first=self.pool.test.stop if test else None)
 
     def problem(self, weights: Weights, where: slice | Tensor, name: str, **labels: Any) -> Problem:
         """The loss surface around weights on a stretch of the pool, or on some of its examples (indices)."""

@@ -115,15 +115,15 @@ def stacked(network: Network, dataset: Dataset, stack: str) -> bool:
     return stack == "on" or forward_macs(network.module, dataset.shape) < STACK_BELOW
 
 
-def evaluate(network: Network, pool: Pool, models: Sequence[Weights], *, stack: bool) -> Scores:
-    """Loss and correctness of every model [P] on every example of the pool, in eval mode.
+def evaluate(network: Network, pool: Pool, models: Sequence[Weights], *, stack: bool, first: int | None = None) -> Scores:
+    """Loss and correctness of every model [P] on every example of the pool, or on its ``first`` so many, in eval mode.
 
     A network whose outputs depend on the batch sees batches of one segment only, so that a client's number does
     not depend on the others.
     """
-    count = len(models)
-    loss = np.empty((count, pool.n))
-    right = None if pool.dataset.regression else np.empty((count, pool.n), dtype=bool)
+    count, n = len(models), pool.n if first is None else first
+    loss = np.empty((count, n))
+    right = None if pool.dataset.regression else np.empty((count, n), dtype=bool)
     valid = np.array([bool(torch.isfinite(w).all()) for w, _ in models], dtype=bool)
     # only a chain of layers: another module is called with its parameters put in place, one call at a time
     threads = max(1, min(torch.get_num_threads(), count)) if pool.device.type == "cpu" and network.stackable else 1
@@ -139,7 +139,7 @@ def evaluate(network: Network, pool: Pool, models: Sequence[Weights], *, stack: 
         buffers = {n: b.unsqueeze(0).clone() for n, b in models[group[0]][1].items()}
         bound.append(network.bind(rows, buffers))
     with workers(threads) as run:
-        for where in pool.batches(slice(0, pool.n), size, mixed=not network.batch_dependent):
+        for where in pool.batches(slice(0, n), size, mixed=not network.batch_dependent):
             x, y = pool.read(where.start, where.stop)
 
             def score(group: list[int], model: Bound, where: slice = where, x: Tensor = x, y: Tensor = y) -> None:

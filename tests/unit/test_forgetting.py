@@ -13,7 +13,8 @@ from sklearn.metrics import accuracy_score, log_loss, recall_score
 from torch import nn
 
 import fldiag
-from fldiag.diagnostics.forgetting import forgetting
+from fldiag.config import Config
+from fldiag.diagnostics.forgetting import cost, forgetting
 from fldiag.errors import FldiagError
 from fldiag.params import Layout, flatten
 from fldiag.results.shares import share, wilson
@@ -239,6 +240,21 @@ def test_samples_keep_every_client_and_class_knowledge():
     assert one(frame, "class_examples", client=0, index=1).value == 30  # what it holds, not what was looked at
 
 
+@pytest.mark.parametrize("executor", ["serial", "processes:2"])
+def test_without_own_data_the_rest_is_the_same_to_the_bit_for_less(executor, tmp_path):
+    run = fldiag.train(Config.load("digits", rounds=2, model__name="mlp", train__epochs=1, clients__per_round=3,
+                                   checkpoint__clients="sampled"), out=tmp_path / "run")
+    whole = History.of(run)
+    less = History.of(run)
+    less.executor = executor
+    rest, read = forgetting(less, own=False), forgetting(whole)
+    kept = read[(read["slice"] == "test") | (read["metric"] == "class_examples")].reset_index(drop=True)
+    assert len(kept) < len(read)
+    pd.testing.assert_frame_equal(rest.reset_index(drop=True), kept, check_exact=True)
+    part = less.pool.test.stop / less.pool.n
+    assert cost(less, {"own": False}) == pytest.approx(part * cost(less, {})) and part < 0.5
+
+
 class Stop(BaseException):
     """As KeyboardInterrupt, which pytest would take for itself."""
 
@@ -267,11 +283,11 @@ def test_an_interrupted_call_goes_on_where_it_was(after, stack, tmp_path, monkey
     whole, counts = forgetting(made()), []
     evaluate = History.evaluate
 
-    def counting(self, models):
+    def counting(self, models, **more):
         if len(counts) == after:
             raise Stop
         counts.append(len(models))
-        return evaluate(self, models)
+        return evaluate(self, models, **more)
 
     monkeypatch.setattr(History, "evaluate", counting)
     with pytest.raises(Stop):
@@ -288,11 +304,11 @@ def test_an_interrupted_call_goes_on_where_it_was(after, stack, tmp_path, monkey
 def test_an_interrupted_diagnosis_is_kept_in_the_cache(tmp_path, monkeypatch):
     made, seen, evaluate = history(linear(), separable(), [*PARTS, np.arange(9)], *rounds_of(3)), [], History.evaluate
 
-    def counting(self, models):
+    def counting(self, models, **more):
         seen.append(len(models))
         if len(seen) == 3:
             raise Stop
-        return evaluate(self, models)
+        return evaluate(self, models, **more)
 
     monkeypatch.setattr(History, "evaluate", counting)
     with pytest.raises(Stop):

@@ -8,6 +8,7 @@ distillation in federated learning" (NeurIPS 2022).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pandas as pd
@@ -37,8 +38,9 @@ NUMBERS = (
 
 def cost(history: History, options: Mapping[str, Any]) -> float:
     """A round: every stored model on all training data and the test data, a third of a gradient each."""
-    return len(history.rounds) * (history.sampled + 2) / 3 * (history.pool.n / max(1, history.pool.clients.stop
-                                                                                     - history.pool.clients.start))
+    pool = history.pool
+    examples = pool.n if options.get("own", True) else pool.test.stop
+    return len(history.rounds) * (history.sampled + 2) / 3 * examples / max(1, pool.clients.stop - pool.clients.start)
 
 
 @diagnostic("forgetting", on="run", parts=True, cheap=True, needs="clients", draw=picture.curves_if_any,
@@ -51,13 +53,15 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
 def forgetting(history: History, progress: Progress | None = None, *,
                min_count: Annotated[int, Field(ge=1, description="Leave out numbers that rest on fewer examples.")] = 5,
                confidence: Annotated[float, Field(gt=0, lt=1, description="Confidence level of the accuracy intervals.")] = 0.95,
+               own: Annotated[bool, Field(description="Also measure on the clients' own training data and on the others', which "
+                                                      "takes most of the time.")] = True,
                store: Any = None) -> pd.DataFrame:
     """Measure what local training forgets and averaging restores: accuracy before and after, by class, client and round.
 
     Every stored round, moments received, trained and aggregated, on slices ``test``, ``client:k/train`` (the client's
-    own data) and ``client:k/others`` (all other clients' data). Accuracies are shares in [0, 1] with Wilson's
-    interval in columns ``low``, ``high``. Rows of scope client (those of scope global are means over the clients
-    stored, ``n_clients`` of them, with ``_std`` their spread):
+    own data) and ``client:k/others`` (all other clients' data); with ``own=False`` on ``test`` alone. Accuracies are
+    shares in [0, 1] with Wilson's interval in columns ``low``, ``high``. Rows of scope client (those of scope global
+    are means over the clients stored, ``n_clients`` of them, with ``_std`` their spread):
 
     - ``accuracy``, ``loss``; ``class_accuracy`` (index = class) on test; ``accuracy_seen``, ``accuracy_unseen``: on the
       test examples of classes that the client has, and has not, in its training data.
@@ -77,18 +81,18 @@ def forgetting(history: History, progress: Progress | None = None, *,
 
     A number on fewer than ``min_count`` examples is not shown but ``masked``. Regression data have losses only.
     ``store``: a file (or an ArrayStore) that keeps finished rounds, so that a call that was interrupted goes on.
-    Cost: one evaluation of every stored model on test and all training data a round.
+    Cost: one evaluation of every stored model on test and, with ``own``, all training data a round.
 
     Raises FldiagError when no round has client weights.
     """
     from fldiag.diagnostics.forgetting.measure import Measure, evaluated
     from fldiag.rounds.round_cache import Kept
 
-    measure = Measure(history, min_count, confidence)
-    kept = Kept(store, lambda: digest("forgetting", history.digest(), min_count, confidence))
+    measure = Measure(history, min_count, confidence, own)
+    kept = Kept(store, lambda: digest("forgetting", history.digest(), min_count, confidence, *([] if own else ["test"])))
     rows: list[Row] = []
     missing = [r for r in history.rounds if str(r) not in kept.rounds]
-    with started(history.executor, evaluated, history, name=lambda r: f"round {r}", most=len(missing)) as pool:
+    with started(history.executor, partial(evaluated, own=own), history, name=lambda r: f"round {r}", most=len(missing)) as pool:
         if not isinstance(pool, Serial):  # one after the other, a round needs not evaluate what the one before has
             measure.ahead = zip(missing, pool.map(missing), strict=True)
         try:

@@ -15,21 +15,22 @@ from fldiag.rounds.pool import Scores
 from fldiag.rounds.round_weights import Stored
 
 
-def evaluated(history: History, round: int) -> Scores | None:
+def evaluated(history: History, round: int, own: bool = True) -> Scores | None:
     """Of a round's received, trained and aggregated models, or of the aggregated one alone; None where it cannot be read."""
     try:
         stored = history.stored(round)
         models = [stored.start, *(stored.client(j) for j in range(len(stored.ids)))] if stored.complete else []
-        return history.evaluate([*models, (stored.aggregated, stored.buffers)])
+        return history.evaluate([*models, (stored.aggregated, stored.buffers)], test=not own)
     except FldiagError:  # the main process reads it too, and says why
         return None
 
 
 class Measure:
-    """The rows of one round after the other; keeps what the next rounds are compared with."""
+    """The rows of one round after the other; keeps what the next rounds are compared with. ``own``: also on training data."""
 
-    def __init__(self, history: History, min_count: int, confidence: float):
+    def __init__(self, history: History, min_count: int, confidence: float, own: bool = True):
         self.history, self.pool, self.min_count, self.confidence = history, history.pool, min_count, confidence
+        self.own = own
         y, classes = self.pool.y, history.dataset.classes
         self.classes = 0 if history.dataset.regression else classes
         if self.classes:
@@ -88,7 +89,7 @@ class Measure:
         new = None if self.ahead is None else next((s for r, s in self.ahead if r == stored.round), None)
         if new is None:
             known = self._known(stored) if clients else None
-            new = self.history.evaluate(models if known or not clients else [stored.start, *models])
+            new = self.history.evaluate(models if known or not clients else [stored.start, *models], test=not self.own)
         if known:
             right = None if new.right is None or known.right is None else np.concatenate([known.right, new.right])
             new = Scores(np.concatenate([known.loss, new.loss]), right, np.concatenate([known.valid, new.valid]))
@@ -105,11 +106,11 @@ class Measure:
         return scores if same else None
 
     def _slices(self, scores: Scores, i: int, clients: list[int]) -> list[Row]:
-        """Accuracy and loss of model i on test and on the own and other data of these clients."""
+        """Accuracy and loss of model i on test and, with ``own``, on the own and other data of these clients."""
         pool = self.pool
         everyone = pool.clients
         rows = self._on(scores, i, "test", [pool.test])
-        for k in clients:
+        for k in clients if self.own else ():
             own = pool.own(k)
             rows += self._on(scores, i, f"client:{k}/train", [own])
             rows += self._on(scores, i, f"client:{k}/others",
