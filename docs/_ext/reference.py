@@ -33,7 +33,8 @@ LEADS = {
     "datasets": "What `data.name` and `--data` take. Nothing is fetched without `--download`.",
     "diagnostics": "Each diagnostic is a verb, a table, a picture and a section of the report, and a paper's figure can use it.",
     "presets": "What `fldiag train NAME` starts from; change any key with `--set key=value`.",
-    "figures": "What `fldiag figures NAME` reproduces. `--scale smoke` takes seconds; `paper` is the papers' own protocol.",
+    "figures": "What `fldiag figures NAME` reproduces. `--scale smoke` takes seconds; `paper` is the papers' own protocol, and "
+               "`paper-bf16` the same in bf16.",
     "verbs": "Every verb has `--help` with an example. The last line that it prints is the path of what it wrote. Exit codes: 0 "
              "done, 1 failed or stopped by Ctrl-C, 2 wrong use, 3 training diverged or a check that failed.",
 }

@@ -100,7 +100,7 @@ def _failed(study: Study, the_plan: Plan, cells: Cells, errors: Mapping[str, str
 def _of_the_scale(study: Study, the_plan: Plan, less: str, trains: bool) -> Iterator[str]:
     scale = the_plan.scale
     if less:
-        named = "Titles and axes show the paper's settings. " if any(t.setting for t in study.trials) else ""
+        named = "" if scale.whole or not any(t.setting for t in study.trials) else "Titles and axes show the paper's settings. "
         yield f"{named}Scale {scale.name}: {less}."
     used = {task.config.data.name for task in the_plan.tasks.values() if study.name in task.users}
     if notes := [note for name, note in scale.notes.items() if name in used]:

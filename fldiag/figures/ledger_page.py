@@ -121,16 +121,17 @@ def _hours(made: list[tuple[Path, dict[str, Any]]]) -> list[str]:
             for name, run in about["runs"].items() if run.get("segments")}
     if not runs:
         return []
-    lines = ["## Hours of the runs with the papers' whole protocols", "", "| run | rounds | machine | processor | threads | main process [h] | "
-             "clock [h] | code | PyTorch |", "|---" * 9 + "|"]
+    lines = ["## Hours of the runs under the papers' whole protocols", "", "| run | rounds | machine | processor | precision | "
+             "threads | main process [h] | clock [h] | code | PyTorch |", "|---" * 10 + "|"]
     for name, run in sorted(runs.items()):
         keys = ("machine", "capability", "threads", "commit", "torch")
+        precision = run.get("config", {}).get("train", {}).get("precision", "")
         segments = pd.DataFrame(run["segments"]).reindex(columns=[*keys, "first_round", "last_round", "cpu_seconds", "seconds"])
         for key, part in segments.groupby(list(keys), dropna=False, sort=False):
             machine, capability, threads, commit, torch = map(_cell, key)
             rounds = int((part["last_round"] - part["first_round"] + 1).sum())
             spent = [f"{part[c].sum() / 3600:.2f}" for c in ("cpu_seconds", "seconds")]
-            cells = [name, str(rounds), machine, capability, threads, *spent, commit[:7], torch]
+            cells = [name, str(rounds), machine, capability, precision, threads, *spent, commit[:7], torch]
             lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
 

@@ -91,7 +91,7 @@ def _seconds(s: Subject) -> pd.DataFrame:
     file = s.trained.path / CLOCK
     clock = json.loads(file.read_text())["seconds"] if file.is_file() else []
     if len(clock) < s.trained.done:  # of a run that was gone on with elsewhere, the first rounds only
-        raise FldiagError(f"{s.trained.path.name}: nobody noted how long its rounds took", "remove the folder to train it again")
+        raise FldiagError(f"{s.trained.path.name}: not all of its rounds were timed", "remove the folder to train it again")
     value = statistics.median(clock[1:] or clock) if clock else None
     return table([{"metric": "seconds_per_round", "value": value, "unit": "s", "scope": "global"}], **s.trained.common)
 

@@ -29,9 +29,10 @@ class Share:
 @dataclass(frozen=True)
 class Scale:
     """``whole``: nothing is reduced, only ``over`` is set; ``images``: training examples kept (None: all); ``seeds``: at least;
-    ``every``: rounds that an interruption may lose; ``data``: what stands for which data set, by paper; ``publics``: the public data of each of these, where not a part of the
-    private ones; ``untrained``: as ``data``, where nothing is trained; ``models``; ``over``: further overrides; ``notes``: what a
-    caption says of a data set; ``asks``: options of diagnostics, where a study has none."""
+    ``every``: rounds that an interruption may lose; ``data``: what stands for which data set, by paper; ``publics``: the public
+    data of each of these, where not a part of the private ones; ``untrained``: as ``data``, where nothing is trained;
+    ``models``; ``over``: further overrides; ``notes``: what a caption says of a data set; ``asks``: options of diagnostics,
+    where a study has none."""
 
     name: str
     text: str

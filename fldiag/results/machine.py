@@ -62,3 +62,9 @@ def has_bf16() -> bool:
 
     known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return not known or bool(known.get("avx512_bf16") or known.get("amx_bf16") or known.get("architecture") != "x86_64")
+
+
+def emulated(precision: str, device: str) -> str:
+    """What to say before training where bf16 is emulated; empty where it is not."""
+    slow = precision == "bf16" and device == "cpu" and not has_bf16()
+    return "this processor has no bf16 instructions: bf16 is emulated and much slower than fp32" if slow else ""

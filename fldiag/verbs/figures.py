@@ -18,6 +18,7 @@ from fldiag.execution.shard import Shard
 from fldiag.figures import forecast as forecasts
 from fldiag.figures import ledger, make, plan, reported
 from fldiag.figures import scales as sizes
+from fldiag.results.machine import emulated
 
 #: The first of many runs carry the start of everything: a forecast waits for a tenth, at most so many, or seconds.
 FEW, LONG = 10, 300
@@ -33,6 +34,8 @@ def figures(console: Console, ids: list[str], scale: str, out: Path | None, stor
         found = make.redraw(reported.chosen(ids), out)
         return _report(console, [m for m in found if not m.absent] or found, [], "fldiag figures NAME makes what is not there")
     size, studies = sizes.scale(scale), reported.chosen(ids)
+    if said := "" if as_is else emulated(size.over.get("train.precision", "fp32"), device):
+        console.note(said)
     choice, part = chosen(executor), Shard.parse(shard)
     jobs = workers(choice, threads=1)
     if part is not None and as_is:

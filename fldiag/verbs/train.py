@@ -18,7 +18,7 @@ from fldiag.console import Console
 from fldiag.diagnosis.measure import LONG as ANNOUNCE
 from fldiag.diagnosis.subjects import user_code
 from fldiag.errors import FldiagError
-from fldiag.results.machine import has_bf16
+from fldiag.results.machine import emulated
 from fldiag.results.summary import Small
 from fldiag.training import forecast as forecasts
 from fldiag.training import rounds
@@ -38,8 +38,8 @@ def train(console: Console, source: str, overrides: list[str], out: Path | None,
         raise FldiagError("--overwrite starts again and --resume continues", "give one of them", usage=True)
     if dry_run:
         return forecast(console, config, path, executor, download, device)
-    if config.train.precision == "bf16" and device == "cpu" and not has_bf16():
-        console.note("this processor has no bf16 instructions: bf16 is emulated and much slower than fp32")
+    if said := emulated(config.train.precision, device):
+        console.note(said)
     if overwrite and os.path.isfile(path / "run.json"):
         prune.remove(path)
     with console.progress(config.method.name) as progress:

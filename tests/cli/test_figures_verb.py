@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fldiag.cli import app
+from fldiag.results import machine
 from fldiag.verbs.figures import not_forecast
 
 runner = CliRunner()
@@ -36,6 +37,15 @@ def test_dry_run_writes_no_run(tmp_path):
     assert not list(tmp_path.rglob("run.json"))
     one = runner.invoke(app, ["figures", "fedsol/fig6", "--only", "method.name=fedsol", "--dry-run", "--json"])
     assert json.loads(one.stdout)["runs"] == 1
+
+
+def test_emulated_bf16_is_said_before_anything_is_trained(monkeypatch):
+    monkeypatch.setattr(machine, "has_bf16", lambda: False)
+    said = {scale: runner.invoke(app, ["figures", "fedsol/fig7", "--scale", scale, "--only", "seed=0", "--dry-run"]).output
+            for scale in ("paper", "paper-bf16")}
+    assert ["bf16 is emulated" in text for text in said.values()] == [False, True], said
+    monkeypatch.setattr(machine, "has_bf16", lambda: True)
+    assert machine.emulated("bf16", "cpu") == ""
 
 
 @pytest.mark.parametrize(("arguments", "says"), [(["fedsol/fig66"], "unknown figure 'fedsol/fig66'"), (["fig2x"], "unknown figure"), (["--scale", "tiny"], "unknown scale 'tiny'"),

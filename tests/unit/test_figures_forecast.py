@@ -55,6 +55,8 @@ def test_every_cost_can_be_said_before_there_is_a_run(tmp_path):
              for name in registry.diagnostic.names() if registry.diagnostic.get(name).cost is not None}
     assert {name for name, cost in costs.items() if cost <= 0} == {"connectivity"}  # of one model alone
     assert {"landscape", "matching", "forgetting", "account"} <= costs.keys()
+    less = forecast.gradients("forgetting", {"own": False}, forecast.Expected.of(task, timed, 200, over=False))
+    assert less == pytest.approx(costs["forgetting"] * 4 / 204)  # 4 of the 100 test examples stand for 200 of 5,000
 
 
 @pytest.mark.parametrize("runs, parts, cohorts, seconds", [

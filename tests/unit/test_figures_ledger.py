@@ -167,13 +167,17 @@ def test_hours_are_told_by_run_and_machine(tmp_path):
     later = [{**segment, "first_round": 21, "last_round": 30, "cpu_seconds": 900.0},
              {**segment, "machine": "B, 8 cores", "capability": "AVX512", "first_round": 31, "last_round": 300}]
     runs = {"cifar10-fedavg-s0": {"hash": "abc", "segments": [segment, *later]}, "old": {"hash": "def"}}
-    for id, size in (("table2", "paper"), ("table10", "paper-bf16")):
-        put(tmp_path, id, [], scale=size, runs=runs)
+    half = {"cifar10-fedsol-s0": {"hash": "ghi", "segments": [{**segment, "last_round": 300}], "config": {"train": {"precision": "bf16"}}}}
+    put(tmp_path, "table2", [], scale="paper", runs=runs), put(tmp_path, "table10", [], scale="paper", runs=runs)
+    put(tmp_path, "fig7", [], scale="paper-bf16", runs=half)
     page = ledger.write(tmp_path)[0].read_text()
-    assert re.findall(r"(?m)^\| cifar10-fedavg.*", page) == [
-        "| cifar10-fedavg-s0 | 30 | A, 2 cores | AVX2 | 1 | 0.75 | 4.00 | ccccccc | 2.15 |",
-        "| cifar10-fedavg-s0 | 270 | B, 8 cores | AVX512 | 1 | 0.50 | 2.00 | ccccccc | 2.15 |"]
-    put(tmp_path, "table2", [], runs=runs), (tmp_path / "fedsol" / "table10.json").unlink()
+    assert re.findall(r"(?m)^\| cifar10-fed.*", page) == [
+        "| cifar10-fedavg-s0 | 30 | A, 2 cores | AVX2 |  | 1 | 0.75 | 4.00 | ccccccc | 2.15 |",
+        "| cifar10-fedavg-s0 | 270 | B, 8 cores | AVX512 |  | 1 | 0.50 | 2.00 | ccccccc | 2.15 |",
+        "| cifar10-fedsol-s0 | 300 | A, 2 cores | AVX2 | bf16 | 1 | 0.50 | 2.00 | ccccccc | 2.15 |"]
+    put(tmp_path, "table2", [], runs=runs)
+    for id in ("table10", "fig7"):
+        (tmp_path / "fedsol" / f"{id}.json").unlink()
     assert "Hours of the runs" not in ledger.write(tmp_path)[0].read_text()
 
 

@@ -163,7 +163,7 @@ def test_a_clock_of_the_first_rounds_only_times_no_run(tmp_path):
     subject = SimpleNamespace(trained=SimpleNamespace(path=tmp_path, done=4, common={}))
     assert questions.answer(subject, "seconds", {})["value"].tolist() == [3.0]
     subject.trained.done = 5
-    with pytest.raises(FldiagError, match="nobody noted how long its rounds took"):
+    with pytest.raises(FldiagError, match="not all of its rounds were timed"):
         questions.answer(subject, "seconds", {})
 
 

@@ -1,4 +1,4 @@
-"""analyses/forgotten.py: the sign of a difference, what it is relative to, and which rounds count."""
+"""analyses/forgotten.py: the sign of a difference, what it is relative to, and which seeds and rounds count."""
 
 import importlib.util
 import sys
@@ -16,9 +16,10 @@ def script():
     return module
 
 
-def table(method, rounds):
+def table(method, rounds, seed=0):
     """Rows of these rounds: (received, trained); another scope, a client's and a class's row stand beside them."""
-    rows = [{"method": method, "round": r, "metric": metric, "moment": moment, "scope": "global", "slice": "test", "value": value}
+    rows = [{"method": method, "seed": seed, "round": r, "metric": metric, "moment": moment, "scope": "global", "slice": "test",
+             "value": value}
             for r, (before, after) in rounds.items()
             for metric, moment, value in (("accuracy", "received", before), ("accuracy", "trained", after),
                                           ("accuracy", "aggregated", before), ("drop", "trained", before - after))]
@@ -26,8 +27,12 @@ def table(method, rounds):
     return pd.DataFrame(rows + beside)
 
 
+AVG = {10: (0.4, 0.2), 20: (0.5, 0.2), 30: (0.9, 0.9)}
+SOL = {10: (0.6, 0.4), 20: (0.6, 0.2)}
+
+
 def test_the_second_method_is_compared_with_the_first_in_the_rounds_of_both(script):
-    both = pd.concat([table("fedavg", {10: (0.4, 0.2), 20: (0.5, 0.2), 30: (0.9, 0.9)}), table("fedsol", {10: (0.6, 0.4), 20: (0.6, 0.2)})])
+    both = pd.concat([table("fedavg", AVG), table("fedsol", SOL)])
     found = script.compare(both).set_index(["metric", "moment"])
     assert (found["rounds"] == 2).all()
     assert found.loc[("accuracy", "received"), ["fedavg", "fedsol", "difference", "positive in"]].tolist() == pytest.approx([45, 60, 15, 2])
@@ -36,9 +41,30 @@ def test_the_second_method_is_compared_with_the_first_in_the_rounds_of_both(scri
     assert found.loc[("drop", "trained"), "std"] == pytest.approx(50 ** 0.5)
 
 
-def test_one_method_is_refused(script, tmp_path, monkeypatch, capsys):
-    table("fedavg", {10: (0.4, 0.2)}).to_csv(tmp_path / "t.csv")
-    monkeypatch.setattr(sys, "argv", ["forgotten.py", str(tmp_path / "t.csv")])
-    with pytest.raises(SystemExit):
+def test_a_round_is_the_mean_over_the_seeds_of_both(script):
+    both = [table("fedavg", {10: (0.4, 0.2)}), table("fedavg", {10: (0.8, 0.2)}, 1), table("fedavg", {10: (0.1, 0.1)}, 2),
+            table("fedsol", {10: (0.6, 0.3)}), table("fedsol", {10: (0.6, 0.3)}, 1)]
+    found = script.compare(pd.concat(both)).set_index(["metric", "moment"])
+    assert found.loc[("accuracy", "received"), ["fedavg", "fedsol"]].tolist() == pytest.approx([60, 60])
+    assert found.loc[("share lost", "trained"), ["fedavg", "fedsol"]].tolist() == pytest.approx([(50 + 75) / 2, 50])
+
+
+def called(script, monkeypatch, capsys, *words):
+    monkeypatch.setattr(sys, "argv", ["forgotten.py", *map(str, words)])
+    try:
         script.main()
-    assert "1 methods are in these tables: give tables with two" in capsys.readouterr().err
+    except SystemExit:
+        pass
+    return capsys.readouterr()
+
+
+def test_errors_and_rounds(script, tmp_path, monkeypatch, capsys):
+    one, other = tmp_path / "a.csv", tmp_path / "b.csv"
+    table("fedavg", AVG).to_csv(one), table("fedsol", SOL).to_csv(other)
+    call = lambda *words: called(script, monkeypatch, capsys, *words)  # noqa: E731
+    assert "tables with two methods are needed, and these have 1" in call(one).err
+    assert "is not there" in call(tmp_path / "none.csv").err
+    assert "there is no round that both methods have" in call(one, other, "--rounds", 25, 40).err
+    assert "share lost" in call(one, other).out
+    received = [line.split() for line in call(one, other, "--rounds", 20, 30).out.splitlines() if "received" in line]
+    assert received == [["accuracy", "received", "1", "50.00", "60.00", "10.00", "NaN", "1"]]

@@ -37,9 +37,9 @@ NUMBERS = (
 
 
 def cost(history: History, options: Mapping[str, Any]) -> float:
-    """A round: every stored model on all training data and the test data, a third of a gradient each."""
+    """A round: every stored model on the test data and, with ``own``, all training data, a third of a gradient each."""
     pool = history.pool
-    examples = pool.n if options.get("own", True) else pool.test.stop
+    examples = pool.n if options.get("own", True) else pool.clients.start
     return len(history.rounds) * (history.sampled + 2) / 3 * examples / max(1, pool.clients.stop - pool.clients.start)
 
 
@@ -53,8 +53,8 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
 def forgetting(history: History, progress: Progress | None = None, *,
                min_count: Annotated[int, Field(ge=1, description="Leave out numbers that rest on fewer examples.")] = 5,
                confidence: Annotated[float, Field(gt=0, lt=1, description="Confidence level of the accuracy intervals.")] = 0.95,
-               own: Annotated[bool, Field(description="Also measure on the clients' own training data and on the others', which "
-                                                      "takes most of the time.")] = True,
+               own: Annotated[bool, Field(description="Also measure on each client's own training data and on that of all "
+                                                      "others, which takes most of the time.")] = True,
                store: Any = None) -> pd.DataFrame:
     """Measure what local training forgets and averaging restores: accuracy before and after, by class, client and round.
 
