@@ -34,14 +34,12 @@ def figures(console: Console, ids: list[str], scale: str, out: Path | None, stor
         found = make.redraw(reported.chosen(ids), out)
         return _report(console, [m for m in found if not m.absent] or found, [], "fldiag figures NAME makes what is not there")
     size, studies = sizes.scale(scale), reported.chosen(ids)
-    if said := "" if as_is else emulated(size.over.get("train.precision", "fp32"), device):
+    if as_is:
+        _trains_nothing(shard, dry_run)
+    elif said := emulated(size.over.get("train.precision", "fp32"), device):
         console.note(said)
     choice, part = chosen(executor), Shard.parse(shard)
     jobs = workers(choice, threads=1)
-    if part is not None and as_is:
-        raise FldiagError("--shard trains a part, and --as-is trains nothing", "leave out one of them", usage=True)
-    if dry_run and as_is:
-        raise FldiagError("--as-is trains nothing: there is nothing to forecast", "leave out --as-is or --dry-run", usage=True)
     the_plan = plan.Plan(size, store)
     if only or dry_run or part:
         the_plan = plan.made(size, studies, reported.studies().values(), store, records)
@@ -82,6 +80,13 @@ def figures(console: Console, ids: list[str], scale: str, out: Path | None, stor
         return console.done(store)
     _report(console, made, ledger.write(out), f"without {'--as-is' if as_is else '--only'} all that they need is trained"
             if as_is or only else "the others were written; run the same command again to retry these")
+
+
+def _trains_nothing(shard: str | None, dry_run: bool) -> None:
+    if shard is not None:
+        raise FldiagError("--shard trains a part, and --as-is trains nothing", "leave out one of them", usage=True)
+    if dry_run:
+        raise FldiagError("--as-is trains nothing: there is nothing to forecast", "leave out --as-is or --dry-run", usage=True)
 
 
 def _report(console: Console, made: list[make.Made], files: list[Path], remedy: str) -> None:

@@ -1,5 +1,6 @@
 """analyses/forgotten.py: the sign of a difference, what it is relative to, and which seeds and rounds count."""
 
+import contextlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -51,10 +52,8 @@ def test_a_round_is_the_mean_over_the_seeds_of_both(script):
 
 def called(script, monkeypatch, capsys, *words):
     monkeypatch.setattr(sys, "argv", ["forgotten.py", *map(str, words)])
-    try:
+    with contextlib.suppress(SystemExit):
         script.main()
-    except SystemExit:
-        pass
     return capsys.readouterr()
 
 
