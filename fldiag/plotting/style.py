@@ -222,19 +222,21 @@ def chance(ax: Axes, value: float, name: bool = True) -> None:
 
 def ceiling(ax: Axes, value: float) -> None:
     """A line at the highest accuracy of models that know their clients' classes only, where the curves come near it; the axis
-    then reaches up to it."""
+    then reaches up to it. Its name, at the right, stands on the side that has fewer points of the curves."""
     low, high = ax.get_ylim()
     if not low < value < 1.5 * high:
         return
     ax.set_ylim(top=max(high, value + 0.08 * (value - low)))
-    level(ax, value, "ceiling of own classes")
+    points = [p for line in ax.lines if len(line.get_xdata()) > 2 for p in line.get_xydata() if p[0] > sum(ax.get_xlim()) / 2]
+    near = [y > value for _, y in points if abs(y - value) < 0.1 * (high - low)]
+    level(ax, value, "ceiling of own classes", below=sum(near) > len(near) / 2)
 
 
-def level(ax: Axes, value: float, name: str) -> None:
-    """A dotted line across, with its name upon it."""
+def level(ax: Axes, value: float, name: str, below: bool = False) -> None:
+    """A dotted line across, with its name upon it or below."""
     ax.axhline(value, color="#666666", linewidth=0.7, linestyle=(0, (1, 2)), zorder=1, label=f"_{name or 'level'}")
-    ax.annotate(name, (1, value), xycoords=ax.get_yaxis_transform(), xytext=(0, 1), textcoords="offset points",
-                ha="right", va="bottom", fontsize=6, color="#555555", zorder=6,
+    ax.annotate(name, (1, value), xycoords=ax.get_yaxis_transform(), xytext=(0, -1 if below else 1),
+                textcoords="offset points", ha="right", va="top" if below else "bottom", fontsize=6, color="#555555", zorder=6,
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.3, "alpha": 0.75})
 
 

@@ -238,3 +238,14 @@ def test_pgf_has_its_words_in_the_fonts_of_the_document(tmp_path, monkeypatch):
     assert "DejaVu" not in found and found.isascii()
     assert r"radius \ensuremath{\rho} \ensuremath{\times} 2" in found
     assert r"\ensuremath{\lambda}\ensuremath{_1} \ensuremath{\leq} \ensuremath{-}3" in found
+
+
+@pytest.mark.parametrize(("curve", "side"), [([0.1, 0.15, 0.17, 0.18, 0.185], "bottom"), ([0.1, 0.15, 0.21, 0.215, 0.22], "top"),
+                                             ([0.3, 0.4, 0.5, 0.6, 0.7], "bottom")])
+def test_the_name_of_the_ceiling_stands_where_fewer_points_are(curve, side):
+    """Vertical alignment "top": the text is below its line."""
+    ax = style.figure(2, 1.5).subplots()
+    ax.plot(range(len(curve)), curve)
+    ax.set_ylim(0, 0.8)
+    style.ceiling(ax, 0.2)
+    assert [(text.get_text(), text.get_va()) for text in ax.texts] == [("ceiling of own classes", side)]
