@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import typing
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,10 +25,16 @@ from fldiag.training.setup import Setup
 
 PLAIN = {"momentum": 0.0, "weight_decay": 0.0, "lr_decay": 1.0}
 FULL_BATCH = 10_000
-
-
 #: Models that need nothing but fldiag. MiniLM needs its package, and is the architecture of bert_tiny.
 HERE = sorted(set(registry.model.names()) - {"minilm"})
+
+
+def analysis(name):
+    """A script of analyses/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "analyses" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def config(method="fedavg", options=None, *, total=3, per_round=None, rounds=2, seed=0, model="mlp", model_options=None,

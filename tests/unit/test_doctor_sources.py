@@ -1,10 +1,9 @@
 """The doctor on the four kinds of runs: fldiag's own, Flower's, a folder of files and (test_doctor.py) a plain loop."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import commands
+import helpers
 import numpy as np
 import pytest
 import torch
@@ -159,9 +158,6 @@ def test_recordings_of_flower(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_sound_runs_are_not_accused():
     """Some of the runs of analyses/doctor_false_alarms.py: LDA 0.05, two classes a client, server optimisers, loops."""
-    place = Path(__file__).parents[2] / "analyses/doctor_false_alarms.py"
-    spec = importlib.util.spec_from_file_location("doctor_false_alarms", place)
-    study = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(study)
+    study = helpers.analysis("doctor_false_alarms")
     rows = [study.examined(i) for i in (0, 1, 3, 4, 7, 11, 14, 15, 19, 30, 37, 45)]
     assert [row for row in rows if row["fault"] or row["warning"]] == []

@@ -1,20 +1,16 @@
 """analyses/forgotten.py: the sign of a difference, what it is relative to, and which seeds and rounds count."""
 
 import contextlib
-import importlib.util
 import sys
-from pathlib import Path
 
 import pandas as pd
 import pytest
+from helpers import analysis
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("forgotten", Path(__file__).parents[2] / "analyses" / "forgotten.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return analysis("forgotten")
 
 
 def table(method, rounds, seed=0):

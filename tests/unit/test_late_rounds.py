@@ -1,20 +1,16 @@
 """analyses/late_rounds.py: which runs are set against each other, and the sign of a difference."""
 
-import importlib.util
-from pathlib import Path
 
 import pytest
 import reports
+from helpers import analysis
 
 from fldiag.report.collect import collect
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("late_rounds", Path(__file__).parents[2] / "analyses" / "late_rounds.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return analysis("late_rounds")
 
 
 def test_runs_that_differ_by_the_method_alone_are_set_against_each_other(script, tmp_path):
