@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.figure import Figure
@@ -227,9 +228,11 @@ def ceiling(ax: Axes, value: float) -> None:
     if not low < value < 1.5 * high:
         return
     ax.set_ylim(top=max(high, value + 0.08 * (value - low)))
-    points = [p for line in ax.lines if len(line.get_xdata()) > 2 for p in line.get_xydata() if p[0] > sum(ax.get_xlim()) / 2]
-    near = [y > value for _, y in points if abs(y - value) < 0.1 * (high - low)]
-    level(ax, value, "ceiling of own classes", below=sum(near) > len(near) / 2)
+    curves = [np.asarray(line.get_xydata(), dtype=float) for line in ax.lines]
+    points = np.concatenate([np.empty((0, 2)), *(curve for curve in curves if len(curve) > 2)])
+    gaps = points[points[:, 0] > sum(ax.get_xlim()) / 2, 1] - value
+    near = gaps[np.abs(gaps) < 0.1 * (high - low)]
+    level(ax, value, "ceiling of own classes", below=bool((near > 0).sum() > len(near) / 2))
 
 
 def level(ax: Axes, value: float, name: str, below: bool = False) -> None:
