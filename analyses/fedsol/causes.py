@@ -9,7 +9,7 @@ from fldiag.figures.study import Study, Trial, curve
 
 PRESET, ROUNDS = "fedsol-cifar10-lda0.1", 40
 AS_IS = "as in Table 2"
-#: The paper's algorithm weighs all clients alike, its code by examples; only the code names augmentation.
+#: The paper's algorithm weighs all clients alike, its code by examples. FedSoL's text and the code name augmentation.
 OTHERS = {"uniform weights": {"train.aggregate": "uniform"}, "no augmentation": {"data.augment": False}}
 
 
