@@ -108,8 +108,9 @@ class Reader:
         def find() -> Tested:
             from fldiag.diagnosis import subjects
             from fldiag.problem.from_checkpoint import problem
+            from fldiag.user_code import importable
 
-            with subjects.user_code():
+            with importable():
                 given = subjects.given(member, self.where.get("model"), self.where.get("data"))
                 where = {k: v for k, v in self.where.items() if k not in ("model", "data")}
                 target = given.checkpoint() if isinstance(given, Run) else given

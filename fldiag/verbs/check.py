@@ -28,9 +28,9 @@ FAILED = 3
 
 
 def check(console: Console, both: Both, fail_if: Sequence[str], *, pair: Pairing, level: float,
-          strict: bool, xml: Path | None, out: Path | None, where: Mapping[str, Any]) -> None:
+          strict: bool, xml: Path | None, out: Path | None, allow_code: Sequence[str] = (), where: Mapping[str, Any]) -> None:
     """Say the verdict, write it, and leave with 3 where it is fail (with ``strict``: or undecided)."""
-    asked, reader = _asked(console, both, pair, where)
+    asked, reader = _asked(console, both, pair, allow_code, where)
     found = compare.check(asked, fail_if, reader, level)
     _show(console, asked, words.rows(found.table), words.headings(words.CHECKED, level), found.question, found.notes)
     console.say(f"verdict: {found.verdict}" + ("" if fail_if or not asked.b else _better(found)))
@@ -44,12 +44,12 @@ def check(console: Console, both: Both, fail_if: Sequence[str], *, pair: Pairing
 
 
 def diff(console: Console, both: Both, numbers: Sequence[str] | None, *, pair: Pairing,
-         level: float, out: Path | None, where: Mapping[str, Any]) -> None:
+         level: float, out: Path | None, allow_code: Sequence[str] = (), where: Mapping[str, Any]) -> None:
     """Every number of both sides, and their picture."""
     from fldiag.comparison import picture  # matplotlib, which a check does without
     from fldiag.plotting import style
 
-    asked, reader = _asked(console, both, pair, where)
+    asked, reader = _asked(console, both, pair, allow_code, where)
     if not asked.b:
         raise FldiagError("one side is given", "give two: fldiag diff A B", usage=True)
     table = compare.diff(asked, numbers, reader, level)
@@ -75,8 +75,9 @@ def both(given: Sequence[Path], a: Sequence[Path], b: Sequence[Path], baseline: 
     return first, second
 
 
-def _asked(console: Console, both: Both, pair: Pairing, where: Mapping[str, Any]) -> tuple[Sides, Reader]:
-    found = sides(both[0], both[1] or None, pair)
+def _asked(console: Console, both: Both, pair: Pairing, allow_code: Sequence[str],
+           where: Mapping[str, Any]) -> tuple[Sides, Reader]:
+    found = sides(both[0], both[1] or None, pair, allow_code)
     return found, Reader({k: v for k, v in where.items() if v}, cache=True, bar=console.progress)
 
 
