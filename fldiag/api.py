@@ -175,7 +175,8 @@ def check(a: Given, b: Given | None = None, *, fail_if: Sequence[str] = (), pair
         progress: is called with done, total and what is being done.
 
     Returns:
-        ``verdict`` (pass, fail or undecided), ``table`` (one row per condition), ``question`` and ``notes``.
+        ``verdict`` (pass, fail, undecided, or error where a number could not be computed and nothing was tested), ``table`` (one
+        row per condition), ``question`` and ``notes``.
 
     Raises:
         FldiagError: a condition that cannot be read, sides on different data, or runs that cannot be paired.

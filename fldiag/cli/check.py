@@ -32,7 +32,8 @@ def check(sides: Given = None, a: A = None, b: B = None,
           junit: Annotated[Path | None, typer.Option("--junit", help="Also write JUnit XML to this file.")] = None,
           model: Model = None, data: Data = None, allow_code: AllowCode = None, root: Root = None, download: Download = False,
           out: Out = None, json: Json = False, device: Device = "auto", debug: Debug = False) -> None:
-    """Test whether A is better than B, or a run still as good as its baseline. Exit code 3 if a condition clearly holds.
+    """Test whether A is better than B, or a run still as good as its baseline. Exit code 3 if a condition clearly holds, 2 if
+    a number could not be computed.
 
     One run or checkpoint per side: compares these two models over test examples and clients. Several runs per side: compares two
     methods over pairs of runs with equal seeds. The output says which of the two questions it answers.

@@ -118,7 +118,7 @@ def test_what_cannot_be_compared_is_masked_with_its_reason(tmp_path):
     frame = fldiag.diff(a, b).set_index("metric")
     assert frame["masked"].drop(["accuracy", "loss"]).all() and not frame.loc["accuracy", "masked"]
     assert "models are different" in frame.loc["lambda_1", "note"] and "divided differently" in frame.loc["forgetting", "note"]
-    assert fldiag.check(a, b, fail_if=["lambda_1 > baseline"]).verdict == "undecided"
+    assert fldiag.check(a, b, fail_if=["lambda_1 > baseline"]).verdict == "error"
     with pytest.raises(FldiagError, match="on different data"):
         fldiag.diff(a, side(tmp_path / "c", BASE, data="2"))
 
