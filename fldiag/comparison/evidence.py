@@ -49,12 +49,19 @@ def of(wanted: Number, sides: Sides, reader: Reader, level: float) -> Evidence:
         return Evidence(None, why=f"{broken[0].path.name} diverged: its weights give no numbers", broken=True)
     try:
         if sides.methods:
-            return _over_seeds(wanted, sides, reader, level)
+            return _finite(_over_seeds(wanted, sides, reader, level))
         over = {"examples": _over_examples, "examples of clients": _over_examples_of_clients, "clients": _over_clients,
                 "residuals": _certified}[wanted.over]
-        return over(wanted, sides.a[0], sides.b[0] if sides.b else None, reader, level)
+        return _finite(over(wanted, sides.a[0], sides.b[0] if sides.b else None, reader, level))
     except FldiagError as error:
         return Evidence(None, why=error.what, remedy=error.remedy)
+
+
+def _finite(evidence: Evidence) -> Evidence:
+    """The evidence, without its number where that is NaN or infinite on a side."""
+    values = [value for value in (evidence.a, evidence.b) if value is not None]
+    return evidence if np.isfinite(values).all() else Evidence(None, why=f"the number is {values[0]:g}" + "".join(
+        f", and that of the baseline {value:g}" for value in values[1:]))
 
 
 def unlike(wanted: Number, a: Member, b: Member) -> str:
