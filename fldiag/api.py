@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from fldiag import known, registry
 from fldiag.checkpoint.run import Run
+from fldiag.checkpoint.schema import Checkpoint
 from fldiag.comparison import compare, picture
 from fldiag.comparison.compare import Checked
 from fldiag.comparison.reading import Reader
@@ -32,7 +33,7 @@ __all__ = ["catalogue", "check", "diagnose", "diff", "draw", "load", "sweep", "t
 
 
 def train(config: Config, *, out: str | Path | None = None, resume: bool = False, executor: str | Executor = "serial",
-          device: str = "auto", download: bool = False, setup: Any = None,
+          device: str = "auto", download: bool = False, setup: Any = None, allow_code: str | Iterable[str] = (),
           on_event: Callable[[dict[str, Any]], None] | None = None) -> Run:
     """Train a config and return its run.
 
@@ -44,6 +45,7 @@ def train(config: Config, *, out: str | Path | None = None, resume: bool = False
         device: auto (CUDA if it is usable, else the CPU), cpu, cuda, cuda:N or mps.
         download: fetch a missing public data set.
         setup: replaces what the config would build (own data, partition, module or schedule).
+        allow_code: user code (``pkg.mod:name``, one or several) that may be imported although the config comes from a stored run.
         on_event: gets a dict at the start, after every round, and at the end.
 
     Returns:
@@ -60,13 +62,14 @@ def train(config: Config, *, out: str | Path | None = None, resume: bool = False
     """
     from fldiag.training import rounds
 
-    return rounds.train(checked(config), out=out, executor=executor, on_event=on_event, resume=resume, device=device,
+    config = checked(config).allow(allow_code)
+    return rounds.train(config, out=out, executor=executor, on_event=on_event, resume=resume, device=device,
                         download=download, setup=setup)
 
 
 def sweep(config: Config | str | Path, over: Mapping[str, Sequence[Any]], *, out: str | Path | None = None,
           executor: str | Executor = "serial", shard: str | None = None, device: str = "auto", download: bool = False,
-          on_event: Callable[[dict[str, Any]], None] | None = None) -> list[Run]:
+          allow_code: str | Iterable[str] = (), on_event: Callable[[dict[str, Any]], None] | None = None) -> list[Run]:
     """Train every combination of the given values. Runs that an earlier call finished are read; unfinished ones are continued.
 
     Args:
@@ -77,6 +80,7 @@ def sweep(config: Config | str | Path, over: Mapping[str, Sequence[Any]], *, out
         shard: train and return only a part of the runs, ``"I/N"``; a call without it returns all.
         device: see ``train``.
         download: fetch a missing public data set.
+        allow_code: see ``train``.
         on_event: gets the events of every run, see ``train``.
 
     Returns:
@@ -93,12 +97,14 @@ def sweep(config: Config | str | Path, over: Mapping[str, Sequence[Any]], *, out
     from fldiag.execution.shard import Shard
     from fldiag.training import sweep as sweeps
 
+    config = config.allow(allow_code) if isinstance(config, Config) else config
     return sweeps.sweep(config, over, out=None if out is None else Path(out), executor=executor, shard=Shard.parse(shard),
                         device=device, download=download, on_event=on_event)
 
 
 def diagnose(target: Target | str | Path | Sequence[Target | str | Path], name: str, *, cache: str | Path | None = None,
-             progress: Progress | None = None, tell: Callable[[str], None] | None = None, **options: Any) -> pd.DataFrame:
+             progress: Progress | None = None, tell: Callable[[str], None] | None = None,
+             allow_code: str | Iterable[str] = (), **options: Any) -> pd.DataFrame:
     """Run a diagnostic (``fldiag.catalogue("diagnostics")``) and return its tidy table.
 
     Args:
@@ -108,6 +114,7 @@ def diagnose(target: Target | str | Path | Sequence[Target | str | Path], name: 
             verifies it; a long computation that was interrupted continues.
         progress: is called with done, total and what is being done.
         tell: is told remarks in words, such as how long it will take.
+        allow_code: user code (``pkg.mod:name``, one or several) that may be imported although only a run or checkpoint names it.
         **options: the diagnostic's own (``fldiag explain NAME``), its flags, and those that all diagnostics share (for a
             checkpoint or a run given by its path): ``slice``, ``samples``, ``client``, ``round``, ``rounds``, ``device``,
             ``precision``, ``memory``, ``stack``, ``name``, ``model``, ``data``, ``root``, ``download``, ``executor``.
@@ -127,6 +134,7 @@ def diagnose(target: Target | str | Path | Sequence[Target | str | Path], name: 
     """
     given: Sequence[Any] = target if isinstance(target, (list, tuple)) else [target]
     targets = [load(t) if isinstance(t, (str, Path)) else t for t in given]
+    targets = [t.allow(allow_code) if isinstance(t, (Run, Checkpoint)) else t for t in targets]
     asked = question(name, targets, options)
     found = tables(asked, bar=lambda title: _bar(progress), tell=tell or (lambda text: None),
                    cache=None if cache is None else Path(cache))
@@ -142,7 +150,7 @@ def _bar(progress: Progress | None) -> Iterator[Progress]:
 
 def check(a: Given, b: Given | None = None, *, fail_if: Sequence[str] = (), pair: Pairing = "seed", level: float = 0.95,
           model: Any = None, data: Any = None, root: str | None = None, download: bool = False, device: str = "auto",
-          cache: bool = False, progress: Progress | None = None) -> Checked:
+          allow_code: str | Iterable[str] = (), cache: bool = False, progress: Progress | None = None) -> Checked:
     """Test whether A is better than B, or still as good as its baseline B.
 
     One run or checkpoint on each side: two given models, compared over test examples (McNemar's exact test, paired bootstrap) and
@@ -162,11 +170,13 @@ def check(a: Given, b: Given | None = None, *, fail_if: Sequence[str] = (), pair
         root: folder that holds the data.
         download: fetch a missing public data set.
         device: where models are evaluated.
+        allow_code: as for ``diagnose``.
         cache: keep tables in the runs' folders, as the command line does.
         progress: is called with done, total and what is being done.
 
     Returns:
-        ``verdict`` (pass, fail or undecided), ``table`` (one row per condition), ``question`` and ``notes``.
+        ``verdict`` (pass, fail, undecided, or error where a number could not be computed and nothing was tested), ``table`` (one
+        row per condition), ``question`` and ``notes``.
 
     Raises:
         FldiagError: a condition that cannot be read, sides on different data, or runs that cannot be paired.
@@ -177,20 +187,20 @@ def check(a: Given, b: Given | None = None, *, fail_if: Sequence[str] = (), pair
     >>> fldiag.check(run, run, fail_if=["loss > baseline + 5%", "accuracy > 90%"])
     Checked(pass: 2 pass; run (fedavg, seed 0) against run (fedavg, seed 0))
     """
-    asked, reader = _sides(a, b, pair, progress, cache,
+    asked, reader = _sides(a, b, pair, allow_code, progress, cache,
                            {"model": model, "data": data, "root": root, "download": download, "device": device})
     return compare.check(asked, fail_if, reader, level)
 
 
 def diff(a: Given, b: Given, *, numbers: Sequence[str] | None = None, pair: Pairing = "seed", level: float = 0.95,
          model: Any = None, data: Any = None, root: str | None = None, download: bool = False, device: str = "auto",
-         cache: bool = False, progress: Progress | None = None) -> pd.DataFrame:
+         allow_code: str | Iterable[str] = (), cache: bool = False, progress: Progress | None = None) -> pd.DataFrame:
     """Compare all numbers of two sides, each with its difference and interval; like ``check``, but without conditions.
 
     Args:
         a, b: the two sides, as for ``check``.
         numbers: only these, such as ``["accuracy", "lambda_1"]``; by default all.
-        pair, level, model, data, root, download, device, cache, progress: as for ``check``.
+        pair, level, model, data, root, download, device, allow_code, cache, progress: as for ``check``.
 
     Returns:
         One row per number: ``value``, ``baseline``, ``difference`` with its interval (``low``, ``high``), ``p`` and Holm's
@@ -200,15 +210,15 @@ def diff(a: Given, b: Given, *, numbers: Sequence[str] | None = None, pair: Pair
     Raises:
         FldiagError: sides on different data, runs that cannot be paired, or an unknown number.
     """
-    asked, reader = _sides(a, b, pair, progress, cache,
+    asked, reader = _sides(a, b, pair, allow_code, progress, cache,
                            {"model": model, "data": data, "root": root, "download": download, "device": device})
     return compare.diff(asked, numbers, reader, level)
 
 
-def _sides(a: Given, b: Given | None, pair: Pairing, progress: Progress | None, cache: bool,
+def _sides(a: Given, b: Given | None, pair: Pairing, allow_code: str | Iterable[str], progress: Progress | None, cache: bool,
            where: Mapping[str, Any]) -> tuple[Sides, Reader]:
     """Both sides, and what reads them."""
-    return sides(a, b, pair), Reader({k: v for k, v in where.items() if v}, cache, lambda title: _bar(progress))
+    return sides(a, b, pair, allow_code), Reader({k: v for k, v in where.items() if v}, cache, lambda title: _bar(progress))
 
 
 def draw(table: pd.DataFrame, ax: Axes | None = None, *, name: str = "", width: str | float | None = None) -> Figure | Axes:

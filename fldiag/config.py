@@ -15,9 +15,9 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 import pydantic
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
-from fldiag import identity, minilm, registry
+from fldiag import identity, minilm, registry, user_code
 from fldiag.errors import FldiagError, unknown
 from fldiag.sections import VOCABULARY, Checkpoint, Clients, Count, Data, Method, Metrics, Model, Partition, Section, Train
 
@@ -50,6 +50,8 @@ class Config(Section):
     train: Train = Train()
     checkpoint: Checkpoint = Checkpoint()
     metrics: Metrics = Metrics()
+    #: The user code that may be imported for it. None: all that it names, because the user wrote it.
+    _consent: frozenset[str] | None = PrivateAttr(None)
 
     @model_validator(mode="before")
     @classmethod
@@ -115,9 +117,30 @@ class Config(Section):
         return identity.fingerprint(tree, version=self.method_version if version is None else version, checkpoint=checkpoint)
 
     @classmethod
-    def stored(cls, tree: Mapping[str, Any]) -> Config:
-        """A config as a run stored it, which may be older than some keys. Raises pydantic.ValidationError."""
-        return cls.model_validate(identity.as_stored(tree))
+    def stored(cls, tree: Mapping[str, Any], allow_code: Iterable[str] = ()) -> Config:
+        """A config as a run stored it, which may be older than some keys. Of the code that it names only ``allow_code`` may be
+        imported. Raises pydantic.ValidationError."""
+        config = cls.model_validate(identity.as_stored(tree))
+        if config.code:
+            config._consent = frozenset(allow_code)
+        return config
+
+    @property
+    def code(self) -> dict[str, str]:
+        """Dotted key -> ``pkg.mod:name`` of all user code that it names."""
+        return user_code.names(self.model_dump())
+
+    @property
+    def allowed_code(self) -> frozenset[str]:
+        """The user code that may be imported for it."""
+        return frozenset(self.code.values()) if self._consent is None else self._consent
+
+    def allow(self, code: str | Iterable[str]) -> Config:
+        """A copy for which this user code may be imported too. Raises FldiagError for what is not ``pkg.mod:name``."""
+        config, allowed = self.model_copy(), user_code.consent(code)
+        if config._consent is not None:
+            config._consent |= allowed
+        return config
 
     def __repr__(self) -> str:
         return (f"Config({self.name!r}, {self.method.name} on {self.data.name}, {self.model.name}, {self.clients.per_round} of "
@@ -148,7 +171,10 @@ class Config(Section):
         Raises:
             FldiagError: an unknown key or a wrong value.
         """
-        return build(self.model_dump(), _dotted(overrides))
+        config = build(self.model_dump(), _dotted(overrides))
+        if self._consent is not None and config.code:
+            config._consent = self._consent.union(user_code.names(overrides).values())
+        return config
 
 
 def _dotted(keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -87,17 +87,13 @@ def check(index: Any) -> None:
         odd = [k for k, v in names.items() if not isinstance(v, str)]
         if odd:
             raise ValueError(f"{key}: {odd[0]!r} is a {type(names[odd[0]]).__name__}, not text")
-    for name in [*index["files"], *index["state"].values(), *gone]:
-        folder = name.partition("/")[0]
-        if name.startswith("/") or ".." in name.split("/") or "\0" in name or (
-                folder in NUMBERED and not re.fullmatch(NUMBERED[folder], name)):
-            raise ValueError(f"it lists {name!r}, which no run has")
     odd = [k for k in index["state"] if k != "server" and not k.isdecimal() and not re.fullmatch(STATES, k)]
     if odd:
         raise ValueError(f"state of {odd[0]!r}, which is not a client")
     for key in ("metrics", "journal"):
         if not isinstance(index.get(key, ""), str):
             raise ValueError(f"{key} is a {type(index[key]).__name__}, not text")
+    _check_names(index, gone)
     _check_config(index["config"])
     extended = index.get("extended", [])
     if not isinstance(extended, list) or not all(isinstance(e, dict) and type(e.get("rounds")) is int for e in extended):
@@ -106,6 +102,20 @@ def check(index: Any) -> None:
     if not isinstance(segments, list) or not all(isinstance(s, dict) and isinstance(s.get("checkpoint", {}), dict)
                                                  for s in segments):
         raise ValueError("segments is of the wrong kind")
+
+
+def _check_names(index: dict[str, Any], gone: dict[str, Any]) -> None:
+    """No listed file lies elsewhere than where a run has it."""
+    for name in [*index["files"], *index["state"].values(), *gone]:
+        folder = name.partition("/")[0]
+        if name.startswith("/") or ".." in name.split("/") or "\0" in name or (
+                folder in NUMBERED and not re.fullmatch(NUMBERED[folder], name)):
+            raise ValueError(f"it lists {name!r}, which no run has")
+    tables = [index["metrics"]] if "metrics" in index else []
+    for folder, names in (("state", index["state"].values()), ("metrics", tables)):  # which training and pruning delete
+        odd = [name for name in names if not name.startswith(f"{folder}/")]
+        if odd:
+            raise ValueError(f"{folder} is {odd[0]!r}, which no run has")
 
 
 def _check_config(config: dict[str, Any]) -> None:

@@ -20,8 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from fldiag.errors import FldiagError, shown
+from fldiag.results.files import link_error
 
 NAME = "owner.json"
+#: All that fldiag writes into a run folder.
+FILES = ("run.json", "journal.jsonl", "partition.npz", "data.npz", "clock.json", "base.safetensors", "tokenizer.json")
+FOLDERS = ("rounds", "state", "metrics", "steps", "diagnostics")
 #: Seconds between two touches, and after how many without one an owner on another machine is dead.
 BEAT, DEAD = 5.0, 90.0
 
@@ -58,8 +62,9 @@ class Owner:
 def hold(folder: Path) -> Iterator[Owner]:
     """Own a folder, which is made where it is not there yet, for as long as the block runs.
 
-    Raises FldiagError when another process owns it, or it cannot be written.
+    Raises FldiagError when another process owns it, it cannot be written, or it holds symbolic links.
     """
+    refuse_links(folder)  # before anything is written: every writer of a run comes through here
     made = not os.path.exists(folder)  # Path's own raises where a name is too long
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -76,6 +81,27 @@ def hold(folder: Path) -> Iterator[Owner]:
         if made:
             with contextlib.suppress(OSError):
                 folder.rmdir()  # only where nothing was written
+
+
+def refuse_links(folder: Path) -> None:
+    """Raises FldiagError for a symbolic link in the place of a file or folder that fldiag writes into a run, or in such a folder.
+    The run folder itself may be reached through links, and other files in it are no business of fldiag's."""
+    entries = [entry for entry in _scan(folder) if entry.name in FOLDERS or entry.name.lstrip(".").startswith((*FILES, NAME))]
+    while entries:
+        entry = entries.pop()
+        if entry.is_symlink():
+            raise link_error(Path(entry.path))
+        if entry.is_dir():
+            entries += _scan(entry.path)
+
+
+def _scan(folder: str | Path) -> list[os.DirEntry[str]]:
+    """The entries of a folder; none where there is no folder that can be read."""
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []
 
 
 def _take(folder: Path) -> Owner:

@@ -10,10 +10,6 @@ from fldiag.checkpoint import owner
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
 
-#: All that fldiag writes into a run folder.
-FILES = ("run.json", "journal.jsonl", "partition.npz", "data.npz", "clock.json")
-FOLDERS = ("rounds", "state", "metrics", "steps", "diagnostics")
-
 
 def unneeded(run: Run, rounds: Collection[int] | None = None, *, state: bool = True) -> list[str]:
     """Names of the files that can go: with ``state`` what the clients carry from round to round (without it the run cannot be
@@ -23,7 +19,8 @@ def unneeded(run: Run, rounds: Collection[int] | None = None, *, state: bool = T
 
 
 def thin(run: Run, rounds: Collection[int] | None = None, *, state: bool = True) -> list[str]:
-    """Remove what is ``unneeded``, and return its names. Raises FldiagError for a run that is not finished."""
+    """Remove what is ``unneeded``, and return its names. Raises FldiagError for a run that is not finished, or holds symbolic
+    links."""
     if run.status not in ("finished", "diverged"):
         raise FldiagError(f"{run.path} is {run.status}", "finish it first: the same command with --resume", usage=True)
     with owner.hold(run.path):
@@ -42,13 +39,13 @@ def thin(run: Run, rounds: Collection[int] | None = None, *, state: bool = True)
 
 def remove(path: Path) -> None:
     """Remove a run and its answers, but nothing in its folder that is not fldiag's. Raises FldiagError when another process
-    trains it."""
+    trains it, or it holds symbolic links."""
     Run.open(path)
     with owner.hold(path):
-        for name in FILES:  # run.json first: what is left when this is cut off is no run
+        for name in owner.FILES:  # run.json first: what is left when this is cut off is no run
             (path / name).unlink(missing_ok=True)
-        for name in FOLDERS:
-            if (path / name).is_dir() and not (path / name).is_symlink():
+        for name in owner.FOLDERS:
+            if (path / name).is_dir():
                 shutil.rmtree(path / name)
 
 

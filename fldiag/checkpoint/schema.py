@@ -10,7 +10,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fldiag.errors import FldiagError
 from fldiag.identity import as_stored
 from fldiag.results import files
+from fldiag.user_code import consent
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +44,7 @@ class Checkpoint:
         buffers: the buffers of these clients, by name, each [K, ...].
         model: a module, a registered name or ``pkg.mod:factory``, instead of what the manifest names.
         data: (x, y), a slice, a data set's name, ``npz:PATH`` or ``pkg.mod:loader``, instead of what the manifest names.
+        allow_code: user code that may be imported although only the manifest names it.
 
     Raises:
         FldiagError: from what reads a file: it is damaged, foreign or unsafe.
@@ -55,10 +58,17 @@ class Checkpoint:
     buffers: dict[str, Tensor] = field(default_factory=dict)
     model: Any = None  # what the user gave: a module, a name or pkg.mod:factory
     data: Any = None
+    allow_code: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
         size = sum(t.numel() for t in self.state.values())
         return f"Checkpoint({str(self.path)!r}, {self.label}, {size:,} numbers, {len(self.client_ids)} clients)"
+
+    def allow(self, code: str | Iterable[str]) -> Checkpoint:
+        """The checkpoint with the consent to import this user code (``pkg.mod:name``, one or several). Raises FldiagError for
+        another form."""
+        allowed = self.allow_code | consent(code)
+        return self if allowed == self.allow_code else replace(self, allow_code=allowed)
 
     @property
     def round(self) -> int | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pandas as pd
 import pydantic
@@ -22,6 +23,7 @@ from fldiag.results import files
 from fldiag.results.card import card
 from fldiag.results.shares import wilson
 from fldiag.results.table import Row, table
+from fldiag.user_code import consent
 
 if TYPE_CHECKING:
     from fldiag.checkpoint.client_states import ClientStates
@@ -33,13 +35,15 @@ RECORD = "is the record of a run: its metrics and answers, without weights"
 
 class StoredRun:
     """A run folder. Reading is lazy; ``metrics`` is a tidy table. ``rows``: metrics that the stored table does not have yet.
-    ``model`` and ``data``: those that its checkpoints get instead of what the run names."""
+    ``model`` and ``data``: those that its checkpoints get instead of what the run names. ``allow_code``: user code that may be
+    imported although only the run names it."""
 
     def __init__(self, path: Path, index: dict[str, Any], rows: Sequence[Row] = ()):
         self.path, self.index, self.rows = path, index, list(rows)
         self.name = path.name
         self.model: Any = None
         self.data: Any = None
+        self.allow_code: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {self.status}, {counted(self.done, 'round')})"
@@ -55,6 +59,16 @@ class StoredRun:
             low, high = wilson(round(last["value"] * last["n_examples"]), int(last["n_examples"]))
             facts["test accuracy"] = f"{last['value']:.1%} (95 % interval {low:.1%} to {high:.1%}, {last['n_examples']} examples)"
         return card("Run", facts)
+
+    def allow(self, code: str | Iterable[str]) -> Self:
+        """The run with the consent to import this user code (``pkg.mod:name``, one or several). Raises FldiagError for another
+        form."""
+        allowed = self.allow_code | consent(code)
+        if allowed == self.allow_code:
+            return self
+        run = copy(self)
+        run.allow_code = allowed
+        return run
 
     @property
     def status(self) -> str:
@@ -74,7 +88,7 @@ class StoredRun:
                               "it can be diagnosed (fldiag forgetting, matching, drift, landscape, spectrum), not trained",
                               usage=True)
         try:
-            return Config.stored(self.index["config"])
+            return Config.stored(self.index["config"], self.allow_code)
         except pydantic.ValidationError as error:
             why = registry.explain(error, "config", Config).what
             raise FldiagError(f"{self.path / 'run.json'}: its config is not valid ({why})",
@@ -127,7 +141,8 @@ class StoredRun:
             raise FldiagError(f"run {self.path} has no checkpoint of round {r}",
                               f"it has rounds {rounds[0]}..{rounds[-1]} (checkpoint.every = "
                               f"{self.index['config']['checkpoint']['every']})", usage=True)
-        return replace(schema.read(self.verified(f"rounds/{r:04d}.pt")), model=self.model, data=self.data)
+        return replace(schema.read(self.verified(f"rounds/{r:04d}.pt")), model=self.model, data=self.data,
+                       allow_code=self.allow_code)
 
     @property
     def has_metrics(self) -> bool:

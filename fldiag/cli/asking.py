@@ -15,16 +15,16 @@ from fldiag.diagnosis.answer import Answer, answer
 from fldiag.results.summary import Note, Say, Small
 
 if TYPE_CHECKING:
-    from fldiag.diagnosis.subjects import Target
+    from fldiag.checkpoint.schema import Checkpoint
 
 
 def ask(console: Console, name: str, paths: Sequence[Path], options: Mapping[str, Any], out: Path | None,
-        strict: bool = False) -> None:
+        strict: bool = False, allow_code: Sequence[str] = ()) -> None:
     """Exit code 3 where a check failed, which ``strict`` takes strictly. Raises FldiagError for whatever cannot be asked or
     answered."""
     given = {k: options[k] for k in ("model", "data") if k in options}
     of_runs = registry.diagnostic.get(name).on in ("run", "runs")
-    targets = [_opened(p, given, of_runs) for p in paths]
+    targets = [_opened(p, given, of_runs).allow(allow_code) for p in paths]
     found = answer(name, targets, options, out=out, bar=console.progress, tell=console.note)
     for made in found:
         show(console, made)
@@ -36,7 +36,7 @@ def ask(console: Console, name: str, paths: Sequence[Path], options: Mapping[str
         sys.exit(3)
 
 
-def _opened(path: Path, given: Mapping[str, Any], of_runs: bool) -> Target:
+def _opened(path: Path, given: Mapping[str, Any], of_runs: bool) -> Run | Checkpoint:
     if os.path.isfile(path / "run.json") or (of_runs and not os.path.exists(path)):
         return Run.open(path)
     from fldiag.diagnosis.subjects import load  # imports PyTorch

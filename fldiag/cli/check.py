@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from fldiag.cli.app import app
-from fldiag.cli.options import Data, Debug, Device, Download, Format, Json, Out, Root, Width
+from fldiag.cli.options import AllowCode, Data, Debug, Device, Download, Format, Json, Out, Root, Width
 from fldiag.console import Console, errors
 
 Given = Annotated[list[Path] | None, typer.Argument(help="A and B: run folders, checkpoint files, quoted patterns, or folders "
@@ -30,9 +30,10 @@ def check(sides: Given = None, a: A = None, b: B = None,
           pair: Pair = "seed", level: Level = 0.95,
           strict: Annotated[bool, typer.Option("--strict", help="Also fail if a condition is undecided.")] = False,
           junit: Annotated[Path | None, typer.Option("--junit", help="Also write JUnit XML to this file.")] = None,
-          model: Model = None, data: Data = None, root: Root = None, download: Download = False, out: Out = None,
-          json: Json = False, device: Device = "auto", debug: Debug = False) -> None:
-    """Test whether A is better than B, or a run still as good as its baseline. Exit code 3 if a condition clearly holds.
+          model: Model = None, data: Data = None, allow_code: AllowCode = None, root: Root = None, download: Download = False,
+          out: Out = None, json: Json = False, device: Device = "auto", debug: Debug = False) -> None:
+    """Test whether A is better than B, or a run still as good as its baseline. Exit code 3 if a condition clearly holds, 2 if
+    a number could not be computed.
 
     One run or checkpoint per side: compares these two models over test examples and clients. Several runs per side: compares two
     methods over pairs of runs with equal seeds. The output says which of the two questions it answers.
@@ -43,7 +44,7 @@ def check(sides: Given = None, a: A = None, b: B = None,
         from fldiag.verbs import check as verb
 
         verb.check(Console(json), verb.both(sides or [], a or [], b or [], baseline or []), fail_if or [], pair=cast(Any, pair),
-                   level=level, strict=strict, xml=junit, out=out,
+                   level=level, strict=strict, xml=junit, out=out, allow_code=allow_code or [],
                    where={"model": model, "data": data, "root": root, "download": download, "device": device})
 
 
@@ -51,7 +52,8 @@ def check(sides: Given = None, a: A = None, b: B = None,
 def diff(sides: Given = None, a: A = None, b: B = None,
          number: Annotated[list[str] | None, typer.Option("--number", help="Only this number; may be given several times "
                                                                            "(default: all).")] = None,
-         pair: Pair = "seed", level: Level = 0.95, model: Model = None, data: Data = None, root: Root = None,
+         pair: Pair = "seed", level: Level = 0.95, model: Model = None, data: Data = None, allow_code: AllowCode = None,
+         root: Root = None,
          download: Download = False, out: Out = None, width: Width = None, format: Format = None, json: Json = False,
          device: Device = "auto", debug: Debug = False) -> None:
     """Compare all numbers of two sides in a table and a picture: accuracy, loss, λ1, forgetting, drift and fairness, each with
@@ -65,5 +67,5 @@ def diff(sides: Given = None, a: A = None, b: B = None,
 
         with sheet.asked(width, format):
             verb.diff(Console(json), verb.both(sides or [], a or [], b or [], []), number or None, pair=cast(Any, pair),
-                      level=level, out=out,
+                      level=level, out=out, allow_code=allow_code or [],
                       where={"model": model, "data": data, "root": root, "download": download, "device": device})

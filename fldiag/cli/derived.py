@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fldiag import known
-from fldiag.cli.options import Debug, Device, Format, Json, Out, Width
+from fldiag.cli.options import AllowCode, Debug, Device, Format, Json, Out, Width
 from fldiag.console import Console, errors
 from fldiag.diagnosis.options import shared_by
 
@@ -38,7 +38,7 @@ def verb(name: str, item: known.Item) -> Callable[..., None]:
                   *([_parameter("strict", _strict(item["strict"]), False)] if item["strict"] else []), _parameter("out", Out,
                                                                                                                   None),
                   *(_parameter(n, kind, None) for n, kind in pictured.items()),
-                  _parameter("json", Json, False),
+                  _parameter("allow_code", AllowCode, None), _parameter("json", Json, False),
                   _parameter("device", Device, "auto"), _parameter("debug", Debug, False)]
 
     def run(**given: Any) -> None:
@@ -47,12 +47,12 @@ def verb(name: str, item: known.Item) -> Callable[..., None]:
             from fldiag.plotting import sheet
 
             targets, out, console = given.pop(argument), given.pop("out"), Console(given.pop("json"))
-            strict = given.pop("strict", False)
+            strict, allow_code = given.pop("strict", False), given.pop("allow_code") or []
             asked = {n: v for n, v in given.items() if n in options and v is not None and v != _default(options[n])}
             if takes_device(item):
                 asked["device"] = given["device"]
             with sheet.asked(**{n: given[n] for n in pictured}):
-                asking.ask(console, name, targets if isinstance(targets, list) else [targets], asked, out, strict)
+                asking.ask(console, name, targets if isinstance(targets, list) else [targets], asked, out, strict, allow_code)
 
     run.__name__, run.__doc__ = name, f"{item['summary']}\n\nExample: fldiag {name} {item['example'] or '…'}"
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

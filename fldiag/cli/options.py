@@ -21,4 +21,6 @@ Width = Annotated[str | None, typer.Option(help="Width of pictures: single or do
                                                 "millimetres. Default: each picture's own.")]
 Format = Annotated[str | None, typer.Option(help="Picture formats, separated by commas: pdf, png, svg, pgf (for LaTeX). "
                                                  "Default: pdf,png.")]
+AllowCode = Annotated[list[str] | None, typer.Option(metavar="PKG.MOD:NAME", help="Import this code although only the run or "
+                                                     "checkpoint names it; may be given several times.")]
 Download = Annotated[bool, typer.Option("--download", help="Download a missing public data set.")]

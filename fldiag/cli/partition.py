@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fldiag.cli.app import app
-from fldiag.cli.options import Debug, Download, Format, Json, Out, Width
+from fldiag.cli.options import AllowCode, Debug, Download, Format, Json, Out, Width
 from fldiag.console import Console, errors
 
 
@@ -15,8 +15,8 @@ from fldiag.console import Console, errors
 def partition(config: Annotated[str, typer.Argument(help="A preset, a TOML file or a run folder.")],
               set_: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: section.key=value; may be given "
                                                                            "several times.")] = None,
-              download: Download = False, out: Out = None, width: Width = None, format: Format = None,
-              json: Json = False, debug: Debug = False) -> None:
+              allow_code: AllowCode = None, download: Download = False, out: Out = None, width: Width = None,
+              format: Format = None, json: Json = False, debug: Debug = False) -> None:
     """Draw the label distribution per client as a bubble chart of classes and clients.
 
     Example: fldiag partition digits --set partition.alpha=0.5
@@ -26,4 +26,4 @@ def partition(config: Annotated[str, typer.Argument(help="A preset, a TOML file 
         from fldiag.verbs import partition as verb
 
         with sheet.asked(width, format):
-            verb.partition(Console(json), config, set_ or [], out, download)
+            verb.partition(Console(json), config, set_ or [], out, download, allow_code or [])

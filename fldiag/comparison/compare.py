@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pandas as pd
 
@@ -19,17 +19,19 @@ from fldiag.results.numbers import numbers as known
 from fldiag.results.table import Row, table
 from fldiag.results.uncertainty import Interval, holm
 
-Verdict = Literal["pass", "fail", "undecided"]
+#: ``error``: the number could not be computed, so nothing was tested. The worst of several comes first.
+Verdict = Literal["fail", "error", "undecided", "pass"]
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check found.
+    """The answer of a check.
 
-    ``verdict``: pass, fail or undecided, of all conditions together. ``table``: a row a condition: ``value`` and ``baseline``
-    of the two sides, ``limit``, the ``difference`` of value and limit with its interval (``low``, ``high``), ``p`` and Holm's
-    ``p_holm``, ``verdict`` and, in ``note``, what stands against one. ``question``: which question was asked and what the
-    answer carries. ``notes``: what else a reader must know. ``labels``: names of the two sides.
+    ``verdict``: pass, fail, undecided, or error (a number could not be computed), of all conditions together. ``table``: a row a
+    condition: ``value`` and ``baseline`` of the two sides, ``limit``, the ``difference`` of value and limit with its interval
+    (``low``, ``high``), ``p`` and Holm's ``p_holm``, ``verdict`` and, in ``note``, what stands against one, with the ``remedy``
+    of an error. ``question``: which question was asked and what the answer carries. ``notes``: what else
+    a reader must know. ``labels``: names of the two sides.
     """
 
     verdict: Verdict
@@ -40,12 +42,13 @@ class Checked:
 
     def __repr__(self) -> str:
         counted = self.table["verdict"].value_counts()
-        parts = ", ".join(f"{counted[v]} {v}" for v in ("fail", "undecided", "pass") if v in counted)
+        parts = ", ".join(f"{counted[v]} {v}" for v in get_args(Verdict) if v in counted)
         return f"Checked({self.verdict}: {parts}; {' against '.join(filter(None, self.labels))})"
 
 
 def check(sides: Sides, fail_if: Sequence[str], reader: Reader, level: float) -> Checked:
-    """Decide every condition. A condition that clearly holds fails the check, one that clearly does not hold passes it."""
+    """Decide every condition. A condition that clearly holds fails the check, one that clearly does not hold passes it.
+    One whose number cannot be computed is an error: nothing was tested."""
     _check_level(level)
     conditions = [parse(text) for text in fail_if]
     if not conditions:
@@ -58,10 +61,11 @@ def check(sides: Sides, fail_if: Sequence[str], reader: Reader, level: float) ->
     asked = [(e, c.scale, c.offset) for e, c in zip(found, conditions, strict=True)]
     rows = _rows(asked, level)
     for row, one, condition in zip(rows, found, conditions, strict=True):
-        row |= {"metric": condition.number.name, "condition": condition.text, "verdict": _verdict(condition, one, row, level)}
-    verdicts = [row["verdict"] for row in rows]
-    whole: Verdict = "fail" if "fail" in verdicts else "undecided" if "undecided" in verdicts else "pass"
-    return Checked(whole, _table(rows, sides), sides.question, sides.labels, _notes(sides, rows, level))
+        verdict = _verdict(condition, one, row, level)
+        row |= {"metric": condition.number.name, "condition": condition.text, "verdict": verdict,
+                "remedy": (one.remedy or "leave out this condition") if verdict == "error" else None}
+    worst: Verdict = min((row["verdict"] for row in rows), key=get_args(Verdict).index)
+    return Checked(worst, _table(rows, sides), sides.question, sides.labels, _notes(sides, rows, level))
 
 
 def diff(sides: Sides, numbers: Sequence[str] | None, reader: Reader, level: float) -> pd.DataFrame:
@@ -135,6 +139,8 @@ def _verdict(condition: Condition, e: Evidence, row: Row, level: float) -> Verdi
     """By Holm's p, so that all verdicts of a check together are wrong with at most the probability allowed."""
     if e.broken:
         return "fail"
+    if e.a is None:
+        return "error"
     if not _decided(e, row, level):
         return "undecided"
     return "fail" if condition.holds(row["difference"]) else "pass"

@@ -9,7 +9,7 @@ import numpy as np
 
 from fldiag.checkpoint.run import Run
 from fldiag.choices import BINS
-from fldiag.comparison.reading import Reader
+from fldiag.comparison.reading import NO_NUMBERS, Reader
 from fldiag.comparison.sides import Member, Sides, seed
 from fldiag.errors import FldiagError, counted
 from fldiag.results import uncertainty
@@ -23,7 +23,8 @@ EXAMPLES = "bootstrap over examples"
 @dataclass(frozen=True)
 class Evidence:
     """``a`` and ``b``: the number of each side. ``between(scale, offset)``: the interval of a - (scale * b + offset). ``ranks``:
-    the p of Wilcoxon's test of the same. ``why``: what stands against an interval, or against the number itself."""
+    the p of Wilcoxon's test of the same. ``why``: what stands against an interval, or against the number itself; ``remedy``:
+    what can be done where there is no number."""
 
     a: float | None
     b: float | None = None
@@ -32,6 +33,7 @@ class Evidence:
     n: int = 0
     ranks: Callable[[float, float], float | None] | None = None
     why: str = ""
+    remedy: str = ""
     #: The candidate's weights give no numbers: nothing that is asked of it can be kept.
     broken: bool = False
 
@@ -40,18 +42,26 @@ def of(wanted: Number, sides: Sides, reader: Reader, level: float) -> Evidence:
     """The evidence on a number; masked, with the reason, where the sides cannot be compared by it."""
     for a, b in zip(sides.a, sides.b, strict=bool(sides.b)):
         if why := unlike(wanted, a, b):
-            return Evidence(None, why=why)
+            return Evidence(None, why=why, remedy=f"leave out this condition, or compare runs of the same "
+                                                  f"{' and '.join(wanted.needs)}")
     broken = [m for m in sides.a if isinstance(m, Run) and m.status == "diverged"]
     if broken:
         return Evidence(None, why=f"{broken[0].path.name} diverged: its weights give no numbers", broken=True)
     try:
         if sides.methods:
-            return _over_seeds(wanted, sides, reader, level)
+            return _finite(_over_seeds(wanted, sides, reader, level))
         over = {"examples": _over_examples, "examples of clients": _over_examples_of_clients, "clients": _over_clients,
                 "residuals": _certified}[wanted.over]
-        return over(wanted, sides.a[0], sides.b[0] if sides.b else None, reader, level)
+        return _finite(over(wanted, sides.a[0], sides.b[0] if sides.b else None, reader, level))
     except FldiagError as error:
-        return Evidence(None, why=error.what)
+        return Evidence(None, why=error.what, remedy=error.remedy)
+
+
+def _finite(evidence: Evidence) -> Evidence:
+    """The evidence, without its number where that is NaN or infinite on a side."""
+    values = [value for value in (evidence.a, evidence.b) if value is not None]
+    return evidence if np.isfinite(values).all() else Evidence(None, why=f"the number is {values[0]:g}" + "".join(
+        f", and that of the baseline {value:g}" for value in values[1:]))
 
 
 def unlike(wanted: Number, a: Member, b: Member) -> str:
@@ -87,7 +97,7 @@ def _over_seeds(wanted: Number, sides: Sides, reader: Reader, level: float) -> E
             try:
                 values.append(reader.value(member, wanted))
             except FldiagError as error:
-                return Evidence(None, why=f"{member.path.name} (seed {seed(member)}): {error.what}")
+                return Evidence(None, why=f"{member.path.name} (seed {seed(member)}): {error.what}", remedy=error.remedy)
         columns.append(np.array(values))
     a, b = columns[0], columns[1] if sides.b else np.zeros(len(columns[0]))
     few = "" if len(a) >= SEEDS else f"{counted(len(a), 'seed')}; {SEEDS} are needed for a decision"
@@ -105,14 +115,14 @@ def _over_examples(wanted: Number, a: Member, b: Member | None, reader: Reader, 
     members = [m for m in (a, b) if m is not None]
     found = [reader.tested(m) for m in members]
     if len({t.y.tobytes() for t in found}) > 1:
-        raise FldiagError("the test examples of the two are not the same")
+        raise FldiagError("the test examples of the two are not the same", "compare runs on the same data set")
     rights = [t.right for t in found]
     if wanted.name == "accuracy" and any(r is None for r in rights):
-        raise FldiagError("the data have no classes")
+        raise FldiagError("the data have no classes", "ask for the loss: loss > baseline")
     each = [t.loss if wanted.name == "loss" else t.right.astype(float) for t in found]  # type: ignore[union-attr]
     broken = [m for m, t in zip(members, found, strict=True) if not np.isfinite(t.loss).all()]
     if broken:
-        raise FldiagError(f"{broken[0].path.name}: its weights give no numbers")
+        raise FldiagError(f"{broken[0].path.name}: its weights give no numbers", NO_NUMBERS)
     draws = uncertainty.means(np.stack(each, 1))
     same = len(each) == 2 and bool((each[0] == each[1]).all())
 
@@ -136,7 +146,7 @@ def _over_examples_of_clients(wanted: Number, a: Member, b: Member | None, reade
     served = [reader.served(m) for m in (a, b) if m is not None]
     groups = served[0][0]
     if any(not np.array_equal(x.y, served[0][1].y) for _, x in served):
-        raise FldiagError("the test examples of the two are not the same")
+        raise FldiagError("the test examples of the two are not the same", "compare runs on the same data set")
     drawn = measure.resampled([model for _, model in served], groups, BINS)
     ones = np.ones((1, groups.n))
     values = [float(measure.spreads(model, groups, BINS, ones)[wanted.name][0]) for _, model in served]

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 Bar = Callable[[str], AbstractContextManager[Progress]]
 
 
+#: What to do about weights of NaN or infinity.
+NO_NUMBERS = "use a checkpoint from before the training diverged"
+
+
 @dataclass(frozen=True)
 class Tested:
     """A model on the test examples: ``right`` [n] (None: no classes), ``loss`` [n] of each, and their labels."""
@@ -74,9 +78,9 @@ class Reader:
                 return found
             tested = self.tested(member)
             if wanted.name == "accuracy" and tested.right is None:
-                raise FldiagError("the data have no classes")
+                raise FldiagError("the data have no classes", "ask for the loss: loss > baseline")
             if not np.isfinite(tested.loss).all():
-                raise FldiagError("its weights give no numbers")
+                raise FldiagError("its weights give no numbers", NO_NUMBERS)
             return float((tested.loss if wanted.name == "loss" else tested.right).mean())  # type: ignore[union-attr]
         frame = self.table(member, wanted)
         found = number(frame, **{"scope": "global", **wanted.row})
@@ -93,7 +97,7 @@ class Reader:
         rows = only(self._once(("metrics", id(member)), lambda: member.metrics), **wanted.row)
         found = number(rows, round=member.done) if last_round(rows) == member.done else None
         if found is not None and not np.isfinite(found):
-            raise FldiagError("its weights give no numbers")
+            raise FldiagError("its weights give no numbers", NO_NUMBERS)
         return found
 
     @staticmethod
@@ -108,8 +112,9 @@ class Reader:
         def find() -> Tested:
             from fldiag.diagnosis import subjects
             from fldiag.problem.from_checkpoint import problem
+            from fldiag.user_code import importable
 
-            with subjects.user_code():
+            with importable():
                 given = subjects.given(member, self.where.get("model"), self.where.get("data"))
                 where = {k: v for k, v in self.where.items() if k not in ("model", "data")}
                 target = given.checkpoint() if isinstance(given, Run) else given
@@ -121,7 +126,7 @@ class Reader:
                     made = problem(target, **where)
             losses = made.losses()
             if losses is None:
-                raise FldiagError("the loss cannot be taken example by example")
+                raise FldiagError("the loss cannot be taken example by example", "give data with one label an example")
             outputs, y = made.outputs()
             classes = getattr(y, "ndim", 0) == 1 and not y.is_floating_point() and getattr(outputs, "ndim", 0) == 2
             right = (outputs.argmax(1) == y).cpu().numpy() if classes else None
@@ -136,12 +141,12 @@ class Reader:
             from fldiag.diagnostics.fairness import measure
 
             if not isinstance(member, Run):
-                raise FldiagError("a checkpoint alone has no clients")
+                raise FldiagError("a checkpoint alone has no clients", "give the run's folder")
             history = subjects.history(member, {**self.where, "rounds": member.rounds[-1:]})
             stored = history.last(clients=False)
             model = measure.answers(history, (stored.aggregated, stored.buffers), "test")
             if model is None:
-                raise FldiagError("its weights give no numbers")
+                raise FldiagError("its weights give no numbers", NO_NUMBERS)
             return measure.groups(history, "test", FEWEST), model
 
         return self._once(("served", id(member)), find)

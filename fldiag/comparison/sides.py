@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -54,12 +54,12 @@ class Sides:
                 f"clients and test examples. It says nothing about others.{few}")
 
 
-def sides(a: Given, b: Given | None = None, pairing: Pairing = "seed") -> Sides:
-    """Both sides, opened and paired.
+def sides(a: Given, b: Given | None = None, pairing: Pairing = "seed", allow_code: str | Iterable[str] = ()) -> Sides:
+    """Both sides, opened and paired. ``allow_code``: user code that may be imported although only their files name it.
 
     Raises FldiagError for what cannot be opened, compared or paired.
     """
-    first, second = opened(a), [] if b is None else opened(b)
+    first, second = ([m.allow(allow_code) for m in opened(side)] if side is not None else [] for side in (a, b))
     _same_data([*first, *second])
     return paired(first, second, pairing)
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import inspect
 import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any, get_args
 
 import torch
 
-from fldiag import registry, sections
+from fldiag import registry, sections, user_code
 from fldiag.data.arrays import form_of, inputs, labels, moments, read_npz
 from fldiag.data.dataset import Dataset
 from fldiag.data.images import folder
@@ -28,7 +25,7 @@ MOST_CLASSES = 10_000
 
 def load(name: str, root: str | os.PathLike[str] | None = None, download: bool = False,
          variant: str | None = None, progress: Callable[[int, int, str], None] | None = None,
-         normalise: Normalise | None = None, reading: Reading | None = None) -> Dataset:
+         normalise: Normalise | None = None, reading: Reading | None = None, allow_code: Collection[str] = ()) -> Dataset:
     """The data set called ``name``:
 
     - a registered one (``digits``, ``iris``, ``mnist``, ``cifar10``, ...; ``registry.dataset.names()``);
@@ -39,7 +36,8 @@ def load(name: str, root: str | os.PathLike[str] | None = None, download: bool =
     - any other NAME for which ``<root>/NAME.npz`` exists: that file;
     - ``pkg.mod:factory``: what the factory returns, called without arguments: a ``Dataset``, or
       (train_x, train_y, test_x, test_y) as tensors or arrays, inputs [n, C, H, W] or [n, d] as ``Dataset``
-      has them: rows of int32 or int64 are tokens and stay integers, features are floats.
+      has them: rows of int32 or int64 are tokens and stay integers, features are floats. It is imported only if it is one of
+      ``allow_code``: what the user typed or consented to, never a name out of a file.
 
     ``normalise``: what the model sees. "none": the stored numbers; "unit": pixels of 0 to 255 (uint8) divided by 255;
     "standard": that, or the numbers themselves, minus the mean and over the deviation of each channel (feature) of the
@@ -51,20 +49,21 @@ def load(name: str, root: str | os.PathLike[str] | None = None, download: bool =
     ``progress(done, total, text)`` is told about
     pictures that are decoded for the first time.
 
-    Raises FldiagError when the name or the variant is unknown, the data are not there, or they do not fit together.
+    Raises FldiagError when the name or the variant is unknown, the data are not there, or they do not fit together; and for
+    code that is not allowed.
     """
     if not isinstance(name, str) or not name:
         raise FldiagError(f"data set name {name!r}", "give a name, npz:PATH, csv:PATH or pkg.mod:factory", usage=True)
     if normalise not in (None, *get_args(Normalise)):
         raise unknown("normalise", str(normalise), get_args(Normalise))
     name, variant = _name_and_variant(name, variant)
-    return _normalised(_load(name, root, download, variant, progress, reading), normalise)
+    return _normalised(_load(name, root, download, variant, progress, reading, allow_code), normalise)
 
 
-def of(section: sections.Data, download: bool = False) -> Dataset:
+def of(section: sections.Data, download: bool = False, allow_code: Collection[str] = ()) -> Dataset:
     """The data set that the section ``data`` of a config describes. Raises FldiagError as ``load``."""
     return load(section.name, section.root, download, section.variant, normalise=section.normalise,
-                reading=Reading.of(section.model_dump()))
+                reading=Reading.of(section.model_dump()), allow_code=allow_code)
 
 
 def blank(name: str, variant: str | None = None) -> Dataset | None:
@@ -96,13 +95,13 @@ def remarks(dataset: Dataset) -> list[str]:
 
 
 def _load(name: str, root: str | os.PathLike[str] | None, download: bool, variant: str | None,
-          progress: Callable[[int, int, str], None] | None, reading: Reading | None) -> Dataset:
+          progress: Callable[[int, int, str], None] | None, reading: Reading | None, allow_code: Collection[str]) -> Dataset:
     if name.startswith("npz:"):
         return _npz(name, name.removeprefix("npz:"))
     if name.startswith("csv:"):
         return table(name.removeprefix("csv:"), reading or Reading())
     if ":" in name:
-        return _dataset(made(name), f"data set {name!r}: {name.rpartition(':')[2]}()", name)
+        return _dataset(made(name, allow_code), f"data set {name!r}: {name.rpartition(':')[2]}()", name)
     if name not in registry.dataset:
         return _file_of_that_name(name, root)
     build = registry.dataset.get(name).build
@@ -160,33 +159,16 @@ def _normalised(dataset: Dataset, how: Normalise | None) -> Dataset:
     return replace(dataset, mean=mean, std=std)
 
 
-def made(name: str) -> Any:
-    """What the function ``pkg.mod:loader`` returns. Raises FldiagError when it is not there or fails."""
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
-        raise FldiagError(f"data set {name!r} is not pkg.mod:factory",
-                          "write an importable module, a colon and the name of a function in it", usage=True)
-    with _working_directory_importable():
-        try:
-            module = importlib.import_module(module_name)
-        except Exception as error:
-            missing = (isinstance(error, ModuleNotFoundError)
-                       and f"{module_name}.".startswith(f"{error.name}."))
-            raise FldiagError(f"data set {name!r}: cannot import {module_name} ({_spell(error)})",
-                              "run from its folder or install it" if missing else
-                              "the module fails when imported; fix it", usage=missing) from error
-        build = getattr(module, attribute, None)
-        if not callable(build):
-            public = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
-            what = "has no function" if build is None else "has something that cannot be called"
-            raise FldiagError(f"data set {name!r}: module {module_name} {what} {attribute!r}",
-                              nearest(attribute, public) if public else "define it there", usage=True)
+def made(name: str, allow_code: Collection[str]) -> Any:
+    """What the function ``pkg.mod:loader`` returns. Raises FldiagError when it is not allowed, is not there, or fails."""
+    build, function = user_code.load(name, "data set", allow_code), name.rpartition(":")[2]
+    with user_code.importable():
         try:
             return build()
         except FldiagError:
             raise
         except Exception as error:
-            raise FldiagError(f"data set {name!r}: {attribute}() failed ({_spell(error)})",
+            raise FldiagError(f"data set {name!r}: {function}() failed ({user_code.describe(error)})",
                               "the factory is called without arguments; fix it") from error
 
 
@@ -223,22 +205,3 @@ def _classes(where: str, *ys: torch.Tensor) -> int:
     if largest >= max(MOST_CLASSES, examples):
         raise FldiagError(f"{where}: label {largest:,} among {examples:,} examples", "number the classes 0, 1, 2, ...")
     return largest + 1
-
-
-@contextlib.contextmanager
-def _working_directory_importable() -> Iterator[None]:
-    """A console script does not search the folder it is run from, where a user's factory usually lies."""
-    here = os.getcwd()
-    added = not {"", here} & set(sys.path)
-    if added:
-        sys.path.append(here)
-    try:
-        yield
-    finally:
-        if added and here in sys.path:
-            sys.path.remove(here)
-
-
-def _spell(error: Exception) -> str:
-    text = str(error).splitlines()[0] if str(error) else ""
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

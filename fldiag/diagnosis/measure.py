@@ -16,7 +16,6 @@ from fldiag import registry
 from fldiag.checkpoint.run import Run
 from fldiag.clock import duration
 from fldiag.diagnosis.options import plain
-from fldiag.diagnosis.subjects import user_code
 from fldiag.errors import FldiagError
 from fldiag.execution.choice import chosen, cores
 from fldiag.execution.forecast import faster, total, workers
@@ -30,6 +29,7 @@ from fldiag.results.cache import Cache
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import check
 from fldiag.rounds.history import History
+from fldiag.user_code import importable
 
 Subject = Problem | History | Sequence[Run] | Sequence[Problem]
 #: Seconds of a forecast from which on it is told.
@@ -104,7 +104,7 @@ def _build(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], prog
                               f"reduce the work, for example with fewer points or draws (fldiag {entry.name} --help)", usage=True)
         for text in _announced(entry, subject, options, seconds, whole):
             tell(text)
-    with user_code():
+    with importable():
         return check(entry.build(subject, progress, **options))
 
 

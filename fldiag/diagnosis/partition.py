@@ -11,14 +11,12 @@ import numpy as np
 import pandas as pd
 
 from fldiag import config as configs
-from fldiag import data
+from fldiag import data, user_code
 from fldiag.checkpoint.run import Run
 from fldiag.data import partition
 from fldiag.data.public import deal
-from fldiag.diagnosis import places, subjects
-from fldiag.errors import FldiagError
+from fldiag.diagnosis import places
 from fldiag.plotting import words
-from fldiag.sections import FILES
 
 
 @dataclass(frozen=True)
@@ -33,24 +31,24 @@ class Partition:
     title: str = ""
 
 
-def partition_of(source: str | Path, overrides: Iterable[str] = (), *, download: bool = False) -> Partition:
+def partition_of(source: str | Path, overrides: Iterable[str] = (), *, download: bool = False,
+                 allow_code: str | Iterable[str] = ()) -> Partition:
     """The partition of a run folder, or the one that a preset or TOML file would deal.
 
     Args:
         source: a run folder, a preset's name or a TOML file.
         overrides: ``section.key=value``, for a preset or file.
         download: fetch a missing public data set.
+        allow_code: user code that may be imported although only the run names it.
 
     Raises:
-        FldiagError: an unknown source, data that are not there, or user code that only a run names.
+        FldiagError: an unknown source, data that are not there, or user code that only a run names, without consent.
     """
     if os.path.isfile(Path(source) / "run.json"):
         run = Run.open(source)
-        config = run.config
-        if ":" in config.data.name and not config.data.name.startswith(FILES):
-            raise FldiagError(f"{run.path} names the data {config.data.name!r}, which is user code; fldiag does not import it "
-                              "because a file says so", "give the TOML file of the run instead of its folder")
-        dataset = data.of(config.data, download)
+        config = run.config.allow(allow_code)
+        user_code.check({"data": {"name": config.data.name}}, config.allowed_code, run.path)
+        dataset = data.of(config.data, download, config.allowed_code)
         parts = partition.load_parts(run.verified("partition.npz"))
         return Partition(partition.summary(parts, dataset.train_y), parts, run.path / "diagnostics", "partition", title(config))
     return dealt(configs.load(source, overrides), download=download)
@@ -59,8 +57,7 @@ def partition_of(source: str | Path, overrides: Iterable[str] = (), *, download:
 def dealt(config: configs.Config, *, download: bool = False) -> Partition:
     """The partition that a config deals. Raises FldiagError for data that are not there."""
     spec = config.partition
-    with subjects.user_code():
-        dataset = data.of(config.data, download)
+    dataset = data.of(config.data, download, config.allowed_code)
     parts = deal(dataset, spec, config.clients.total, config.data.public)
     name = "-".join(["partition", config.data.name.replace(":", "-").replace("/", "-"), spec.kind,
                      *(f"{k}{v}" for k, v in spec.options.items() if k != "min_size")])

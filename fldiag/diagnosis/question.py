@@ -21,6 +21,7 @@ from fldiag.registry import Choice, Diagnostic
 from fldiag.results.provenance import digest
 from fldiag.rounds.history import History
 from fldiag.rounds.rounds import REMEDY
+from fldiag.user_code import importable
 
 
 @dataclass
@@ -89,7 +90,7 @@ def _of_weights(entry: Diagnostic, targets: Sequence[Target], where: dict[str, A
     round = where.pop("round", None)
     if round is not None:
         opened = [t.checkpoint(round) if isinstance(t, Run) else t for t in opened]
-    with subjects.user_code():
+    with importable():
         choice = entry.choose(opened, own, where) if entry.choose else Choice([(t, {}) for t in opened])
     chosen = [t.checkpoint() if isinstance(t, Run) else t for t, _ in choice.asked]
     problems = subjects.problems(chosen, where)

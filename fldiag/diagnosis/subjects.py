@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -27,6 +25,7 @@ from fldiag.problem import from_checkpoint
 from fldiag.problem.problem import Problem
 from fldiag.registry import Also, Diagnostic
 from fldiag.rounds.history import History
+from fldiag.user_code import importable
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 #: What a question can be about.
@@ -35,16 +34,17 @@ Target = Run | Checkpoint | Problem | History
 OPEN = (Problem, History)
 
 
-def load(path: str | Path, *, model: Any = None, data: Any = None) -> Run | Checkpoint:
+def load(path: str | Path, *, model: Any = None, data: Any = None, allow_code: str | Iterable[str] = ()) -> Run | Checkpoint:
     """A run folder as Run; a ``.pt`` or ``.safetensors`` file, or a model's folder of transformers, as Checkpoint.
 
     Args:
         path: a run folder, its run.json, a checkpoint file, or what ``save_pretrained`` wrote (config.json and safetensors).
         model: for a plain state_dict: a module, a registered name or ``pkg.mod:factory``; overrides what a checkpoint says.
         data: what ``Problem`` takes, a data set's name, ``npz:PATH`` or ``pkg.mod:loader``.
+        allow_code: user code (``pkg.mod:name``, one or several) that may be imported although only the file names it.
 
     Returns:
-        What the path is, with the model and data that were given.
+        What the path is, with this model and these data.
 
     Raises:
         FldiagError: the file is damaged, foreign or unsafe.
@@ -53,11 +53,11 @@ def load(path: str | Path, *, model: Any = None, data: Any = None) -> Run | Chec
         raise FldiagError(f"a {type(path).__name__} is not a path", "give a run folder or a checkpoint file", usage=True)
     path = Path(path)
     if pretrained.is_folder(path):
-        return given(pretrained.read(path), model, data)
+        return given(pretrained.read(path), model, data).allow(allow_code)
     if os.path.isdir(path) or path.name == "run.json":
-        return given(Run.open(path), model, data)
+        return given(Run.open(path), model, data).allow(allow_code)
     verify(path)
-    return replace(schema.read(path), model=model, data=data)
+    return given(schema.read(path), model, data).allow(allow_code)
 
 
 def given(target: Run | Checkpoint, model: Any = None, data: Any = None) -> Run | Checkpoint:
@@ -100,29 +100,15 @@ def problems(found: Sequence[Checkpoint | Problem], where: Mapping[str, Any]) ->
     client = where.get("client")
     suffix = "" if client is None else f" client {client}"
     names = iter(labels([c for c in found if isinstance(c, Checkpoint)]))
-    with user_code():
+    with importable():
         return [c if isinstance(c, Problem) else from_checkpoint.problem(c, **{"name": next(names) + suffix, **where})
                 for c in found]
 
 
 def history(run: Run, where: Mapping[str, Any]) -> History:
     """The stored rounds of a run; ``where``: options of ``History.of``."""
-    with user_code():
+    with importable():
         return History.of(run, **{"model": run.model, "data": run.data, **where})
-
-
-@contextmanager
-def user_code() -> Iterator[None]:
-    """The current folder is importable while a user's ``pkg.mod:name`` is looked up, as with ``python -m``."""
-    here = os.getcwd()
-    there = here in sys.path  # it then keeps its place: worker processes look in the same order
-    if not there:
-        sys.path.append(here)  # last, so that nothing installed is shadowed
-    try:
-        yield
-    finally:
-        if not there and here in sys.path:
-            sys.path.remove(here)
 
 
 @dataclass

@@ -17,7 +17,6 @@ from fldiag.checkpoint.foreign import State
 from fldiag.checkpoint.recording import Recording, mean
 from fldiag.checkpoint.run import Run, verify
 from fldiag.data import Dataset
-from fldiag.diagnosis.subjects import user_code
 from fldiag.errors import FldiagError
 from fldiag.models.network import Network
 from fldiag.registry import model as registered
@@ -25,6 +24,7 @@ from fldiag.results.provenance import digest
 from fldiag.results.table import Row
 from fldiag.rounds.round_weights import ranges
 from fldiag.training.evaluate import tested
+from fldiag.user_code import importable
 
 Event = Callable[[dict[str, Any]], None]
 #: A model's test scores, as rows of a run's metrics.
@@ -104,14 +104,15 @@ def _problem(model: str | None, data: str | None, root: str | None, download: bo
     if model is None:
         raise FldiagError("which model the files belong to is not known",
                           "give it: --model NAME (fldiag list models) or --model pkg.mod:factory", usage=True)
-    with user_code():
-        dataset = datasets.load(data, root, download) if data is not None else None
+    with importable():
+        allowed = {name for name in (model, data) if name is not None}  # typed by the user
+        dataset = datasets.load(data, root, download, allow_code=allowed) if data is not None else None
         if dataset is not None:
-            return dataset, models.build(model, dataset.shape, dataset.classes, code=True)
+            return dataset, models.build(model, dataset.shape, dataset.classes, allow_code=allowed)
         if ":" not in model and model in registered:
             raise FldiagError(f"model {model!r} has the sizes of its data, and no data are given", "give them: --data NAME",
                               usage=True)
-        return None, models.build(model, (), 0, code=True)
+        return None, models.build(model, (), 0, allow_code=allowed)
 
 
 class _Work:

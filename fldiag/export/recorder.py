@@ -78,7 +78,8 @@ class Recorder:
         self.dataset, keep = examples_of(data, test)
         if isinstance(model, str):
             shape = None if self.dataset is None else self.dataset.shape
-            module, name = models.build(model, shape, 0 if self.dataset is None else self.dataset.classes, code=True), model
+            classes = 0 if self.dataset is None else self.dataset.classes
+            module, name = models.build(model, shape, classes, allow_code={model}), model
         else:
             module, name = unwrapped(model)[0], None
         if trainable:

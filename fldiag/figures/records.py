@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
+from fldiag.checkpoint import owner
 from fldiag.checkpoint.prune import remove
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
@@ -53,6 +54,7 @@ def keep(run: Run, folder: Path) -> Path:
     there = folder / run.name
     if there.resolve() == run.path.resolve():
         return there
+    owner.refuse_links(there)
     if not (finished(there) and Run.open(there).metrics_digest == run.metrics_digest):
         shutil.rmtree(there / ANSWERS, ignore_errors=True)  # first: without run.json nobody would know whose they are
         if finished(there):

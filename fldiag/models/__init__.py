@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from fldiag import registry
+from fldiag import registry, user_code
 from fldiag.errors import FldiagError
 from fldiag.models import size
 from fldiag.seeding import seed_for
 
 
 def build(name: str, shape: tuple[int, ...] | None, classes: int, options: Mapping[str, Any] | None = None, *, seed: int = 0,
-          code: bool = False, most: int | None = None) -> nn.Module:
+          allow_code: Collection[str] = (), most: int | None = None) -> nn.Module:
     """A freshly initialised model (PyTorch's default initialisation under ``seed``); global RNG untouched.
 
-    ``name`` is a registered model, or with ``code=True`` also ``pkg.mod:factory``, which is imported and
-    called as factory(shape, classes, **options) or factory(), the latter where the inputs have no one shape (None). Only what
-    a user typed may be passed with ``code=True``, never a name found in a checkpoint. ``most``: how many parameters there can
+    ``name`` is a registered model, or ``pkg.mod:factory`` if it is one of ``allow_code``: that is imported and called as
+    factory(shape, classes, **options) or factory(), the latter where the inputs have no one shape (None). Only what a user typed
+    or consented to may stand in ``allow_code``, never a name out of a file. ``most``: how many parameters there can
     be, where a file says how large the model is and holds its weights.
 
-    Raises FldiagError for an unknown model or option, and for a registered model that is larger than ``most`` or than the
-    memory of this machine: before anything is allocated.
+    Raises FldiagError for an unknown model or option, for code that is not allowed, and for a registered model that is larger
+    than ``most`` or than the memory of this machine: before anything is allocated.
     """
     options = dict(options or {})
     with torch.random.fork_rng(devices=[]):
@@ -39,10 +38,7 @@ def build(name: str, shape: tuple[int, ...] | None, classes: int, options: Mappi
             size.check(name, lambda: entry.build(shape, classes, **options), most)
             torch.manual_seed(seed_for(seed, "init"))
             return entry.build(shape, classes, **options)
-        if not code:
-            raise FldiagError(f"the model {name!r} is user code; fldiag does not import it because a checkpoint says so",
-                              f"if you trust it, add --model {name}")
-        module = _made(name, import_object(name, "model"), shape, classes, options)
+        module = _made(name, user_code.load(name, "model", allow_code), shape, classes, options)
     if not isinstance(module, nn.Module):
         raise FldiagError(f"model factory {name!r} returned {type(module).__name__}", "return a torch.nn.Module")
     return module
@@ -60,14 +56,3 @@ def _made(name: str, factory: Any, shape: Any, classes: int, options: Mapping[st
     except Exception as error:
         raise FldiagError(f"model factory {name!r} failed ({type(error).__name__}: {error})",
                           "fix it; it is called as factory(shape, classes), or as factory()") from error
-
-
-def import_object(reference: str, kind: str) -> Any:
-    """The object that ``pkg.mod:name`` refers to. Raises FldiagError when it cannot be imported."""
-    module, _, attribute = reference.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # whatever its module does when it is imported
-        raise FldiagError(f"{kind} {reference!r} cannot be imported: {str(error) or type(error).__name__}",
-                          "give pkg.module:function, importable from the current folder or the environment",
-                          usage=True) from None

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from fldiag import data, losses, models
+from fldiag import data, losses, models, user_code
 from fldiag.checkpoint import base, foreign
 from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
@@ -45,6 +45,7 @@ def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | No
     """
     checkpoint = target.checkpoint(round) if isinstance(target, Run) else target
     checkpoint = replace(checkpoint, data=_loaded(checkpoint.data))
+    check_code(checkpoint)
     examples = inputs.as_data(checkpoint.data) if _is_examples(checkpoint.data) else None
     checkpoint = checkpoint if examples is None else replace(checkpoint, data=examples)
     dataset = None if examples is not None else _dataset(checkpoint, root, download, normalise)
@@ -81,14 +82,20 @@ def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | No
     return made
 
 
+def check_code(c: Checkpoint) -> None:
+    """Raises FldiagError, before anything is read, for code that only the file names as the model (or in its options) or the
+    data of these weights, without consent. The other keys of its config are not used here."""
+    config = c.config
+    tree = {"model": config.get("model", {}), "data": {"name": config.get("data", {}).get("name")}}
+    user_code.check({k: v for k, v in tree.items() if getattr(c, k) is None}, c.allow_code, c.path)
+
+
 def _loss(named: str | Callable[..., Any] | None, regression: bool | None) -> Callable[..., Any]:
     """``regression`` None: the targets are no single tensor."""
     if named is None or callable(named):
         return named or (losses.own if regression is None else losses.criterion(regression))
     if ":" in named:
-        found: Callable[..., Tensor] = models.import_object(named, "loss")
-        if not callable(found):
-            raise FldiagError(f"loss {named!r} is not a function", "give one of (outputs, y)", usage=True)
+        found: Callable[..., Tensor] = user_code.load(named, "loss", {named})
         return found
     if named not in losses.BY_NAME:
         raise unknown("loss", named, losses.BY_NAME)
@@ -108,7 +115,7 @@ def _loaded(given: Any) -> Any:
     """What was given as data; where it names a user's loader, what that returns, and a data set by its name."""
     if not isinstance(given, str) or ":" not in given or given.startswith(FILES):
         return given
-    found = sources.made(given)
+    found = sources.made(given, {given})
     arrays = _is_split(found) and not any(isinstance(part, (Mapping, tuple, list)) for part in found)
     return given if isinstance(found, Dataset) or arrays else found
 
@@ -116,7 +123,7 @@ def _loaded(given: Any) -> Any:
 def _dataset(c: Checkpoint, root: str | None, download: bool, normalise: Normalise | None = None) -> Dataset:
     given = _loaded(c.data)
     if isinstance(given, (str, Path)):
-        return data.load(str(given), root, download, normalise=normalise)
+        return data.load(str(given), root, download, normalise=normalise, allow_code={str(given)})
     if normalise is not None:
         raise FldiagError(f"normalise = {normalise!r} is for data that are given by name, and these are not",
                           "leave it out, or give the data: --data npz:PATH", usage=True)
@@ -127,17 +134,13 @@ def _dataset(c: Checkpoint, root: str | None, download: bool, normalise: Normali
         raise FldiagError(f"{c.path} does not say which data it belongs to",
                           "give them: --data digits | npz:PATH | csv:PATH | pkg.mod:loader", usage=True)
     name = str(spec["name"])
-    if ":" in name and not name.startswith(FILES):
-        raise FldiagError(f"{c.path} names the data {name!r}, which is user code; fldiag does not import it because a file says "
-                          "so",
-                          f"if you trust it, say so yourself: --data {name}")
     stored = spec.get("root")
     variant, how = spec.get("variant"), spec.get("normalise")
     own = _in_the_run(c, name)
     found = data.load(own or name, root or (stored if isinstance(stored, str) and Path(stored).is_dir() else None), download,
                       variant if isinstance(variant, str) else None,
                       normalise=how if how in get_args(Normalise) else None,
-                      reading=Reading.of(spec))
+                      reading=Reading.of(spec), allow_code=c.allow_code)
     found = replace(found, name=name) if own else found
     wanted = c.manifest.get("provenance", {}).get("data")
     if wanted and found.fingerprint() != wanted:
@@ -169,7 +172,7 @@ def _built(c: Checkpoint, dataset: Dataset | None) -> nn.Module:
         return base.restore(c.model, c)
     if c.model is not None:
         shape, classes = (dataset.shape, dataset.classes) if dataset is not None else _shapes(c)
-        return base.restore(models.build(str(c.model), shape, classes, code=True), c)
+        return base.restore(models.build(str(c.model), shape, classes, allow_code={str(c.model)}), c)
     if not c.manifest and (c.path.parent / pretrained.CONFIG).is_file():
         return pretrained.build(c.path.parent)
     spec = dict(c.config.get("model", {}))
@@ -178,7 +181,8 @@ def _built(c: Checkpoint, dataset: Dataset | None) -> nn.Module:
                           "give it: --model NAME (fldiag list models) or --model pkg.mod:factory", usage=True)
     name = str(spec.pop("name"))
     held = sum(t.numel() for t in c.state.values())
-    made = models.build(name, tuple(c.manifest["shape"]), c.manifest["classes"], spec, seed=c.manifest["seed"], most=held)
+    made = models.build(name, tuple(c.manifest["shape"]), c.manifest["classes"], spec, seed=c.manifest["seed"], most=held,
+                        allow_code=c.allow_code)
     return base.restore(made, c)
 
 

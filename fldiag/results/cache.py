@@ -15,7 +15,7 @@ import pandas as pd
 
 from fldiag.errors import FldiagError
 from fldiag.results.array_checkpoint import ArrayStore
-from fldiag.results.files import sha256_of, write_bytes, write_text
+from fldiag.results.files import refuse_linked, sha256_of, write_bytes, write_text
 
 Tell = Callable[[str], None]
 #: Digits of the key in a file's name; the json holds all of them.
@@ -153,6 +153,7 @@ class Cache:
             FldiagError: The folder cannot be made, or what is damaged cannot be removed.
         """
         path = self._partial(name, key)
+        refuse_linked(self.folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if damaged := path.exists() and not ArrayStore(path).intact():

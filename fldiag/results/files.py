@@ -49,8 +49,10 @@ def write_atomic(path: Path, writer: Callable[[IO[bytes]], Any], *, settle: bool
         The sha256 of what was written.
 
     Raises:
-        FldiagError: The folder or the disk refuses; what was there before is intact.
+        FldiagError: The folder or the disk refuses, or a symbolic link in a run leads to the folder; what was there before is
+            intact.
     """
+    refuse_linked(path.parent)
     handled = sys.exception()  # by the caller, whatever the disk says here
     temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"  # also of "." and "..", which the rename then refuses
     try:
@@ -69,6 +71,20 @@ def write_atomic(path: Path, writer: Callable[[IO[bytes]], Any], *, settle: bool
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
     return digest
+
+
+def refuse_linked(folder: Path) -> None:
+    """Raises FldiagError for a folder of a run that is reached through a symbolic link inside the run: who made the run could
+    have anything overwritten by it. The run folder itself may be reached through links."""
+    for at in (folder, *folder.parents):
+        if os.path.islink(at) and any(os.path.lexists(parent / "run.json") for parent in at.parents):
+            raise link_error(at)
+
+
+def link_error(link: Path) -> FldiagError:
+    """The refusal to write or delete through a symbolic link inside a run."""
+    return FldiagError(f"{link} is a symbolic link inside a run, and nothing is written or deleted through one",
+                       "copy the run with its links resolved (cp -rL RUN COPY) and use the copy")
 
 
 def _refused(path: Path, error: Exception, handled: BaseException | None = None) -> FldiagError:

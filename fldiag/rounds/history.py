@@ -65,8 +65,9 @@ class History(Rounds):
     executor: Any = "serial"
     #: Where finished rounds are kept, and the key of what they belong to (``fldiag.rounds.round_cache``).
     store: tuple[Any, str] | None = None
-    #: How to make it again: the run's folder and the options of ``of``; None where it was made otherwise.
-    recipe: tuple[Path, dict[str, Any]] | None = None
+    #: How to make it again: the run's folder, the options of ``of``, and the code that may be imported for it; None where it was
+    #: made otherwise.
+    recipe: tuple[Path, dict[str, Any], frozenset[str]] | None = None
 
     def __init__(self, module: nn.Module, dataset: Dataset | None, parts: Sequence[np.ndarray],
                  rounds: Mapping[int, Callable[[], Stored]], *, name: str = "", labels: Mapping[str, Any] | None = None,
@@ -113,9 +114,10 @@ class History(Rounds):
                               f"it has {ranges(run.rounds)}", usage=True)
         recipe = run.path.absolute(), {
             "rounds": rounds, "samples": samples, "stack": stack, "device": device, "dtype": dtype, "memory": memory,
-            "root": root, "normalise": normalise, "model": model, "data": data, "name": name}
+            "root": root, "normalise": normalise, "model": model, "data": data, "name": name}, run.allow_code
         chosen = sorted(set(rounds)) if rounds is not None else [r for r in run.rounds if r] or run.rounds  # 0: before training
         first = first_readable(run, chosen, model, data)
+        targets.check_code(first)
         named = model if model is not None else first.config.get("model", {}).get("name")
         shaped = isinstance(named, str) and ":" not in named  # a model by its name is built for data
         bare = bool(run.origin) and data is None and "name" not in first.config.get("data", {}) and not shaped
@@ -228,5 +230,5 @@ class History(Rounds):
         return b.to(self.device, self.dtype if b.is_floating_point() else b.dtype)
 
 
-def _again(path: Path, options: dict[str, Any]) -> History:
-    return History.of(Run.open(path), **options)
+def _again(path: Path, options: dict[str, Any], allow_code: frozenset[str]) -> History:
+    return History.of(Run.open(path).allow(allow_code), **options)

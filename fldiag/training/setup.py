@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fldiag import data, models, registry, sections
+from fldiag import data, models, registry, sections, user_code
 from fldiag.checkpoint import base
 from fldiag.config import Config
 from fldiag.data import partition
@@ -61,6 +61,7 @@ class Setup:
                  public: Tensor | None = None, rehearsal: bool = False):
         """``rehearsal``: nothing will be learnt, only counted and timed, so blank pictures may stand for data that are not
         there; ``remarks`` says so."""
+        user_code.check(config.model_dump(), config.allowed_code, f"the config {config.name!r}")
         self.config, self.rehearsal = config, rehearsal
         self._told: list[str] = []
         named = config.data
@@ -77,7 +78,7 @@ class Setup:
         self.examples = int(self.sizes.sum())
         self.module = module if module is not None else models.build(
             config.model.name, self.dataset.shape, self.dataset.classes, config.model.options, seed=config.seed,
-            code=True)
+            allow_code=config.allowed_code)
         self.module = copy.deepcopy(self.module).to(self.device, self.dtype)
         self.network = Network(self.module, precision=self.precision)
         self._warm()  # before the method looks: a split that is none is given up there
@@ -95,7 +96,7 @@ class Setup:
                normalise: sections.Normalise | None = None) -> data.Dataset:
         try:
             return data.load(name, root, download, variant, normalise=normalise,
-                             reading=Reading.of(self.config.data.model_dump()))
+                             reading=Reading.of(self.config.data.model_dump()), allow_code=self.config.allowed_code)
         except FldiagError as error:
             made = data.blank(name, variant) if self.rehearsal else None
             if made is None:

@@ -6,16 +6,17 @@ from pathlib import Path
 
 from torch import Tensor
 
+from fldiag import user_code
 from fldiag.checkpoint.run import Run
 from fldiag.data import partition
 from fldiag.errors import FldiagError
-from fldiag.sections import FILES
 from fldiag.training.setup import Setup
 
 
 def setup_of(run: Run, *, device: str = "auto", root: str | None = None, download: bool = False, model: str | None = None,
              data: str | None = None) -> Setup:
-    """The run's data, partition, network and method. ``model``, ``data``: names of user code, as a consent to run it.
+    """The run's data, partition, network and method. ``model``, ``data``: the names that the run has, as a consent to import
+    them; ``Run.allow_code`` is the other.
 
     Raises FldiagError for a run that is not finished or of another program, user code without consent, and data other than
     the run's.
@@ -30,13 +31,11 @@ def setup_of(run: Run, *, device: str = "auto", root: str | None = None, downloa
                           "from the final model", remedy)
     config = run.config
     for section, name, given in (("model", config.model.name, model), ("data", config.data.name, data)):
-        if ":" in name and not name.startswith(FILES) and given != name:
-            raise FldiagError(f"{run.path} names the {section} {name!r}, which is user code; fldiag does not import it because "
-                              "a file says so",
-                              f"if you trust it, say so yourself: --{section} {name}")
         if given is not None and given != name:
             raise FldiagError(f"{run.path} was trained with {section} {name!r}, not {given!r}",
                               f"leave out --{section}", usage=True)
+    config = config.allow([name for name in (model, data) if name is not None and user_code.is_code(name)])
+    user_code.check(config.model_dump(), config.allowed_code, run.path)
     stored = config.data.root
     here = root or (stored if stored is not None and Path(stored).is_dir() else None)
     setup = Setup(config.replace(data__root=here), device=device, download=download,

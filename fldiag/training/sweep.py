@@ -107,8 +107,8 @@ def _all(wanted: Sequence[Config], outs: Sequence[Path | None], executor: Any, b
         return [bench.train(config, out, executor, on_event) for config, out in zip(wanted, outs, strict=True)]
     folders = [(out or rounds.run_path(config)).absolute() for config, out in zip(wanted, outs, strict=True)]
     if bench.download and bench.dataset is None:  # once, rather than by every worker
-        for named in dict.fromkeys(config.data for config in wanted):
-            data.of(named, True)
+        for config in {config.data: config for config in wanted}.values():
+            data.of(config.data, True, config.allowed_code)
     with started(executor, _trained, replace(bench, download=False), name=_name, most=len(wanted)) as pool:
         for i, status in pool.completed(list(zip(wanted, folders, strict=True))):
             if on_event is not None:
@@ -160,7 +160,7 @@ def tune(source: Config | str | Path, grid: Values, budget: int, *, fixed: Mappi
         drawn = numpy_rng(0, "tune").permutation(len(candidates))[:budget]
         candidates = [candidates[i] for i in sorted(drawn)]
     made = [_config(source, {**(fixed or {}), **keys}) for keys in candidates]
-    bench = Bench(device, download, _held_out(data.of(made[0].data, download)))
+    bench = Bench(device, download, _held_out(data.of(made[0].data, download, made[0].allowed_code)))
     outs = [(out or rounds.RUNS) / "tuning" / rounds.run_path(config).name for config in made]
     runs = _all(made, outs, executor, bench, on_event)
     found = Tuned({}, [(keys, None if failure(run) else _score(run)) for keys, run in zip(candidates, runs, strict=True)])

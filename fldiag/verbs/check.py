@@ -28,9 +28,12 @@ FAILED = 3
 
 
 def check(console: Console, both: Both, fail_if: Sequence[str], *, pair: Pairing, level: float,
-          strict: bool, xml: Path | None, out: Path | None, where: Mapping[str, Any]) -> None:
-    """Say the verdict, write it, and leave with 3 where it is fail (with ``strict``: or undecided)."""
-    asked, reader = _asked(console, both, pair, where)
+          strict: bool, xml: Path | None, out: Path | None, allow_code: Sequence[str] = (), where: Mapping[str, Any]) -> None:
+    """Say the verdict, write it, and leave with 3 where it is fail (with ``strict``: or undecided).
+
+    Raises FldiagError of wrong use (exit code 2) where a number could not be computed.
+    """
+    asked, reader = _asked(console, both, pair, allow_code, where)
     found = compare.check(asked, fail_if, reader, level)
     _show(console, asked, words.rows(found.table), words.headings(words.CHECKED, level), found.question, found.notes)
     console.say(f"verdict: {found.verdict}" + ("" if fail_if or not asked.b else _better(found)))
@@ -39,17 +42,22 @@ def check(console: Console, both: Both, fail_if: Sequence[str], *, pair: Pairing
     if xml is not None:
         written.append(files.write_text(xml, junit(found, strict)))
     console.done(*written)
+    problem = _uncomputed(found)
+    if problem is not None and found.verdict == "error":
+        raise problem
+    if problem is not None:
+        console.note(str(problem))
     if found.verdict == "fail" or (strict and found.verdict == "undecided"):
         sys.exit(FAILED)
 
 
 def diff(console: Console, both: Both, numbers: Sequence[str] | None, *, pair: Pairing,
-         level: float, out: Path | None, where: Mapping[str, Any]) -> None:
+         level: float, out: Path | None, allow_code: Sequence[str] = (), where: Mapping[str, Any]) -> None:
     """Every number of both sides, and their picture."""
     from fldiag.comparison import picture  # matplotlib, which a check does without
     from fldiag.plotting import style
 
-    asked, reader = _asked(console, both, pair, where)
+    asked, reader = _asked(console, both, pair, allow_code, where)
     if not asked.b:
         raise FldiagError("one side is given", "give two: fldiag diff A B", usage=True)
     table = compare.diff(asked, numbers, reader, level)
@@ -75,8 +83,9 @@ def both(given: Sequence[Path], a: Sequence[Path], b: Sequence[Path], baseline: 
     return first, second
 
 
-def _asked(console: Console, both: Both, pair: Pairing, where: Mapping[str, Any]) -> tuple[Sides, Reader]:
-    found = sides(both[0], both[1] or None, pair)
+def _asked(console: Console, both: Both, pair: Pairing, allow_code: Sequence[str],
+           where: Mapping[str, Any]) -> tuple[Sides, Reader]:
+    found = sides(both[0], both[1] or None, pair, allow_code)
     return found, Reader({k: v for k, v in where.items() if v}, cache=True, bar=console.progress)
 
 
@@ -89,9 +98,19 @@ def _show(console: Console, asked: Sides, rows: list[dict[str, Any]], columns: d
         console.note(text)
 
 
+def _uncomputed(found: compare.Checked) -> FldiagError | None:
+    """Which conditions could not be tested, why, and what to do."""
+    rows = found.table[found.table["verdict"] == "error"]
+    if not len(rows):
+        return None
+    conditions = ", ".join(repr(text) for text in rows["condition"])
+    return FldiagError(f"not tested: {conditions}: {'; '.join(dict.fromkeys(rows['note']))}",
+                       "; ".join(dict.fromkeys(rows["remedy"])), usage=True)
+
+
 def _better(found: compare.Checked) -> str:
-    if found.verdict == "undecided" and found.table["masked"].all():
-        return " (nothing could be compared)"
+    if found.verdict == "error":
+        return " (not every number could be computed)"
     return {"fail": " (A is worse than B)", "pass": " (A is better than B, or the same)"}.get(
         found.verdict, " (the difference is within the noise)")
 

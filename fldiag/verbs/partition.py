@@ -13,8 +13,9 @@ from fldiag.plotting import style
 from fldiag.results.files import beside, csv_text, write_text
 
 
-def partition(console: Console, source: str, overrides: list[str], out: Path | None, download: bool) -> None:
-    found = partition_of(source, overrides, download=download)
+def partition(console: Console, source: str, overrides: list[str], out: Path | None, download: bool,
+              allow_code: list[str]) -> None:
+    found = partition_of(source, overrides, download=download, allow_code=allow_code)
     path = places.prepare(out or found.folder) / found.name
     written = write_text(beside(path, ".csv"), csv_text(found.counts))
     pictures = style.write(picture.draw(found.counts, title=found.title), path)

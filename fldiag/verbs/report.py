@@ -19,11 +19,11 @@ from fldiag.results.provenance import digest
 
 
 def report(console: Console, runs: list[Path], out: Path | None, *, title: str | None, places: list[Path], compute: bool,
-           where: dict[str, Any], chosen: Sequence[str] = ()) -> None:
+           where: dict[str, Any], chosen: Sequence[str] = (), allow_code: Sequence[str] = ()) -> None:
     """See ``fldiag.report.collect`` for which tables it shows. ``chosen``: how the runs' settings were chosen, said first."""
     found = collect(runs, places)
     folder = prepare(out or _folder(found))
-    if compute and _compute(console, found, where):
+    if compute and _compute(console, found, where, allow_code=allow_code):
         found = collect(runs, places)
     found.chosen += chosen
     labels = "-".join("".join(c if c.isalnum() or c in "._" else "-" for c in m.label) for m in found.members)
@@ -66,15 +66,17 @@ def _row(m: Member) -> dict[str, Any]:
             **{k: None if v is None else v.value for k, v in values.items()}, "missing": ", ".join(missing)}
 
 
-def _compute(console: Console, found: Collected, where: dict[str, Any], kinds: Sequence[str] | None = None) -> bool:
+def _compute(console: Console, found: Collected, where: dict[str, Any], kinds: Sequence[str] | None = None,
+             allow_code: Sequence[str] = ()) -> bool:
     """Make the tables that are missing, of all cheap diagnostics or of these; what cannot be made is noted."""
     kinds = [e.name for e in registry.diagnostics() if e.cheap] if kinds is None else kinds
     made = False
     for m in found.members:
         for kind in [k for k in kinds if k not in m.tables]:
             try:
-                answer(kind, [m.run], {k: v for k, v in where.items() if v}, bar=console.progress, tell=console.note)
+                run = m.run.allow(allow_code)
+                answer(kind, [run], {k: v for k, v in where.items() if v}, bar=console.progress, tell=console.note)
                 made = True
             except FldiagError as error:
-                console.note(f"{m.label}: no {kind}: {error.what}")
+                console.note(f"{m.label}: no {kind}: {error}")
     return made

@@ -52,6 +52,7 @@ def thin(console: Console, paths: list[Path], keep: str | None, dry_run: bool, y
         if run.status not in ("finished", "diverged"):
             raise FldiagError(f"{path} is {run.status}: continuing it needs all of its files", "finish it first, or leave it out",
                               usage=True)
+        owner.refuse_links(path)
         kept = None if keep is None else choice(keep, run.rounds) or run.rounds
         names = prune.unneeded(run, kept)
         size = sum((run.path / n).stat().st_size for n in names if (run.path / n).is_file())

@@ -15,7 +15,6 @@ from fldiag.clock import duration
 from fldiag.config import Config, parse_override
 from fldiag.console import Console
 from fldiag.diagnosis.measure import LONG as ANNOUNCE
-from fldiag.diagnosis.subjects import user_code
 from fldiag.errors import FldiagError
 from fldiag.execution.choice import chosen
 from fldiag.execution.forecast import faster, total, workers
@@ -27,6 +26,7 @@ from fldiag.training import sweep as sweeps
 from fldiag.training.forecast import Forecast
 from fldiag.training.forecast import forecast as one
 from fldiag.training.outcome import failure
+from fldiag.user_code import importable
 from fldiag.verbs import report
 
 METRICS = ("accuracy", "loss", "personal_accuracy")
@@ -84,10 +84,10 @@ def sweep(console: Console, source: str, over: list[str], overrides: list[str], 
     before = f", and before them {asked.tries} candidates for each of {len(asked.settings)} settings" if asked.grid else ""
     console.say(f"{len(wanted)} runs{before}")
     if dry_run:
-        with user_code():
+        with importable():
             return forecast(console, asked, part.part(wanted) if part is not None else wanted, executor, download, device)
     try:
-        with user_code():
+        with importable():
             runs, tuned = trained(console, asked, out, executor, part, download, device)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped; everything up to the last checkpoint is kept",

@@ -16,7 +16,6 @@ from fldiag.clock import duration
 from fldiag.config import Config
 from fldiag.console import Console
 from fldiag.diagnosis.measure import LONG as ANNOUNCE
-from fldiag.diagnosis.subjects import user_code
 from fldiag.errors import FldiagError
 from fldiag.results.machine import emulated
 from fldiag.results.summary import Small
@@ -24,6 +23,7 @@ from fldiag.training import forecast as forecasts
 from fldiag.training import rounds
 from fldiag.training.diagnostics import personalise as personal
 from fldiag.training.outcome import failure
+from fldiag.user_code import importable
 
 #: Exit code of a training that diverged.
 DIVERGED = 3
@@ -61,7 +61,7 @@ def train(console: Console, source: str, overrides: list[str], out: Path | None,
                     console.note(text)
 
         try:
-            with user_code():
+            with importable():
                 run = rounds.train(config, out=out, executor=executor, on_event=on_event, resume=resume, device=device,
                                    download=download)
         except KeyboardInterrupt:
@@ -92,7 +92,7 @@ def report(console: Console, run: Any) -> None:
 
 def forecast(console: Console, config: Config, path: Path, executor: str, download: bool, device: str) -> None:
     """Writes nothing."""
-    with user_code():
+    with importable():
         found = forecasts.forecast(config, executor=executor, device=device, download=download)
     free = shutil.disk_usage(next(p for p in [path.absolute(), *path.absolute().parents] if os.path.exists(p))).free
     console.result |= {"config": config.model_dump(mode="json"), **asdict(found), "path": str(path)}

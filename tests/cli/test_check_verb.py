@@ -1,10 +1,12 @@
 """``fldiag check`` and ``fldiag diff`` as a build server types them: exit codes, JSON, JUnit."""
 
 import json
+import shutil
 from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
+import torch
 from commands import last, run
 
 import fldiag
@@ -58,8 +60,63 @@ def test_what_is_no_check_is_one_error(words, tmp_path):
 
 
 def test_a_model_that_cannot_be_made_is_no_noise(tmp_path):
-    said = run("check", "short", "long", "--model", "os:system", "--out", tmp_path).stdout
-    assert "verdict: undecided (nothing could be compared)" in said and "model factory 'os:system' failed (TypeError" in said
+    result = run("check", "short", "long", "--model", "os:system", "--out", tmp_path, code=2)
+    assert "verdict: error (not every number could be computed)" in result.stdout and "failed (TypeError" in result.stdout
+    assert "model factory 'os:system' failed (TypeError" in result.stderr
+
+
+@pytest.fixture(scope="module")
+def lacking(trained):
+    """Sides of which something is missing: the model, the data, the weights, finite weights, clients."""
+    run, folder = fldiag.load(trained / "short"), trained / "lacking"
+    state = run.checkpoint().state
+    folder.mkdir()
+    torch.save(state, folder / "plain.pt")
+    torch.save({n: t * torch.nan for n, t in state.items()}, folder / "nan.pt")
+    shutil.copy(run.path / "rounds" / "0001.pt", folder / "alone.pt")
+    for name in ("gone", "unread"):
+        shutil.copytree(run.path, folder / name)
+    (folder / "gone" / "rounds" / "0001.pt").unlink()
+    (folder / "unread" / "rounds" / "0001.pt").write_bytes(b"damaged")
+    return folder
+
+
+@pytest.mark.parametrize(("words", "remedy"), [
+    (["plain.pt"], "--data digits"), (["plain.pt", "plain.pt"], "--data digits"), (["plain.pt", "--data", "digits"], "--model NAME"),
+    (["alone.pt", "--data", "npz:nowhere.npz"], "path"), (["alone.pt", "--data", "nowhere:f"], "install it"),
+    (["nan.pt", "--model", "mlp", "--data", "digits"], "from before the training diverged"),
+    (["alone.pt", "--fail-if", "forgetting > 0.2"], "run"), (["gone", "--fail-if", "lambda_1 > 9"], "restore"),
+    (["unread", "--fail-if", "loss > 9", "--data", "digits"], "restore"),
+    (["alone.pt", "--fail-if", "drift > 2", "--fail-if", "loss > 1e9"], "run"),
+    (["alone.pt", "--fail-if", "drift > 2", "--strict"], "run")], ids=lambda w: " ".join(w) if isinstance(w, list) else "")
+def test_what_could_not_be_computed_is_not_green(lacking, tmp_path, monkeypatch, words, remedy):
+    monkeypatch.chdir(lacking)
+    words = [*words, *(["--fail-if", "accuracy < 1%"] if "--fail-if" not in words else [])]
+    result = run("check", *words, "--json", "--junit", tmp_path / "check.xml", "--out", tmp_path, code=2)
+    assert result.stderr.startswith("error: not tested: ") and remedy in result.stderr.splitlines()[1], result.stderr
+    answer, suite = json.loads(result.stdout), ElementTree.parse(tmp_path / "check.xml").getroot().find("testsuite")
+    errors = [row for row in answer["rows"] if row["verdict"] == "error"]
+    assert answer["verdict"] == "error" and errors and all(row["note"] and row["remedy"] for row in errors)
+    assert int(suite.get("errors")) == len(list(suite.iter("error"))) == len(errors) and suite.get("failures") == "0"
+
+
+def test_following_the_remedy_tests_the_model(lacking, tmp_path, monkeypatch):
+    monkeypatch.chdir(lacking)
+    words = ["check", "plain.pt", "plain.pt", "--out", tmp_path]
+    for more in (["--data", "digits"], ["--model", "mlp"]):
+        assert more[0] in run(*words, code=2).stderr
+        words += more
+    assert "verdict: pass" in run(*words).stdout
+    assert fldiag.check("plain.pt", "plain.pt").verdict == "error"
+
+
+def test_a_failure_comes_before_what_could_not_be_computed(lacking, tmp_path, monkeypatch):
+    monkeypatch.chdir(lacking)
+    words = ["check", "alone.pt", "--fail-if", "loss > 0", "--fail-if", "drift > 2", "--junit", tmp_path / "check.xml", "--out", tmp_path]
+    result = run(*words, code=3)
+    assert "verdict: fail" in result.stdout and "not tested: 'drift > 2'" in result.output
+    suite = ElementTree.parse(tmp_path / "check.xml").getroot().find("testsuite")
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "1", "1")
 
 
 def test_for_machines(tmp_path):

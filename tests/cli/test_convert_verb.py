@@ -213,7 +213,7 @@ def test_user_code_is_only_run_when_typed(files):
     call("convert", files, "theirs", *PATTERN, "--model", "convert_net:f", "--no-evaluate")
     ran = Path("ran").read_text()
     shown = call("forgetting", "theirs", "--data", "digits", "--out", "o", code=1).stderr
-    assert "because a checkpoint says so" in shown and "--model convert_net:f" in shown
+    assert "because a file says so" in shown and "--allow-code convert_net:f" in shown
     assert Path("ran").read_text() == ran
     shown = call("forgetting", "theirs", "--model", "convert_net:f", code=2).stderr
     assert "holds weights alone" in shown and "--data" in shown

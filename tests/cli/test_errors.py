@@ -137,7 +137,7 @@ def test_a_checkpoint_cannot_name_code_to_run(tmp_path):
         manifest = json.loads(content["manifest"])
         manifest["config"][section]["name"] = "evil:f"
         torch.save({**content, "manifest": json.dumps(manifest)}, "evil.pt")
-        assert f"--{section} evil:f" in complaint("spectrum", "evil.pt", code=1)
+        assert "--allow-code evil:f" in complaint("spectrum", "evil.pt", code=1)
         assert not Path("exploded").exists()
 
 

@@ -178,4 +178,4 @@ def test_no_code_that_a_run_names_is_executed(copy):
 
     for r in (1, 2, 3, 4):
         rewrite(copy, r, other)
-    assert "because a checkpoint says so" in run("forgetting", copy, code=1).stderr
+    assert "because a file says so" in run("forgetting", copy, code=1).stderr

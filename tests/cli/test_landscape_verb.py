@@ -33,7 +33,7 @@ def test_directions_that_join_checkpoints_of_a_users_own_model(arguments, tmp_pa
     frame_of(run("landscape", *targets, "--directions", directions, "--model", "landscape_net:net", "--points", "5", "--samples", "50",
                  "--device", "cpu"))
     refused = run("landscape", *targets, "--directions", directions, "--device", "cpu", code=1).stderr
-    assert "does not import it because a checkpoint says so" in refused
+    assert "does not import it because a file says so" in refused
 
 
 def frame_of(result):

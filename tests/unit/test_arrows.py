@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2] / "fldiag"
-GROUND = {"errors", "minilm", "choices", "execution", "device", "config", "sections", "identity", "seeding", "params", "registry", "losses", "clock", "version"}
+GROUND = {"errors", "minilm", "choices", "execution", "device", "config", "sections", "identity", "seeding", "params", "registry", "losses", "clock", "version", "user_code"}
 #: What diagnostics, their answers and their tables stand on.
 MIDDLE = GROUND | {"data", "models", "checkpoint", "results", "problem", "rounds", "plotting", "diagnosis"}
 FIGURES = MIDDLE | {"api", "method", "training", "training/diagnostics", "diagnostics", "known"}
@@ -17,8 +17,8 @@ FIGURES = MIDDLE | {"api", "method", "training", "training/diagnostics", "diagno
 MAY = {
     "errors": set(), "seeding": set(), "clock": set(), "version": set(), "device": {"errors"},
     "params": {"errors"}, "minilm": {"errors"}, "choices": set(), "losses": {"errors", "seeding", "params", "choices"},
-    "registry": {"errors"}, "execution": {"clock", "errors", "version"}, "identity": {"registry"}, "config": {"errors", "identity", "minilm", "registry", "sections"},
-    "sections": set(), "console": {"errors", "version"},
+    "registry": {"errors"}, "execution": {"clock", "errors", "version"}, "identity": {"registry"}, "config": {"errors", "identity", "minilm", "registry", "sections", "user_code"},
+    "sections": set(), "user_code": {"errors", "sections"}, "console": {"errors", "version"},
     "data": GROUND, "models": GROUND, "results": GROUND,
     "checkpoint": GROUND | {"data", "models", "results"},
     "local": GROUND | {"models"}, "step": GROUND | {"local", "models", "data"}, "method": GROUND | {"local", "step", "data", "models"},

@@ -13,7 +13,7 @@ from fldiag.config import Config
 from fldiag.errors import FldiagError
 from fldiag.results.numbers import numbers
 from fldiag.results.table import check as fits
-from fldiag.results.uncertainty import mcnemar
+from fldiag.results.uncertainty import Interval, mcnemar
 
 
 def planted(folder, seed, accuracy, *, status="finished", partition=b"same", data="1", **options):
@@ -21,7 +21,7 @@ def planted(folder, seed, accuracy, *, status="finished", partition=b"same", dat
     config = Config.load("digits", rounds=1, seed=seed, **options)
     run = Run.create(folder / f"{config.method.name}-{seed}", config, partition, {"data": data})
     run.add_metrics([{"round": 1, "moment": "aggregated", "scope": "global", "slice": "test", "metric": "accuracy", "value": accuracy}])
-    run.index |= {"status": status, "done": 1, "state": {"server": "partition.npz"}}  # no state to go on from
+    run.index |= {"status": status, "done": 1, "state": {"server": "state/none"}}
     run.commit()
     return run
 
@@ -118,7 +118,7 @@ def test_what_cannot_be_compared_is_masked_with_its_reason(tmp_path):
     frame = fldiag.diff(a, b).set_index("metric")
     assert frame["masked"].drop(["accuracy", "loss"]).all() and not frame.loc["accuracy", "masked"]
     assert "models are different" in frame.loc["lambda_1", "note"] and "divided differently" in frame.loc["forgetting", "note"]
-    assert fldiag.check(a, b, fail_if=["lambda_1 > baseline"]).verdict == "undecided"
+    assert fldiag.check(a, b, fail_if=["lambda_1 > baseline"]).verdict == "error"
     with pytest.raises(FldiagError, match="on different data"):
         fldiag.diff(a, side(tmp_path / "c", BASE, data="2"))
 
@@ -193,3 +193,10 @@ def test_plain_weights_and_weights_that_are_no_numbers(trained, tmp_path):
     assert frame["masked"].all() and "has no clients" in frame.loc["drift", "note"] and frame.loc["accuracy", "note"]
     found = fldiag.check(tmp_path / "plain.pt", trained[1].path / "rounds" / "0004.pt", model="mlp", data="digits")
     assert found.table["p"].iloc[0] == pytest.approx(fldiag.check(*trained).table["p"].iloc[0])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_number_that_is_none_is_not_tested(trained, monkeypatch, value):
+    monkeypatch.setattr(evidence, "_over_examples", lambda *words: evidence.Evidence(0.5, value, lambda scale, offset: Interval(0.0, 0.0, 0.0)))
+    found = fldiag.check(trained[0], trained[1], fail_if=["loss > baseline"])
+    assert found.verdict == "error" and "baseline" in found.table["note"].iloc[0] and found.table["remedy"].iloc[0]

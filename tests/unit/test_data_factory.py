@@ -29,6 +29,10 @@ MODULE = """
 """
 
 
+def load(name):
+    return data.load(name, allow_code={name})
+
+
 @pytest.fixture
 def module(tmp_path, monkeypatch):
     (tmp_path / "mydata_for_test.py").write_text(textwrap.dedent(MODULE))
@@ -42,17 +46,17 @@ def module(tmp_path, monkeypatch):
 
 def test_factories_in_the_working_directory(module):
     path = list(sys.path)
-    assert data.load(f"{module}:dataset").name == "mine"
-    assert data.load(f"{module}:tensors").classes == 2
-    arrays = data.load(f"{module}:arrays")
+    assert load(f"{module}:dataset").name == "mine"
+    assert load(f"{module}:tensors").classes == 2
+    arrays = load(f"{module}:arrays")
     assert (arrays.shape, arrays.classes, arrays.name) == ((1, 5, 5), 6, f"{module}:arrays")
-    regression = data.load(f"{module}:regression")
+    regression = load(f"{module}:regression")
     assert regression.regression and regression.classes == 1 and regression.train_y.shape == (6, 1)
     assert sys.path == path
 
 
 def test_tokens_stay_integers_up_to_the_model(module):
-    found = data.load(f"{module}:tokens")
+    found = load(f"{module}:tokens")
     assert found.tokens and found.train_x.dtype == found.test_x.dtype == torch.int64
     net = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Flatten(), torch.nn.Linear(20, 2))
     torch.save(net.state_dict(), "net.pt")
@@ -77,5 +81,5 @@ def test_tokens_stay_integers_up_to_the_model(module):
 ])
 def test_faulty_factories_are_explained(module, name, message):
     with pytest.raises(FldiagError, match=message) as caught:
-        data.load(name)
+        load(name)
     assert caught.value.remedy

@@ -421,7 +421,7 @@ def test_a_run_cannot_name_code_to_run(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text("import torch\ndef net(): return torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Linear(5, 3))\n")
     monkeypatch.syspath_prepend(tmp_path)
     run = rounds.train(small(model="mine:net", model_options={}), out=tmp_path / "run")
-    with pytest.raises(FldiagError, match="--model mine:net"):
+    with pytest.raises(FldiagError, match="--allow-code mine:net"):
         personalise(run)
     assert len(personalise(run, model="mine:net")) == 18
 
