@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fldiag.errors import FldiagError, shown
+from fldiag.errors import FldiagError, check_name, shown
 
 NAME = "owner.json"
 #: Seconds between two touches, and after how many without one an owner on another machine is dead.
@@ -58,8 +58,9 @@ class Owner:
 def hold(folder: Path) -> Iterator[Owner]:
     """Own a folder, which is made where it is not there yet, for as long as the block runs.
 
-    Raises FldiagError when another process owns it, or it cannot be written.
+    Raises FldiagError when another process owns it, it cannot be written, or its name is no text.
     """
+    check_name(folder)
     made = not os.path.exists(folder)  # Path's own raises where a name is too long
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -160,7 +161,7 @@ def age(file: Path) -> float:
 def machine() -> str:
     """What tells machines apart of which one may see another's processes: the start of the system and its process numbers."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return socket.gethostname()
@@ -170,7 +171,7 @@ def started(process: int) -> str | None:
     """When a process started, in the system's own words: numbers of processes are used again. None where nobody says, and for
     one that ended and was not waited for."""
     try:
-        state, *more = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        state, *more = Path(f"/proc/{process}/stat").read_text("utf-8").rpartition(")")[2].split()
         return None if state in "ZX" else more[18]
     except (OSError, ValueError, IndexError):
         return None
