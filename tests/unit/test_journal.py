@@ -63,6 +63,16 @@ def test_a_run_that_was_killed_says_all_that_it_stored(copy, whole):
     assert not (copy / journal.NAME).exists() and "journal" not in json.loads((copy / "run.json").read_text())
 
 
+def test_a_run_that_an_earlier_version_left_unfinished_goes_on(copy, whole):
+    """Its run.json has no digest; its journal is written as today's."""
+    index = json.loads((copy / "run.json").read_text("utf-8"))
+    del index["digest"]
+    (copy / "run.json").write_text(json.dumps(index, indent=1, sort_keys=True), "utf-8")
+    assert Run.open(copy).done == 4
+    equal_runs(rounds.train(small(), out=copy, resume=True), whole)
+    assert "digest" in json.loads((copy / "run.json").read_text("utf-8"))
+
+
 def test_an_earlier_fldiag_does_not_take_run_json_for_whole(copy):
     assert json.loads((copy / "run.json").read_text())["schema"] == 2
     assert Run.open(copy).index["schema"] == 1
