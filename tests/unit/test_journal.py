@@ -12,10 +12,12 @@ import pytest
 import torch
 from helpers import config
 from test_resume import equal_runs
+from typer.testing import CliRunner
 
 from fldiag.checkpoint import journal
 from fldiag.checkpoint import run as runs
 from fldiag.checkpoint.run import Run
+from fldiag.cli import app
 from fldiag.errors import FldiagError
 from fldiag.report.collect import collect
 from fldiag.results import files
@@ -94,7 +96,7 @@ def test_a_flipped_bit_in_a_line_costs_what_comes_after_it(copy, whole):
     file = copy / journal.NAME
     content = file.read_bytes()
     ends = [i for i, byte in enumerate(content) if byte == ord("\n")][:-1]
-    for place in [*range(0, len(content) - 1, 41), *ends]:
+    for place in [*range(0, len(content) - 1, 97), *ends]:
         # no NUL: in the last line it stands for a block that never reached the disk
         bit = next(bit for bit in (1 << place % 8, 1) if bit != content[place])
         file.write_bytes(content[:place] + bytes([content[place] ^ bit]) + content[place + 1:])
@@ -106,6 +108,9 @@ def test_a_flipped_bit_in_a_line_costs_what_comes_after_it(copy, whole):
         assert set(run.metrics["round"]) == set(run.rounds)
         state = run.checkpoint().state
         assert all(torch.equal(state[n], t) for n, t in whole.checkpoint(run.done).state.items())
+    for words in (["runs", copy.parent], ["report", copy, "--out", copy.parent]):
+        result = CliRunner().invoke(app, [str(w) for w in words])
+        assert result.exit_code == 0 and result.stderr.count(f"is damaged: the run is read up to round {run.done},") == 1, result.output
     lines = content.splitlines(keepends=True)
     for changed, done in ((lines[:1] + lines[2:], 1), ([lines[0], lines[2], lines[1], *lines[3:]], 1),
                           ([lines[0], lines[1], lines[1], *lines[2:]], 2), ([lines[0], *lines[3:]], 1)):
