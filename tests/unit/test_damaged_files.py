@@ -310,14 +310,14 @@ def test_a_flipped_bit_in_the_json_beside_an_answer_is_believed_nowhere(copy):
         else:
             with pytest.raises(FldiagError, match=r"drift.*\.json is not the file that fldiag wrote"):
                 provenance_beside(csv)
-    said = json.loads(good)
-    file.write_text(json.dumps({**said, "diagnostic": "forgetting"}), encoding="utf-8")
-    shown = collect([copy])
-    assert not shown.members[0].tables.keys() - {"metrics"} and "is not the file that fldiag wrote" in shown.notes[0]
+    content = json.loads(good)
+    file.write_text(json.dumps({**content, "diagnostic": "forgetting"}), encoding="utf-8")
+    page = collect([copy])
+    assert not page.members[0].tables.keys() - {"metrics"} and "is not the file that fldiag wrote" in page.notes[0]
     result = verb("export", copy, "--to", "tensorboard", "--out", copy / "board")
     assert result.exit_code == 1 and "is not the file that fldiag wrote" in result.stderr, result.output
-    del said["digest"]
-    file.write_text(json.dumps(said), encoding="utf-8")  # as an earlier version wrote it
+    del content["digest"]
+    file.write_text(json.dumps(content), encoding="utf-8")  # as an earlier version wrote it
     assert "drift" in collect([copy]).members[0].tables
 
 

@@ -101,10 +101,10 @@ def test_a_flipped_bit_in_a_line_costs_what_comes_after_it(copy, whole):
         bit = next(bit for bit in (1 << place % 8, 1) if bit != content[place])
         file.write_bytes(content[:place] + bytes([content[place] ^ bit]) + content[place + 1:])
         line = content[:place].count(b"\n") + 1
-        with pytest.warns(UserWarning, match=rf"line {line} of .*journal\.jsonl is damaged") as said:
+        with pytest.warns(UserWarning, match=rf"line {line} of .*journal\.jsonl is damaged") as warned:
             run = Run.open(copy)
         assert run.done == max(line - 1, 1) and run.rounds == list(range(1, run.done + 1))  # run.json itself knows of round 1
-        assert f"up to round {run.done}," in str(said[0].message)
+        assert f"up to round {run.done}," in str(warned[0].message)
         assert set(run.metrics["round"]) == set(run.rounds)
         state = run.checkpoint().state
         assert all(torch.equal(state[n], t) for n, t in whole.checkpoint(run.done).state.items())
@@ -133,14 +133,14 @@ def test_the_journal_cut_off_at_any_byte_is_its_whole_lines(copy):
 @pytest.mark.parametrize("method", ["scaffold", "fedavg"])
 def test_a_run_with_a_damaged_journal_goes_on_to_the_same_bits(method, damage, tmp_path):
     """Also where the state of the last round before the damage is gone: from its checkpoint, or again from the beginning."""
-    chosen = config(method, rounds=4, total=4, per_round=2, checkpoint={"clients": "sampled"})
+    settings = config(method, rounds=4, total=4, per_round=2, checkpoint={"clients": "sampled"})
     copies = iter(range(9))
 
     def copy(event):
         if event["event"] == "round" and event["round"] == 3:
             shutil.copytree(tmp_path / "run", tmp_path / "killed")
 
-    whole = rounds.train(chosen, out=tmp_path / "run", on_event=copy)
+    uninterrupted = rounds.train(settings, out=tmp_path / "run", on_event=copy)
     (tmp_path / "killed" / "owner.json").unlink()
     content = (tmp_path / "killed" / journal.NAME).read_bytes()
     lines = [0, *(i + 1 for i, byte in enumerate(content) if byte == ord("\n"))]
@@ -149,12 +149,12 @@ def test_a_run_with_a_damaged_journal_goes_on_to_the_same_bits(method, damage, t
         out = Path(shutil.copytree(tmp_path / "killed", tmp_path / f"{next(copies)}"))
         spoilt = content[:place] + bytes([content[place] ^ 1]) + content[place + 1:] if damage == "bit" else content[:place]
         (out / journal.NAME).write_bytes(spoilt)
-        begun = []
-        equal_runs(rounds.train(chosen, out=out, resume=True, on_event=begun.append), whole)
+        events = []
+        equal_runs(rounds.train(settings, out=out, resume=True, on_event=events.append), uninterrupted)
         assert on_disk(out) == on_disk(tmp_path / "run")
         last = max(content[:start].count(b"\n"), 1)
-        there = (tmp_path / "killed" / "state" / f"server-{last:04d}.pt").is_file()
-        assert begun[0]["round"] == (last if there or method == "fedavg" else 0)
+        state = (tmp_path / "killed" / "state" / f"server-{last:04d}.pt").is_file()
+        assert events[0]["round"] == (last if state or method == "fedavg" else 0)
 
 
 def test_state_that_somebody_removed_from_a_run_is_not_trained_again_unasked(whole, tmp_path):

@@ -38,15 +38,15 @@ def unspoken(tree):
         owner = getattr(call.func.value, "id", "") if method else ""
         if name == "open" and owner in OTHERS:
             continue
-        named = METHODS if method and owner not in ("io", "os", "tempfile", "codecs") else OPENERS
-        if name not in named:
+        functions = METHODS if method and owner not in ("io", "os", "tempfile", "codecs") else OPENERS
+        if name not in functions:
             continue
-        mode, encoding = named[name]
+        mode, encoding = functions[name]
         if encoding is not None and len(call.args) > encoding:
             continue
-        given = keywords.get("mode") or (call.args[mode] if mode is not None and len(call.args) > mode else None)
-        binary = isinstance(given, ast.Constant) and "b" in str(given.value)
-        if not binary and not (name in ("NamedTemporaryFile", "TemporaryFile") and given is None):
+        how = keywords.get("mode") or (call.args[mode] if mode is not None and len(call.args) > mode else None)
+        binary = "b" in str(how.value) if isinstance(how, ast.Constant) else name.endswith("TemporaryFile")
+        if not binary:
             yield call.lineno
 
 
@@ -66,26 +66,26 @@ def test_what_it_does_not_mind(text):
 
 
 def test_every_text_file_is_opened_in_an_encoding_that_is_named():
-    found = [f"{file.relative_to(ROOT)}:{line}" for folder in ("fldiag", "analyses", "docs")
+    lines = [f"{file.relative_to(ROOT)}:{line}" for folder in ("fldiag", "analyses", "docs")
              for file in sorted((ROOT / folder).rglob("*.py"))
              for line in unspoken(ast.parse(file.read_text("utf-8")))]
-    assert not found
+    assert not lines
 
 
 # -- a terminal that knows ASCII only
 
 
-def ascii_only(*words, cwd, **more):
+def ascii_only(*words, cwd, **variables):
     """A verb where the locale, the terminal and the names of files know ASCII only."""
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONIOENCODING", "LANG", "LANGUAGE")}
     return subprocess.run([sys.executable, "-m", "fldiag.cli", *map(str, words)], cwd=cwd, capture_output=True,
-                          env={**environment, "PYTHONPATH": str(ROOT), "LC_ALL": "C", "PYTHONUTF8": "0", **more})
+                          env={**environment, "PYTHONPATH": str(ROOT), "LC_ALL": "C", "PYTHONUTF8": "0", **variables})
 
 
 @pytest.mark.parametrize("words", ["--version", "--help", "list", "explain fedsol", "spectrum --help"])
 def test_verbs_on_a_terminal_that_knows_ascii_only(words, tmp_path):
-    for more in ({}, {"PYTHONIOENCODING": "ascii"}):
-        result = ascii_only(*words.split(), cwd=tmp_path, **more)
+    for variables in ({}, {"PYTHONIOENCODING": "ascii"}):
+        result = ascii_only(*words.split(), cwd=tmp_path, **variables)
         assert result.returncode == 0 and result.stdout.decode("ascii") and b"Error" not in result.stderr, result.stderr
 
 
@@ -104,22 +104,22 @@ def test_verbs_that_compute_on_a_terminal_that_knows_ascii_only(words, tmp_path)
 
 
 @pytest.fixture(scope="module")
-def named(tmp_path_factory):
+def umlaut(tmp_path_factory):
     folder = tmp_path_factory.mktemp("names")
     return rounds.train(config(rounds=2, checkpoint={"clients": "sampled"}), out=folder / "läufe" / "ß λ")
 
 
 @pytest.mark.slow
-def test_a_run_in_a_folder_of_any_letters(named, tmp_path, monkeypatch):
+def test_a_run_in_a_folder_of_any_letters(umlaut, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert set(named.metrics["run"]) == {"ß λ"} and fldiag.load(named.path).checkpoint().round == 2
-    one = named.path / "rounds" / "0002.pt"
-    for words in (["spectrum", named.path, "--k", "1"], ["spectrum", one, "--k", "1", "--out", "größe"], ["drift", named.path],
-                  ["report", named.path, "--out", "seite é"], ["runs", named.path.parent], ["convert", one, "gewichte ü.safetensors"],
-                  ["spectrum", "gewichte ü.safetensors", "--k", "1"], ["export", named.path, "--to", "tensorboard"]):
+    assert set(umlaut.metrics["run"]) == {"ß λ"} and fldiag.load(umlaut.path).checkpoint().round == 2
+    one = umlaut.path / "rounds" / "0002.pt"
+    for words in (["spectrum", umlaut.path, "--k", "1"], ["spectrum", one, "--k", "1", "--out", "größe"], ["drift", umlaut.path],
+                  ["report", umlaut.path, "--out", "seite é"], ["runs", umlaut.path.parent], ["convert", one, "gewichte ü.safetensors"],
+                  ["spectrum", "gewichte ü.safetensors", "--k", "1"], ["export", umlaut.path, "--to", "tensorboard"]):
         result = CliRunner().invoke(app, [str(w) for w in words])
         assert result.exit_code == 0, (words, result.output)
-    resumed = rounds.train(config(rounds=3, checkpoint={"clients": "sampled"}), out=named.path, resume=True)
+    resumed = rounds.train(config(rounds=3, checkpoint={"clients": "sampled"}), out=umlaut.path, resume=True)
     assert resumed.done == 3
 
 
