@@ -149,7 +149,7 @@ def main():
     table, spread = power(differences), float(differences.std(ddof=1))
     table.to_csv(OUT / "power.csv", index=False, float_format="%.4g")
     style.save(draw(table, spread), OUT / "power", ("png",))
-    print(write_text(OUT / "calibration.md", page(pairs, table, spread)).read_text())
+    print(write_text(OUT / "calibration.md", page(pairs, table, spread)).read_text("utf-8"))
 
 
 if __name__ == "__main__":

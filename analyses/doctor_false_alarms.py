@@ -168,8 +168,8 @@ def main() -> None:
         print(f"[{len(rows)}/{args.runs}] {rows[-1]}", flush=True)
         pd.DataFrame(rows).sort_values("run").to_csv(file, index=False)
     frame = pd.DataFrame(rows).sort_values("run", ignore_index=True)
-    (args.out / "false_alarms.md").write_text(text(frame))
-    (args.out / "false_alarms.json").write_text(json.dumps(provenance(runs=args.runs), indent=1))
+    (args.out / "false_alarms.md").write_text(text(frame), "utf-8")
+    (args.out / "false_alarms.json").write_text(json.dumps(provenance(runs=args.runs), indent=1), "utf-8")
     print(text(frame))
     print(args.out / "false_alarms.md")
 

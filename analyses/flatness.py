@@ -154,7 +154,7 @@ def write(frame: pd.DataFrame, out: Path) -> None:
     frame.to_csv(out / "runs.csv", index=False, float_format="%.6g")
     found.to_csv(out / "correlations.csv", index=False, float_format="%.4f")
     about = provenance(rounds=ROUNDS, runs=len(frame), preset="digits")
-    (out / "correlations.json").write_text(json.dumps(about, indent=1))
+    (out / "correlations.json").write_text(json.dumps(about, indent=1), "utf-8")
     style.save(draw(found, int((frame["status"] == "finished").sum())), out / "correlations.png")
     print(found.to_string(index=False))
     print(out / "correlations.csv")

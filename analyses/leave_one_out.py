@@ -51,7 +51,7 @@ def write(tables: list[pd.DataFrame], out: Path) -> None:
     shown = ranks[["index", "estimator", "value", "low", "high", "n_clients"]]
     shown.to_csv(out / "correlations.csv", index=False, float_format="%.4f")
     about = provenance(rounds=ROUNDS, seeds=len(tables), preset="digits")
-    (out / "correlations.json").write_text(json.dumps(about, indent=1))
+    (out / "correlations.json").write_text(json.dumps(about, indent=1), "utf-8")
     style.save(draw(pd.concat([found, ranks], ignore_index=True)), out / "leave_one_out.png")
     print(shown.to_string(index=False))
     print(out / "correlations.csv")

@@ -119,8 +119,8 @@ def write(frame: pd.DataFrame, out: Path, rounds: int, seeds: int) -> None:
     about = provenance(rounds=rounds, seeds=seeds, preset="digits")  # the commit, before its own files change the tree
     out.mkdir(parents=True, exist_ok=True)
     frame.to_csv(out / "digits.csv", index=False)
-    (out / "digits.json").write_text(json.dumps(about, indent=1))
-    (out / "digits.md").write_text(text(frame))
+    (out / "digits.json").write_text(json.dumps(about, indent=1), "utf-8")
+    (out / "digits.md").write_text(text(frame), "utf-8")
 
 
 def main() -> None:
@@ -137,7 +137,7 @@ def main() -> None:
         print(f"[{i}/{len(names)}] {name}: " + ", ".join(f"{k} {v:.3g}" for k, v in rows[-1].items() if isinstance(v, float)),
               flush=True)
         write(pd.DataFrame(rows), args.out, args.rounds, args.seeds)
-    print((args.out / "digits.md").read_text())
+    print((args.out / "digits.md").read_text("utf-8"))
     print(args.out / "digits.md")
 
 

@@ -104,7 +104,7 @@ def write(found: pd.DataFrame, out: Path, **options: int) -> None:
     out.mkdir(parents=True, exist_ok=True)
     file = out / "subset_error.csv"
     found.reindex(columns=columns).to_csv(file, index=False, float_format="%.6g")
-    (out / "subset_error.json").write_text(json.dumps(about, indent=1))
+    (out / "subset_error.json").write_text(json.dumps(about, indent=1), "utf-8")
     style.save(draw(found), out / "subset_error.png")
     print(only(found, part=None).drop(columns=["part", "n_examples", "residual"]).to_string(index=False))
     print(out / "subset_error.png")

@@ -257,7 +257,7 @@ def parse_override(text: str) -> tuple[str, Any]:
 def _presets() -> Mapping[str, str]:
     """Name -> text of every preset; figures ask hundreds of times."""
     files = sorted(resources.files("fldiag.presets").iterdir(), key=lambda f: f.name)
-    return MappingProxyType({f.name[:-5]: f.read_text() for f in files if f.name.endswith(".toml")})
+    return MappingProxyType({f.name[:-5]: f.read_text("utf-8") for f in files if f.name.endswith(".toml")})
 
 
 def presets() -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -74,6 +75,9 @@ def check_name(path: Path) -> None:
     try:
         str(path).encode()
     except UnicodeEncodeError:
+        if sys.getfilesystemencoding() != "utf-8":
+            raise FldiagError(f"{shown(path)}: with this locale Python reads names of files as {sys.getfilesystemencoding()}, "
+                              "which lacks these letters", "set PYTHONUTF8=1 in the environment", usage=True) from None
         raise FldiagError(f"{shown(path)}: this name contains bytes that are not UTF-8", "rename the file or folder",
                           usage=True) from None
 

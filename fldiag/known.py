@@ -26,7 +26,7 @@ Item = dict[str, Any]
 @cache
 def built_in() -> dict[str, dict[str, Item]]:
     """Kind -> name -> what the file says of it; also ``presets`` and ``figures``."""
-    return dict(json.loads(resources.files("fldiag").joinpath(FILE).read_text()))
+    return dict(json.loads(resources.files("fldiag").joinpath(FILE).read_text("utf-8")))
 
 
 def plugins(kind: str) -> dict[str, str]:

@@ -28,5 +28,5 @@ def text() -> str:
 
 if __name__ == "__main__":
     with resources.as_file(resources.files("fldiag").joinpath(known.FILE)) as file:
-        file.write_text(text())
+        file.write_text(text(), "utf-8")
         sys.stdout.write(f"{file}\n")

@@ -22,7 +22,7 @@ from fldiag.problem.problem import Problem
 
 def resident(peak: bool = False) -> float:
     """MiB of this process now, or at most since the last reset (Linux)."""
-    text = Path("/proc/self/status").read_text()
+    text = Path("/proc/self/status").read_text("utf-8")
     return int(text.split("VmHWM:" if peak else "VmRSS:")[1].split()[0]) / 1024
 
 
@@ -55,7 +55,7 @@ def measure(what: str, file: str) -> None:
         return
     run(x[:8], y[:8])
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts here
+    Path("/proc/self/clear_refs").write_text("5", "utf-8")  # the peak starts here
     before = resident()
     run(x, y)
     print(json.dumps({"peak": resident(peak=True) - before}))
@@ -70,7 +70,7 @@ def memory(case: Case, args: argparse.Namespace) -> None:
         torch.save((case.module, case.x, case.y), file)
 
         def ask(what: str) -> float:
-            out = subprocess.run([sys.executable, __file__, what, file], capture_output=True, text=True, check=True,
+            out = subprocess.run([sys.executable, __file__, what, file], capture_output=True, encoding="utf-8", check=True,
                                  timeout=args.limit, cwd=Path(__file__).parents[2])
             return float(next(iter(json.loads(out.stdout.splitlines()[-1]).values())))
 

@@ -103,7 +103,7 @@ def measure(what: str, file: str) -> None:
 
     cross_entropy(module(x[:1]), y[:1]).backward()
     module.zero_grad(set_to_none=True)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts here
+    Path("/proc/self/clear_refs").write_text("5", "utf-8")  # the peak starts here
     before, began = resident(), time.perf_counter()
     if what == GRADIENT:
         cross_entropy(module(x), y).backward()
@@ -160,7 +160,7 @@ def report(args: argparse.Namespace) -> None:
 
 
 def _asked(name: str, file: str, limit: float) -> dict[str, Any]:
-    out = subprocess.run([sys.executable, __file__, name, file], capture_output=True, text=True, check=True, timeout=limit,
+    out = subprocess.run([sys.executable, __file__, name, file], capture_output=True, encoding="utf-8", check=True, timeout=limit,
                          cwd=Path(__file__).parents[2])
     return dict(json.loads(out.stdout.splitlines()[-1]))
 

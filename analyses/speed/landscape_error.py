@@ -134,9 +134,9 @@ def main() -> None:
     head = f"Margin {grid.MARGIN:g}, error allowed {100 * RTOL:g} % of the range. {where}.\n\n"
     args.out.mkdir(parents=True, exist_ok=True)
     frame.to_csv(args.out / "landscape_error.csv", index=False, float_format="%.6g")
-    (args.out / "landscape_error.md").write_text(head + table)
+    (args.out / "landscape_error.md").write_text(head + table, "utf-8")
     about = provenance(margin=grid.MARGIN, rtol=RTOL, sets={k: list(v) for k, v in SETS.items()}, machine=where)
-    (args.out / "landscape_error.json").write_text(json.dumps(about, indent=1))
+    (args.out / "landscape_error.json").write_text(json.dumps(about, indent=1), "utf-8")
     print(head + table)
     print(args.out / "landscape_error.md")
 

@@ -26,7 +26,7 @@ DIAGNOSTICS = (["forgetting"], ["drift"], ["matching"], ["account"], ["fairness"
 
 
 def fldiag(*words, cwd):
-    done = subprocess.run([sys.executable, "-m", "fldiag.cli", *words], cwd=cwd, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "fldiag.cli", *words], cwd=cwd, capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr
     return done.stdout.split()[-1]
 

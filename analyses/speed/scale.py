@@ -54,7 +54,7 @@ def child(method: str, clients: int, rounds: int, folder: str, paced: str) -> No
 
 def started(method: str, clients: int, rounds: int, folder: Path, pace: str) -> subprocess.Popen[str]:
     words = [sys.executable, __file__, "--child", method, str(clients), str(rounds), str(folder), pace]
-    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8")
 
 
 class Memory(threading.Thread):
@@ -73,10 +73,10 @@ def pss(process: int) -> float:
     """MB; of processes that are gone, nothing."""
     total = 0.0
     with contextlib.suppress(OSError):
-        text = Path(f"/proc/{process}/smaps_rollup").read_text()
+        text = Path(f"/proc/{process}/smaps_rollup").read_text("utf-8")
         total = int(text.split("\nPss:")[1].split()[0]) * 1024 / 1e6
         for task in Path(f"/proc/{process}/task").iterdir():
-            total += sum(pss(int(number)) for number in (task / "children").read_text().split())
+            total += sum(pss(int(number)) for number in (task / "children").read_text("utf-8").split())
     return total
 
 

@@ -207,7 +207,7 @@ class FedJax:
                  cuts=np.cumsum([len(p) for p in setup.parts])[:-1], sampled=[setup.schedule.sampled(t) for t in range(100)])
         self.process = subprocess.Popen(
             [python, str(Path(__file__).with_name("training_fedjax.py")), model, str(file), str(train.batch_size), str(train.lr),
-             str(train.momentum)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+             str(train.momentum)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8")
         self.ask("warm")
 
     def ask(self, what: str) -> float:

@@ -53,8 +53,8 @@ def write(_: Any = None) -> None:
             {n: _first(c.help or "") for n, c in commands.items()})
     lead = "Every result is a tidy table: a row is one number. Columns after these are named on the diagnostic's page."
     (OUT / "columns.md").write_text(f"# Columns of a table\n\n{lead}\n\n" + _table(
-        ("column", "type", "what it says"), [(f"`{c}`", t, DESCRIPTIONS[c]) for c, t in COLUMNS.items()]))
-    (OUT / "statements.md").write_text(_statements(pd.read_csv(ROOT / "figures" / "ledger.csv")))
+        ("column", "type", "what it says"), [(f"`{c}`", t, DESCRIPTIONS[c]) for c, t in COLUMNS.items()]), "utf-8")
+    (OUT / "statements.md").write_text(_statements(pd.read_csv(ROOT / "figures" / "ledger.csv")), "utf-8")
 
 
 def _statements(found: pd.DataFrame) -> str:
@@ -89,10 +89,10 @@ def _folder(kind: str, title: str, lead: str, pages: dict[str, str], summaries: 
     folder = OUT / kind
     folder.mkdir(parents=True)
     for name, text in pages.items():
-        (folder / f"{_file(name)}.md").write_text(f"({kind}-{_file(name)})=\n{text}")
+        (folder / f"{_file(name)}.md").write_text(f"({kind}-{_file(name)})=\n{text}", "utf-8")
     rows = [(f"[`{name}`](#{kind}-{_file(name)})", escaped(summaries[name])) for name in pages]
     toc = "\n".join(["```{toctree}", ":hidden:", *map(_file, pages), "```"])
-    (folder / "index.md").write_text(f"# {title}\n\n{lead}\n\n{_table(('name', ''), rows)}\n{toc}\n")
+    (folder / "index.md").write_text(f"# {title}\n\n{lead}\n\n{_table(('name', ''), rows)}\n{toc}\n", "utf-8")
 
 
 def _file(name: str) -> str:

@@ -153,7 +153,7 @@ def read_partition(path: Path) -> dict[str, np.ndarray]:
         raise FldiagError(f"partition {path} is not there", "give an npz or JSON file: client -> indices", usage=True)
     try:
         if path.suffix == ".json":
-            content = json.loads(path.read_text())
+            content = json.loads(path.read_text("utf-8"))
             held = dict(enumerate(content)) if isinstance(content, list) else content
         else:
             with np.load(path, allow_pickle=False) as file:

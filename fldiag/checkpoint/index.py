@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from fldiag.checkpoint import journal
-from fldiag.errors import FldiagError, check_name, shown
+from fldiag.errors import FldiagError, check_name, counted, shown
+from fldiag.results import files
 from fldiag.results.table import Row
 
+FILE = "run.json"
 #: Of an index that is whole, and of one that a journal continues: a reader that knows no journals must not take it for whole.
 WHOLE, CONTINUED = 1, 2
 #: What every index has, and of what kind.
@@ -29,18 +32,18 @@ def read_index(path: Path) -> tuple[Path, dict[str, Any], list[Row]]:
     """The run folder at ``path`` (or of the run.json there), its index brought up to date by its journal, and the metrics that
     stand in the journal only.
 
-    Raises FldiagError when its name is no text, there is no run.json, or it cannot be read, or does not say what an index says;
-    and for a damaged journal.
+    Raises FldiagError when its name is no text, there is no run.json, or it cannot be read, was changed, or does not say what an
+    index says.
     """
     check_name(path)
-    file = path / "run.json" if os.path.isdir(path) else path
+    file = path / FILE if os.path.isdir(path) else path
     if not os.path.exists(file):
         what = "is not a run folder: it has no run.json" if os.path.isdir(path) else "is not there"
         raise FldiagError(f"{shown(path)} {what}", "give the folder that fldiag train printed", usage=True)
     if not os.path.isfile(file):
         raise FldiagError(f"{file} is not valid: it is not a file", EDITED)
     try:
-        index = json.loads(file.read_text("utf-8"))
+        index = files.read_json(file)
         check(index)
         rows = continued(file.parent, index)
     except OSError as error:
@@ -54,10 +57,23 @@ def read_index(path: Path) -> tuple[Path, dict[str, Any], list[Row]]:
     return file.parent, index, rows
 
 
+def write_index(folder: Path, index: dict[str, Any]) -> None:
+    """Write run.json, with its digest. Raises FldiagError when the folder or the disk refuses."""
+    files.write_text(folder / FILE, json.dumps(files.with_digest(index), indent=1, sort_keys=True))
+
+
+def unverified(folders: Iterable[Path]) -> list[str]:
+    """In a sentence, if there is one: which of these runs have a run.json without digest, as earlier versions wrote it."""
+    names = [str(f) for f in folders if files.DIGEST not in json.loads((f / FILE).read_text("utf-8"))]
+    more = f" and {counted(len(names) - 1, 'other run')}" if len(names) > 1 else ""
+    return [f"{names[0]}{more}: run.json has no digest (an earlier version wrote it), so a change of it would not be noticed"] \
+        if names else []
+
+
 def continued(folder: Path, index: dict[str, Any]) -> list[Row]:
     """Bring an index up to date by the journal that it names, if it names one; returns the metrics that came since.
 
-    Raises FldiagError when the journal is damaged, and ValueError when what it makes of the index is none.
+    Raises FldiagError when the journal cannot be read, and ValueError when what it makes of the index is none.
     """
     name = index.pop("journal", None)
     if name is None:

@@ -7,7 +7,8 @@ A line is a checksum, a space and one JSON object::
 
 The checksum is of the line and of the checksum before it, so a line cannot be changed, left out or moved unnoticed. The last line
 may be cut off: a process or a machine stopped while it was written, and its round does not count. Anything else that does not
-verify is damage. A journal that run.json does not name belongs to an earlier run.json and says nothing.
+verify is damage: the lines before it count, and a warning says so. A journal that run.json does not name belongs to an earlier
+run.json and says nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import copy
 import hashlib
 import json
 import secrets
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,7 +65,8 @@ def snapshot(index: Index) -> Index:
 def replay(path: Path, identity: str, index: Index) -> list[Row]:
     """Bring an index up to date; returns the metrics since. Nothing happens where the journal is not the one of this name.
 
-    Raises FldiagError when the journal is damaged.
+    A damaged line and what follows it do not count, and a warning says which rounds remain. Raises FldiagError for a line that
+    was written so and says nothing that an index can hold.
     """
     try:
         content = path.read_bytes()
@@ -76,9 +79,13 @@ def replay(path: Path, identity: str, index: Index) -> list[Row]:
         entry, digest = _entry(line, digest)
         if entry is None and i == len(lines) - 2 and not lines[-1] and b"\0" in line:
             break  # so was a last line whose beginning never reached the disk
-        if i == 0 and entry is not None and entry.get("journal") != identity:
+        if entry is None:
+            warnings.warn(f"line {i + 1} of {path} is damaged: the run is read up to round {index['done']}, and what was written "
+                          "after that does not count; --resume goes on from there", stacklevel=2)
+            break
+        if i == 0 and entry.get("journal") != identity:
             return []
-        if entry is None or (i > 0 and not _apply(entry, index, rows)):
+        if i > 0 and not _apply(entry, index, rows):
             raise FldiagError(f"{path} is damaged: line {i + 1} is not what was written",
                               "restore it from a copy, or train again")
     return rows

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fldiag.errors import FldiagError, shown
+from fldiag.errors import FldiagError, check_name, shown
 from fldiag.results.files import link_error
 
 NAME = "owner.json"
@@ -62,8 +62,9 @@ class Owner:
 def hold(folder: Path) -> Iterator[Owner]:
     """Own a folder, which is made where it is not there yet, for as long as the block runs.
 
-    Raises FldiagError when another process owns it, it cannot be written, or it holds symbolic links.
+    Raises FldiagError when another process owns it, it cannot be written, it holds symbolic links, or its name is no text.
     """
+    check_name(folder)
     refuse_links(folder)  # before anything is written: every writer of a run comes through here
     made = not os.path.exists(folder)  # Path's own raises where a name is too long
     try:
@@ -186,7 +187,7 @@ def age(file: Path) -> float:
 def machine() -> str:
     """What tells machines apart of which one may see another's processes: the start of the system and its process numbers."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return socket.gethostname()
@@ -196,7 +197,7 @@ def started(process: int) -> str | None:
     """When a process started, in the system's own words: numbers of processes are used again. None where nobody says, and for
     one that ended and was not waited for."""
     try:
-        state, *more = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        state, *more = Path(f"/proc/{process}/stat").read_text("utf-8").rpartition(")")[2].split()
         return None if state in "ZX" else more[18]
     except (OSError, ValueError, IndexError):
         return None

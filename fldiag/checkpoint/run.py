@@ -2,7 +2,7 @@
 
 ::
 
-    RUN/run.json          config, status, rounds done, every file with its sha256
+    RUN/run.json          config, status, rounds done, every file with its sha256, and a digest of all that
     RUN/journal.jsonl     while it is trained: what changed in run.json since it was written, and the metrics (journal.py)
     RUN/owner.json        while it is trained: by which process (owner.py)
     RUN/rounds/0030.pt    checkpoint of a round
@@ -19,7 +19,6 @@ has grown long, ``run.json`` is written anew, whole, and the journal goes.
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -29,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from fldiag.checkpoint import schema
-from fldiag.checkpoint.index import CONTINUED, WHOLE, read_index
+from fldiag.checkpoint.index import CONTINUED, WHOLE, read_index, write_index
 from fldiag.checkpoint.journal import NAME, Journal, snapshot
 from fldiag.checkpoint.stored_run import StoredRun
 from fldiag.config import Config
@@ -152,8 +151,7 @@ class Run(StoredRun):
         if journal:
             begun = Journal(self.path / NAME, Journal.new_identity())
             index = {**index, "schema": CONTINUED, "journal": begun.identity}
-        text = json.dumps(index, indent=1, sort_keys=True)
-        files.write_atomic(self.path / "run.json", lambda f: f.write(text.encode()))
+        write_index(self.path, index)
         self.rows.clear()
         if begun is not None:
             begun.begin()

@@ -138,6 +138,9 @@ def read(path: str | Path) -> Checkpoint:
         checkpoint = Checkpoint(path, _tensors(path, content.get("model")), manifest, content.get("received"),
                                 content.get("clients"), buffers)
         _check(checkpoint)
+        if path.parent.name == "rounds" and path.stem.isdecimal() and int(path.stem) != checkpoint.round:
+            raise FldiagError(f"{path} is the checkpoint of round {checkpoint.round}",
+                              "restore the original file; to diagnose this one as it is, copy it out of the run folder")
         return checkpoint
     try:
         state = foreign.unwrap(path, content)[0]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 # ruff: noqa: I001  (the order of --help)
+import io
+import sys
+
 from fldiag.cli.interrupt import quiet, stop
 
 #: The order of ``--help``: what people ask most comes first.
@@ -22,6 +25,8 @@ with quiet():
 
 
 def main() -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a λ that the terminal does not have is a question mark, and no error
+        sys.stdout.reconfigure(errors="replace")
     with quiet():
         try:
             app()

@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from fldiag import registry
+from fldiag.checkpoint.index import unverified
 from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.diagnosis import places, recalled
@@ -63,6 +64,8 @@ def answer(name: str, targets: Sequence[Target], options: Mapping[str, Any], *, 
     Raises:
         FldiagError: the question is wrong, something cannot be computed, or the folder cannot be written.
     """
+    for text in unverified(t.path for t in targets if isinstance(t, Run)):
+        tell(text)
     folder = out or places.folder([t for t in targets if isinstance(t, (Run, Checkpoint))])
     known = "" if stem else recalled.key(registry.diagnostic.get(name), targets, options)
     if known and (found := recalled.recall(folder, name, known, tell)):

@@ -209,5 +209,5 @@ def machines(paths: Iterable[Path]) -> str:
         with suppress(FldiagError):
             found |= {part["machine"] for part in Run.open(path).index.get("segments", ()) if "machine" in part}
         with suppress(OSError, ValueError, KeyError):  # runs of fldiag 0.1.0 name it only here
-            found.add(json.loads((path / CLOCK).read_text())["machine"])
+            found.add(json.loads((path / CLOCK).read_text("utf-8"))["machine"])
     return "; ".join(sorted(found)) or machine()

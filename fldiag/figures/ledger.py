@@ -5,7 +5,6 @@ Rebuilt from ``reported.csv``, and the json and csv files beside the figures; no
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ def made(out: Path) -> list[tuple[Path, dict[str, Any]]]:
     found: dict[tuple[str, str, str], tuple[Path, dict[str, Any]]] = {}
     for file in [*sorted(out.glob("*/*.json")), *(f for s in SCALES for f in sorted(out.glob(f"{s}/*/*.json")))]:
         try:
-            about = json.loads(file.read_text())
+            about = files.read_json(file)
         except (OSError, ValueError) as error:
             raise FldiagError(f"{file} cannot be read: {error}", "remove it and make the figure again") from None
         if isinstance(about, dict) and {"paper", "id", "scale", "measured"} <= about.keys() and about["scale"] in SCALES:

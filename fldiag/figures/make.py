@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -187,7 +186,7 @@ def target(out: Path, study: Study, scale: Scale, whole: bool = True) -> Path:
     there = out / study.paper / f"{study.id}.json"
     order = list(SCALES)
     try:
-        made = json.loads(there.read_text())
+        made = files.read_json(there)
         before = made["scale"]
     except (OSError, ValueError, KeyError, TypeError):
         before = None
@@ -231,7 +230,7 @@ def redraw(studies: Sequence[Study], out: Path = OUT) -> list[Made]:
         if path.parents[1] != out and not files.beside(path, ".json").is_file():
             continue  # most have nothing beside the whole
         try:
-            said = json.loads(files.beside(path, ".json").read_text("utf-8"))
+            said = files.read_json(files.beside(path, ".json"))
             table = read(files.read_csv_bytes(files.beside(path, ".csv"), said).decode())
             written = style.write(study.draw(table), path)
         except FileNotFoundError:

@@ -89,7 +89,7 @@ def _best(s: Subject) -> pd.DataFrame:
 
 def _seconds(s: Subject) -> pd.DataFrame:
     file = s.trained.path / CLOCK
-    clock = json.loads(file.read_text())["seconds"] if file.is_file() else []
+    clock = json.loads(file.read_text("utf-8"))["seconds"] if file.is_file() else []
     if len(clock) < s.trained.done:  # of a run that was gone on with elsewhere, the first rounds only
         raise FldiagError(f"{s.trained.path.name}: not all of its rounds were timed", "remove the folder to train it again")
     value = statistics.median(clock[1:] or clock) if clock else None

@@ -8,19 +8,19 @@ checkpoint, so what looks at weights is asked before. It keeps the checksums of 
 
 from __future__ import annotations
 
-import json
 import shutil
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
 from fldiag.checkpoint import owner
+from fldiag.checkpoint.index import write_index
 from fldiag.checkpoint.prune import remove
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
 from fldiag.figures.plan import Plan, finished
 from fldiag.figures.questions import CLOCK
-from fldiag.results.files import write_atomic, write_bytes
+from fldiag.results.files import write_bytes
 
 ANSWERS = "answers"
 
@@ -72,6 +72,5 @@ def keep(run: Run, folder: Path) -> Path:
              "gone": {name: digest for name, digest in run.index["files"].items() if name.startswith("rounds/")}}
     data = {**index["config"]["data"], "root": None}  # where data lay is nobody's business
     index["config"] = {**index["config"], "data": data}
-    text = json.dumps(index, indent=1)
-    write_atomic(there / "run.json", lambda f: f.write(text.encode()))
+    write_index(there, index)
     return there

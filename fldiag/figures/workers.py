@@ -79,7 +79,7 @@ def _train(task: Task, path: Path, bench: Bench, tell: Tell) -> Run:
     file = path / questions.CLOCK
     if not here:  # what this process does in a round is not what the round takes
         file.unlink(missing_ok=True)
-    clock: list[float] = json.loads(file.read_text())["seconds"] if file.is_file() else []
+    clock: list[float] = json.loads(file.read_text("utf-8"))["seconds"] if file.is_file() else []
 
     now = time.process_time if bench.device == "cpu" else time.perf_counter  # whatever else the machine is doing
     last = now()
@@ -155,7 +155,7 @@ class Clocks:
             with suppress(OSError, ValueError, KeyError):  # not there yet, or gone again
                 changed = file.stat().st_mtime
                 if changed != self.seen.get(file):
-                    self.seen[file], done = changed, json.loads(file.read_text())["round"]
+                    self.seen[file], done = changed, json.loads(file.read_text("utf-8"))["round"]
                     self.tell(task.core, done, task.config.rounds, f"{task.text}: round {done}")
 
 

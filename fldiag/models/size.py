@@ -46,5 +46,5 @@ def memory() -> int:
         found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):
-            found.append(int(Path(limit).read_text()))  # "max" where there is no limit
+            found.append(int(Path(limit).read_text("utf-8")))  # "max" where there is no limit
     return min(n for n in found if n > 0)

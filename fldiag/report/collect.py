@@ -18,6 +18,7 @@ from typing import Any
 
 import pandas as pd
 
+from fldiag.checkpoint.index import unverified
 from fldiag.checkpoint.run import Run
 from fldiag.diagnosis.places import FALLBACK, distinct
 from fldiag.errors import FldiagError
@@ -41,7 +42,7 @@ def collect(paths: Sequence[str | Path], places: Iterable[str | Path] = ()) -> C
     looks = style.looks(names)
     members = [Member(run, Path(given) if Path(given).is_dir() else run.path, name, i, looks[name])
                for i, (run, given, name) in enumerate(zip(runs, paths, names, strict=True))]
-    found = Collected(members, [], [])
+    found = Collected(members, [], [f"{text}." for text in unverified(r.path for r in runs)])
     candidates = list(search.candidates({m.run.path: m.rounds for m in members}, [Path(p) for p in places], FALLBACK,
                                         found.notes))
     for member in members:

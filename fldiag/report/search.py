@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from fldiag import registry
 from fldiag.errors import FldiagError
 from fldiag.plotting.collected import Claim, Source
 from fldiag.registry import Diagnostic
-from fldiag.results.files import read_csv_bytes
+from fldiag.results.files import read_csv_bytes, read_json
 from fldiag.results.table import COLUMNS, check
 
 _TEXT: dict[str, Any] = {column: str for column, dtype in COLUMNS.items() if dtype == "string"}
@@ -54,10 +53,13 @@ def candidates(runs: Mapping[Path, Mapping[int, str]], places: Sequence[Path], f
     for file, given in _provenance_files(runs, places, fallback):
         csv = _table_of(file)
         try:
-            about = json.loads(file.read_text("utf-8"))
+            about = read_json(file)
             modified = csv.stat().st_mtime
         except (OSError, ValueError, RecursionError):
             notes.append(f"{file.name} beside {csv.name} cannot be read, so its table is not shown.")
+            continue
+        except FldiagError as error:
+            notes.append(f"{csv.name} is not shown: {error.what}.")
             continue
         if not isinstance(about, dict):
             continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ import pandas as pd
 
 from fldiag.errors import FldiagError
 from fldiag.results.array_checkpoint import ArrayStore
-from fldiag.results.files import refuse_linked, sha256_of, write_bytes, write_text
+from fldiag.results.files import json_digest, refuse_linked, sha256_of, with_digest, write_bytes, write_text
 
 Tell = Callable[[str], None]
 #: Digits of the key in a file's name; the json holds all of them.
@@ -133,7 +132,7 @@ class Cache:
         note = {"name": name, "key": key, "rows": len(frame), "sha256": sha256_of(content), "about": dict(about or {})}
         note = json.loads(json.dumps(note, default=str))
         write_bytes(self.path(name, key), content)
-        write_text(self.path(name, key, ".json"), json.dumps({**note, "digest": _digest(note)}, indent=1))
+        write_text(self.path(name, key, ".json"), json.dumps(with_digest(note), indent=1))
         with contextlib.suppress(OSError):
             self._partial(name, key).unlink(missing_ok=True)
 
@@ -188,11 +187,7 @@ def _vouches(note: bytes, name: str, key: str, content: bytes) -> bool:
     try:
         said = json.loads(note)
         own = said.pop("digest")
-        return bool(own == _digest(said) and (said["name"], said["key"]) == (name, key) and said["sha256"] == sha256_of(content))
+        mine = (said["name"], said["key"]) == (name, key)
+        return bool(own == json_digest(said) and mine and said["sha256"] == sha256_of(content))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
-
-
-def _digest(note: Mapping[str, Any]) -> str:
-    text = json.dumps(note, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -32,6 +32,8 @@ SYMBOLS = {"−": "-", "×": r"\times", "±": r"\pm", "≥": r"\geq", "≤": r"\
            **dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", (f"^{digit}" for digit in "0123456789-"), strict=True)),
            **dict(zip("₀₁₂₃₄₅₆₇₈₉ₖ", (f"_{digit}" for digit in "0123456789k"), strict=True))}
 
+#: Key of a json file's digest.
+DIGEST = "digest"
 #: What matplotlib writes around the labels of logarithmic axes, and leaves to the document to define.
 _OWN = "\\providecommand{\\mathdefault}[1]{#1}%\n"
 
@@ -189,16 +191,56 @@ def csv_text(frame: pd.DataFrame, digits: int = 9) -> str:
     return printable(frame.to_csv(index=False, float_format=f"%.{digits}g", lineterminator="\n"))
 
 
+def json_digest(content: Any) -> str:
+    """The sha256 of what a json says; the order of its keys and the spaces between them do not count.
+
+    >>> json_digest({"a": 1, "b": 2}) == json_digest({"b": 2, "a": 1})
+    True
+    """
+    return sha256_of(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+
+
+def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a json file with its digest (``json_digest`` of all the rest), which ``read_json`` verifies."""
+    plain = json.loads(json.dumps({k: v for k, v in content.items() if k != DIGEST}))
+    return {**plain, DIGEST: json_digest(plain)}
+
+
+def read_json(path: Path) -> Any:
+    """What a json file says, without the digest, which is verified. Earlier versions wrote files without one: those are read.
+
+    Raises:
+        FldiagError: The digest is not that of the content, or stands there under another name.
+        OSError: The file cannot be read.
+        ValueError: It is no json.
+    """
+    content = json.loads(path.read_text("utf-8"))
+    if not isinstance(content, dict):
+        return content
+    plain = {k: v for k, v in content.items() if k != DIGEST}
+    digest = json_digest(plain)
+    if DIGEST in content:
+        intact = content[DIGEST] == digest
+    else:  # a bit of its name may have changed
+        intact = not any(isinstance(v, str) and len(v) == len(digest) and
+                         v == json_digest({name: w for name, w in plain.items() if name != k}) for k, v in plain.items())
+    if not intact:
+        raise FldiagError(f"{path} is not the file that fldiag wrote: its digest does not fit its content",
+                          f'restore it from a copy; if you edited it on purpose, write "{DIGEST}": "{digest}" into it')
+    return plain
+
+
 def json_text(about: Mapping[str, Any]) -> str:
-    """Provenance as json text; what json does not know is written as text."""
-    return json.dumps(about, indent=1, default=str) + "\n"
+    """Provenance as json text with its digest; what json does not know is written as text."""
+    return json.dumps(with_digest(json.loads(json.dumps(about, default=str))), indent=1) + "\n"
 
 
 def write_table(frame: pd.DataFrame, path: Path, about: Mapping[str, Any], digits: int = 9) -> list[Path]:
     """Write a table as PATH.csv and what it is as PATH.json.
 
-    The json holds ``about`` and, under ``table``, the name and the sha256 of the csv, by which ``read_csv_bytes`` refuses a csv
-    that was changed. The csv is written first, so a json never vouches for a csv that is not there yet.
+    The json holds ``about``, under ``table`` the name and the sha256 of the csv, by which ``read_csv_bytes`` refuses a csv that
+    was changed, and a digest of itself, which ``read_json`` verifies. The csv is written first, so a json never vouches for a csv
+    that is not there yet.
 
     Args:
         frame: The table.
@@ -243,11 +285,13 @@ def read_csv_bytes(csv: Path, about: Mapping[str, Any]) -> bytes:
 def provenance_beside(csv: Path) -> dict[str, Any]:
     """What the json beside a csv says; nothing where there is none that can be read.
 
+    Raises FldiagError for one whose digest does not fit its content.
+
     >>> provenance_beside(Path("no-such.csv"))
     {}
     """
     try:
-        found = json.loads(csv.with_name(csv.name.removesuffix(".csv") + ".json").read_text("utf-8"))
+        found = read_json(csv.with_name(csv.name.removesuffix(".csv") + ".json"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

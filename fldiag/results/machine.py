@@ -20,7 +20,7 @@ def machine() -> str:
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.is_file():
-        models = [line.split(":", 1)[1].strip() for line in info.read_text(errors="replace").splitlines()
+        models = [line.split(":", 1)[1].strip() for line in info.read_text("utf-8", errors="replace").splitlines()
                   if line.startswith("model name") and ":" in line]
         name = models[0] if models else name
     return f"{name}, {os.cpu_count()} cores"
@@ -50,7 +50,8 @@ def commit() -> str | None:
 def _git(*words: str) -> str | None:
     """The answer of git about this source tree, or None: no git is no reason to fail."""
     try:
-        answer = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, timeout=10, check=True)
+        answer = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, encoding="utf-8", errors="replace",
+                                timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip() or None

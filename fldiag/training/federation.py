@@ -16,6 +16,7 @@ from fldiag.method import Round
 from fldiag.training.client import MOMENTUM, Trained
 from fldiag.training.server import aggregate, mean_buffers
 from fldiag.training.setup import Setup, Unit
+from fldiag.training.setup_of_run import weights
 
 
 class Federation:
@@ -85,12 +86,23 @@ class Federation:
         """Whether the next round needs nothing but the weights."""
         return not self.state and not self._client0
 
-    def restore(self, run: Run) -> None:
-        server = run.server_state
-        self.t, self.w = run.done, server["w"].to(self.w.device)
-        self.buffers = {k: v.to(self.w.device) for k, v in server["buffers"].items()}
-        self.state = {k: v.to(self.w.device) for k, v in server["state"].items()}
-        self.clients = run.states
+    def restore(self, run: Run, must: bool = True) -> bool:
+        """Go on from the last stored round: from the stored state or, where the method has none, from the checkpoint.
+
+        Returns whether that was possible; if not, nothing changed. Raises FldiagError for a file that is not the one that the
+        run wrote and, with ``must``, where it was not possible.
+        """
+        if must or all((run.path / name).is_file() for name in run.index["state"].values()):
+            server = run.server_state
+            self.w = server["w"].to(self.w.device)
+            self.buffers = {k: v.to(self.w.device) for k, v in server["buffers"].items()}
+            self.state = {k: v.to(self.w.device) for k, v in server["state"].items()}
+        elif self.stateless and (run.path / f"rounds/{run.done:04d}.pt").is_file():
+            self.w, self.buffers = weights(run, self.setup, run.done)
+        else:
+            return False
+        self.t, self.clients = run.done, run.states
+        return True
 
 
 def merge(cohorts: list[Trained], ids: list[int]) -> Trained:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fldiag.checkpoint import base, owner
+from fldiag.checkpoint import base, journal, owner
 from fldiag.checkpoint.client_states import HELD
 from fldiag.checkpoint.owner import Owner
 from fldiag.checkpoint.run import Run
@@ -102,15 +103,11 @@ def _there(path: Path) -> FldiagError:
 def _opened(path: Path, config: Config, setup: Setup, federation: Federation, resume: bool) -> Run:
     """The run in a folder that this process owns, and the federation as it was left: new, or as far as it got."""
     if not os.path.exists(path / "run.json"):
-        run = Run.create(path, config, partition_bytes(setup.parts), provenance(setup))
-        if (words := setup.dataset.words) is not None:
-            run.put("tokenizer.json", lambda file: file.write(words.spec.encode()))
-        base.keep(run, setup.module)
-        federation.clients = run.states
-        return run
+        return _new(path, config, setup, federation)
     if not resume:
         raise _there(path)
     run = Run.open(path)  # again: somebody may have trained it meanwhile
+    unfinished = (path / journal.NAME).is_file()
     with_weights(run)
     same_run(run, config)
     same_data(run, setup)
@@ -121,10 +118,23 @@ def _opened(path: Path, config: Config, setup: Setup, federation: Federation, re
     if run.config.rounds != config.rounds:
         extend(run, config)
         run.commit()
-    if run.done:
-        federation.restore(run)
-    else:
+    if not run.done:
         federation.clients = run.states
+    elif not federation.restore(run, must=not unfinished):
+        warnings.warn(f"{path}: the end of its journal is lost, and the state of server and clients after round {run.done} is no "
+                      f"longer there; training with {config.method.name} needs it, so it starts again from the beginning",
+                      stacklevel=2)
+        run = _new(path, config, setup, federation)
+        run.clean()
+    return run
+
+
+def _new(path: Path, config: Config, setup: Setup, federation: Federation) -> Run:
+    run = Run.create(path, config, partition_bytes(setup.parts), provenance(setup))
+    if (words := setup.dataset.words) is not None:
+        run.put("tokenizer.json", lambda file: file.write(words.spec.encode()))
+    base.keep(run, setup.module)
+    federation.clients = run.states
     return run
 
 

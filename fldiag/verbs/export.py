@@ -9,7 +9,7 @@ from fldiag import api
 from fldiag.checkpoint.run import Run
 from fldiag.console import Console
 from fldiag.diagnosis import places
-from fldiag.errors import FldiagError, unknown
+from fldiag.errors import FldiagError, check_name, unknown
 from fldiag.export import scalars
 
 KINDS = ("tensorboard", "wandb", "mlflow")
@@ -23,6 +23,7 @@ def export(console: Console, path: Path, to: str, out: Path | None, tables: list
         raise FldiagError(f"{path} is one checkpoint", "give the run's folder", usage=True)
     collected = scalars.collect(run, tables, per_client=per_client)
     folder = places.prepare(out or run.path / "export" / to)
+    check_name(folder)
     with console.progress(f"{len(collected.series)} numbers to {to}"):
         written = importlib.import_module(f"fldiag.export.{to}").export(collected, folder)
     tags = collected.series["tag"].nunique()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fldiag.checkpoint import owner, prune
+from fldiag.checkpoint.index import unverified
 from fldiag.checkpoint.run import Run
 from fldiag.console import Console
 from fldiag.diagnosis.options import rounds as choice
@@ -21,16 +22,17 @@ def runs(console: Console, folder: Path) -> None:
     if not os.path.isdir(folder):
         raise FldiagError(f"{shown(folder)} is not a folder", "give the folder that holds runs (default: checkpoints)",
                           usage=True)
-    rows, damaged = [], []
+    rows, damaged, readable = [], [], []
     for file in sorted(folder.rglob("run.json")):
         try:
             rows.append(_row(Run.open(file.parent), file.parent.relative_to(folder)))
+            readable.append(file.parent)
         except FldiagError as error:
             damaged.append(f"{file.parent}: {error.what}")
     if not rows and not damaged:
         raise FldiagError(f"there is no run under {folder}", "train one: fldiag train digits", usage=True)
     console.table(rows, COLUMNS)
-    for text in damaged:
+    for text in [*damaged, *unverified(readable)]:
         console.note(text)
     console.done(folder)
 

@@ -9,6 +9,7 @@ import torch
 from commands import last, run, table
 
 import fldiag
+from fldiag.checkpoint.index import write_index
 from fldiag.diagnosis.options import rounds
 from fldiag.errors import FldiagError
 from fldiag.results import files
@@ -108,7 +109,7 @@ def rewrite(folder, r, change):
     torch.save(content, file)
     index = json.loads((folder / "run.json").read_text())
     index["files"][f"rounds/{r:04d}.pt"] = files.sha256(file)
-    (folder / "run.json").write_text(json.dumps(index))
+    write_index(folder, index)
 
 
 @pytest.mark.slow
@@ -131,7 +132,7 @@ def test_a_round_with_fewer_clients_and_one_of_another_architecture(copy):
 def test_an_unlisted_round_is_named(copy):
     index = json.loads((copy / "run.json").read_text())
     del index["files"]["rounds/0002.pt"]
-    (copy / "run.json").write_text(json.dumps(index))
+    write_index(copy, index)
     assert "lists no checkpoint of round 2" in run("drift", copy, "--no-gradients", "--no-representation").stderr
 
 

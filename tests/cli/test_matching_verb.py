@@ -10,6 +10,7 @@ import torch
 from commands import last, run, table
 
 import fldiag
+from fldiag.checkpoint.index import write_index
 from fldiag.diagnosis.options import size
 from fldiag.errors import FldiagError
 from fldiag.problem.problem import Problem
@@ -40,7 +41,7 @@ def rewrite(folder, r, change):
     torch.save(content, file)
     index = json.loads((folder / "run.json").read_text())
     index["files"][f"rounds/{r:04d}.pt"] = files.sha256(file)
-    (folder / "run.json").write_text(json.dumps(index))
+    write_index(folder, index)
 
 
 # --- matching --------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from commands import run
 
+from fldiag.checkpoint.index import write_index
 from fldiag.checkpoint.run import Run
 
 QUICK = ["--set", "rounds=1", "--set", "model.name=mlp", "--set", "train.epochs=1", "--device", "cpu"]
@@ -87,5 +88,5 @@ def test_wrong_questions(trained):
 def test_a_run_that_is_not_finished_is_refused(trained, tmp_path):
     shutil.copytree(trained, "half")
     index = json.loads(Path("half/run.json").read_text())
-    Path("half/run.json").write_text(json.dumps({**index, "status": "interrupted"}))
+    write_index(Path("half"), {**index, "status": "interrupted"})
     assert "--resume" in complaint("personalise", "half", code=1)

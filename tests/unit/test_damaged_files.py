@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import zipfile
@@ -18,10 +19,13 @@ from torch import nn
 import fldiag
 from fldiag import FldiagError, models
 from fldiag.checkpoint import schema
+from fldiag.checkpoint.index import write_index
 from fldiag.checkpoint.run import Run
 from fldiag.cli import app
 from fldiag.data import load as load_data
 from fldiag.report.collect import collect
+from fldiag.results.files import provenance_beside
+from fldiag.rounds.history import History
 from fldiag.training import rounds
 
 LONG = "x" * 5000
@@ -198,7 +202,7 @@ def test_every_path_is_one_clear_error(words, tmp_path):
 def test_an_index_with_something_odd_in_it(edit, copy):
     index = json.loads((copy / "run.json").read_text())
     edit(index)
-    (copy / "run.json").write_text(json.dumps(index))
+    write_index(copy, index)
     with pytest.raises(FldiagError, match=r"run\.json is not valid"):
         fldiag.load(copy)
 
@@ -230,6 +234,157 @@ def test_a_damaged_table_beside_a_run_does_not_kill_its_report(about, copy):
     (copy / "diagnostics" / "loop.json").symlink_to(copy / "diagnostics" / "loop.json")
     (copy / "diagnostics" / "loop.csv").symlink_to(copy / "diagnostics" / "loop.csv")
     assert "metrics" in collect([copy]).members[0].tables
+
+
+def everywhere(content, every=67):
+    """The content with one bit flipped, for a dense sample of its bits; ``every`` is odd, so every bit of a byte has its turn."""
+    for place in range(0, 8 * len(content), every):
+        yield flipped(content, place // 8, place % 8)
+
+
+def meaning(content):
+    try:
+        return json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+
+
+def test_a_flipped_bit_in_run_json_is_believed_nowhere(copy):
+    """Wherever it is, in the name of the digest too: what is read is what was written, or an error that names the file."""
+    file = copy / "run.json"
+    good, index = file.read_bytes(), Run.open(copy).index
+    for at in (0, good.index(b'"digest"')):
+        part = good[at:at + 90] if at else good
+        for bad in everywhere(part, 5 if at else 67):
+            file.write_bytes(good[:at] + bad + good[at + len(part):])
+            if meaning(file.read_bytes()) == meaning(good):
+                assert Run.open(copy).index == index
+                continue
+            with pytest.raises(FldiagError, match=r"run\.json"):
+                Run.open(copy)
+
+
+@pytest.mark.parametrize("edit", [lambda i: i["config"]["train"].update(lr=0.2), lambda i: i["config"].update(seed=7),
+                                  lambda i: i["config"]["method"].update(name="fedavg"), lambda i: i.update(status="diverged"),
+                                  lambda i: i["files"].pop("rounds/0002.pt"), lambda i: i.update(digest="0" * 64),
+                                  lambda i: i.update(digest=None), lambda i: i.update(note="edited")])
+@pytest.mark.parametrize("words", ["spectrum", "forgetting", "report", "train --resume --out", "prune --dry-run", "diff {}"])
+def test_an_edited_index_is_one_error_whose_remedy_works(edit, words, copy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    index = json.loads((copy / "run.json").read_text("utf-8"))
+    edit(index)
+    (copy / "run.json").write_text(json.dumps(index), encoding="utf-8")
+    name, *more = words.split()
+    result = verb(name, *(["digits"] if "--resume" in more else []), *(copy if word == "{}" else word for word in more), copy)
+    assert result.exit_code == 1 and "run.json is not the file that fldiag wrote" in result.stderr, result.output
+    key, digest = re.search(r'write "(\w+)": "(\w+)" into it', result.stderr).groups()
+    (copy / "run.json").write_text(json.dumps({**index, key: digest}), encoding="utf-8")
+    assert Run.open(copy).index == {k: v for k, v in index.items() if k != key}
+
+
+def test_an_index_of_an_earlier_version_has_no_digest_and_is_read_with_a_word(copy, tmp_path):
+    index = Run.open(copy).index
+    (copy / "run.json").write_text(json.dumps(index), encoding="utf-8")
+    assert Run.open(copy).index == index
+    for words in (["spectrum", copy, "--k", "1"], ["drift", copy], ["runs", tmp_path]):
+        assert verb(*words).stderr.count("run.json has no digest") == 1, words
+    assert verb("report", copy, "--out", tmp_path / "page").exit_code == 0
+    assert sum("run.json has no digest" in note for note in collect([copy]).notes) == 1
+    assert not verb("spectrum", copy / "rounds" / "0002.pt", "--k", "1").stderr.count("digest")
+    Run.open(copy).commit()  # as training that goes on does
+    assert "digest" not in verb("spectrum", copy, "--k", "1").stderr and not collect([copy]).notes
+
+
+def test_a_flipped_bit_in_the_json_beside_an_answer_is_believed_nowhere(copy):
+    assert verb("drift", copy).exit_code == 0
+    file, = (copy / "diagnostics").glob("drift*.json")
+    csv = file.with_suffix(".csv")
+    good, about = file.read_bytes(), provenance_beside(csv)
+    assert about["diagnostic"] == "drift" and "digest" not in about and "drift" in collect([copy]).members[0].tables
+    for bad in everywhere(good, 131):
+        file.write_bytes(bad)
+        if meaning(bad) == meaning(good):
+            assert provenance_beside(csv) == about
+        elif meaning(bad) is None:
+            assert provenance_beside(csv) == {}
+        else:
+            with pytest.raises(FldiagError, match=r"drift.*\.json is not the file that fldiag wrote"):
+                provenance_beside(csv)
+    content = json.loads(good)
+    file.write_text(json.dumps({**content, "diagnostic": "forgetting"}), encoding="utf-8")
+    page = collect([copy])
+    assert not page.members[0].tables.keys() - {"metrics"} and "is not the file that fldiag wrote" in page.notes[0]
+    result = verb("export", copy, "--to", "tensorboard", "--out", copy / "board")
+    assert result.exit_code == 1 and "is not the file that fldiag wrote" in result.stderr, result.output
+    del content["digest"]
+    file.write_text(json.dumps(content), encoding="utf-8")  # as an earlier version wrote it
+    assert "drift" in collect([copy]).members[0].tables
+
+
+# -- files in each other's place
+
+
+@pytest.fixture(scope="module")
+def sibling(tmp_path_factory):
+    """The same training with another seed."""
+    chosen = config("scaffold", rounds=2, seed=1, checkpoint={"clients": "sampled"})
+    return rounds.train(chosen, out=tmp_path_factory.mktemp("sibling") / "r")
+
+
+def in_place_of(name, other):
+    def change(run, sibling):
+        shutil.copy(run / other if isinstance(other, str) else sibling / name, run / name)
+    return change
+
+
+def swapped(run, sibling):
+    one, other = run / "rounds" / "0001.pt", run / "rounds" / "0002.pt"
+    one.rename(run / "aside")
+    other.rename(one)
+    (run / "aside").rename(other)
+
+
+MISPLACED = {"renamed": lambda run, sibling: (run / "rounds" / "0001.pt").replace(run / "rounds" / "0002.pt"),
+             "swapped": swapped, "copied": in_place_of("rounds/0002.pt", "rounds/0001.pt"),
+             "of another run": in_place_of("rounds/0002.pt", None)}
+
+
+@pytest.mark.parametrize("kind", MISPLACED)
+def test_a_checkpoint_in_the_place_of_another_answers_for_neither(kind, copy, sibling, tmp_path):
+    MISPLACED[kind](copy, sibling.path)
+    for words in (["spectrum", copy, "--k", "1"], ["spectrum", copy / "rounds" / "0002.pt", "--k", "1"],
+                  ["landscape", copy], ["convert", copy / "rounds" / "0002.pt", tmp_path / "x.safetensors"]):
+        result = verb(*words)
+        assert result.exit_code == 1 and "0002.pt is not the file this run wrote" in result.stderr, (words, result.output)
+    history = History.of(Run.open(copy), rounds=[1, 2]) if kind in ("copied", "of another run") else None
+    if history is not None:
+        assert [stored.round for stored in history.each()] == [1]
+        assert "0002.pt is not the file this run wrote" in str(history.notes)
+
+
+def test_a_checkpoint_of_another_round_is_refused_though_run_json_lists_it(copy):
+    """What an earlier version's run.json, which has no digest, may have been made to say."""
+    index = Run.open(copy).index
+    shutil.copy(copy / "rounds" / "0001.pt", copy / "rounds" / "0002.pt")
+    index["files"]["rounds/0002.pt"] = index["files"]["rounds/0001.pt"]
+    (copy / "run.json").write_text(json.dumps(index), encoding="utf-8")
+    for words in (["spectrum", copy, "--k", "1"], ["spectrum", copy / "rounds" / "0002.pt", "--k", "1"],
+                  ["convert", copy / "rounds" / "0002.pt", copy / "x.safetensors"]):
+        result = verb(*words)
+        assert result.exit_code == 1 and "0002.pt is the checkpoint of round 1" in result.stderr, (words, result.output)
+
+
+@pytest.mark.parametrize("name", ["state", "metrics"])
+def test_state_and_tables_of_another_run_are_refused(name, copy, sibling):
+    index = Run.open(copy).index
+    names = [f for f in index["files"] if f.startswith(name)]
+    assert names
+    for file in names:
+        shutil.copy(sibling.path / file, copy / file)
+    with pytest.raises(FldiagError, match="is not the file this run wrote"):
+        if name == "metrics":
+            _ = Run.open(copy).metrics
+        rounds.train(config("scaffold", rounds=3, checkpoint={"clients": "sampled"}), out=copy, resume=True)
 
 
 # -- memory

@@ -8,6 +8,7 @@ import torch
 from helpers import config, needs
 from test_journal import on_disk, train_until
 
+from fldiag.checkpoint.index import write_index
 from fldiag.checkpoint.run import Run
 from fldiag.cli import app
 from fldiag.errors import FldiagError
@@ -130,7 +131,7 @@ def test_fewer_rounds_are_refused(copy):
 
 def test_a_run_without_its_clients_states_is_not_extended(copy):
     index = json.loads((copy.path / "run.json").read_text())
-    (copy.path / "run.json").write_text(json.dumps({**index, "thinned": {"rounds": [2, 3], "state": True}}))
+    write_index(copy.path, {**index, "thinned": {"rounds": [2, 3], "state": True}})
     with pytest.raises(FldiagError, match="no longer has the clients' states"):
         rounds.train(small(7), out=copy.path, resume=True)
 

@@ -13,6 +13,7 @@ from torch import nn
 import fldiag
 from fldiag import FldiagError
 from fldiag.checkpoint import flat, folder, foreign, schema
+from fldiag.checkpoint.index import write_index
 from fldiag.checkpoint.recording import Recording, mean
 from fldiag.checkpoint.run import Run
 from fldiag.data import partition
@@ -320,7 +321,7 @@ def test_edited_origin(tmp_path, edit):
     recording.finish()
     index = json.loads((tmp_path / "r" / "run.json").read_text())
     edit(index["origin"])
-    (tmp_path / "r" / "run.json").write_text(json.dumps(index))
+    write_index(tmp_path / "r", index)
     with pytest.raises(FldiagError, match="origin is not valid"):
         _ = Run.open(tmp_path / "r").origin
 

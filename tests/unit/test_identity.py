@@ -7,6 +7,7 @@ import torch
 from helpers import config as small
 
 from fldiag import identity, registry
+from fldiag.checkpoint.index import write_index
 from fldiag.checkpoint.run import Run
 from fldiag.config import Config, build, load
 from fldiag.errors import FldiagError
@@ -82,7 +83,7 @@ def as_yesterday(path, config):
     index["provenance"].pop("method_version")
     for segment in index["segments"]:
         segment.pop("checkpoint")
-    (path / "run.json").write_text(json.dumps(index))
+    write_index(path, index)
 
 
 @pytest.mark.parametrize("name, before", [("npz:own.npz", "standard"), ("a-file-under-the-folder", "standard"), ("digits", None),
@@ -162,7 +163,7 @@ def test_a_config_that_was_edited_is_not_resumed(tmp_path):
     stopped(chosen(), tmp_path / "run")
     index = json.loads((tmp_path / "run" / "run.json").read_text())
     index["config"]["train"]["lr"] = 0.2
-    (tmp_path / "run" / "run.json").write_text(json.dumps(index))
+    write_index(tmp_path / "run", index)
     with pytest.raises(FldiagError, match="its hash is not that of its config"):
         rounds.train(chosen(lr=0.2), out=tmp_path / "run", resume=True)
 
@@ -203,9 +204,9 @@ def test_the_figures_find_the_runs_of_yesterday(tmp_path):
              "provenance": {}}
     other = tmp_path / f"{task.stem}-elsewhere"
     other.mkdir()
-    (other / "run.json").write_text(json.dumps(index))
+    write_index(other, index)
     assert task.fits(other) and task.where(tmp_path) == other
     resume.same_run(Run.open(other), task.config)
     poorer = {**index, "config": {**tree, "checkpoint": {"every": 10, "clients": "none"}}}
-    (other / "run.json").write_text(json.dumps(poorer))
+    write_index(other, poorer)
     assert not task.fits(other), "it would not keep what is asked"

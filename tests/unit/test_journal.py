@@ -1,5 +1,7 @@
-"""The journal of a run that is being trained: it says what run.json will say, its damage is noticed, and it does not grow dear."""
+"""The journal of a run that is being trained: it says what run.json will say, its damage costs what comes after it, and it does not grow
+dear."""
 
+import itertools
 import json
 import os
 import shutil
@@ -10,10 +12,12 @@ import pytest
 import torch
 from helpers import config
 from test_resume import equal_runs
+from typer.testing import CliRunner
 
 from fldiag.checkpoint import journal
 from fldiag.checkpoint import run as runs
 from fldiag.checkpoint.run import Run
+from fldiag.cli import app
 from fldiag.errors import FldiagError
 from fldiag.report.collect import collect
 from fldiag.results import files
@@ -61,12 +65,22 @@ def test_a_run_that_was_killed_says_all_that_it_stored(copy, whole):
     assert not (copy / journal.NAME).exists() and "journal" not in json.loads((copy / "run.json").read_text())
 
 
+def test_a_run_that_an_earlier_version_left_unfinished_goes_on(copy, whole):
+    """Its run.json has no digest; its journal is written as today's."""
+    index = json.loads((copy / "run.json").read_text("utf-8"))
+    del index["digest"]
+    (copy / "run.json").write_text(json.dumps(index, indent=1, sort_keys=True), "utf-8")
+    assert Run.open(copy).done == 4
+    equal_runs(rounds.train(small(), out=copy, resume=True), whole)
+    assert "digest" in json.loads((copy / "run.json").read_text("utf-8"))
+
+
 def test_an_earlier_fldiag_does_not_take_run_json_for_whole(copy):
     assert json.loads((copy / "run.json").read_text())["schema"] == 2
     assert Run.open(copy).index["schema"] == 1
 
 
-def test_a_last_line_that_was_cut_off_does_not_count(copy, whole):
+def test_a_last_line_that_was_cut_off_does_not_count(copy):
     file = copy / journal.NAME
     content = file.read_bytes()
     last = content[:-1].rindex(b"\n") + 1
@@ -76,26 +90,80 @@ def test_a_last_line_that_was_cut_off_does_not_count(copy, whole):
     for there in (0, 20):  # the disk had made room, and nothing, or only the end, was there yet
         file.write_bytes(content[:last] + bytes(len(content) - last - there) + content[len(content) - there:])
         assert Run.open(copy).done == 3
-    file.write_bytes(content[:last])
-    with pytest.raises(FldiagError, match=r"-0003\.pt is listed in run\.json but is not there"):
-        rounds.train(small(), out=copy, resume=True)  # it was round 4's line that was written, so the state of round 3 is gone
 
 
-def test_a_flipped_bit_in_a_line_is_noticed(copy):
+def test_a_flipped_bit_in_a_line_costs_what_comes_after_it(copy, whole):
     file = copy / journal.NAME
     content = file.read_bytes()
     ends = [i for i, byte in enumerate(content) if byte == ord("\n")][:-1]
-    for place in [*range(0, len(content) - 1, 7), *ends]:
+    for place in [*range(0, len(content) - 1, 97), *ends]:
         # no NUL: in the last line it stands for a block that never reached the disk
         bit = next(bit for bit in (1 << place % 8, 1) if bit != content[place])
         file.write_bytes(content[:place] + bytes([content[place] ^ bit]) + content[place + 1:])
-        with pytest.raises(FldiagError, match=r"journal\.jsonl is damaged: line \d+ is not what was written"):
-            Run.open(copy)
+        line = content[:place].count(b"\n") + 1
+        with pytest.warns(UserWarning, match=rf"line {line} of .*journal\.jsonl is damaged") as warned:
+            run = Run.open(copy)
+        assert run.done == max(line - 1, 1) and run.rounds == list(range(1, run.done + 1))  # run.json itself knows of round 1
+        assert f"up to round {run.done}," in str(warned[0].message)
+        assert set(run.metrics["round"]) == set(run.rounds)
+        state = run.checkpoint().state
+        assert all(torch.equal(state[n], t) for n, t in whole.checkpoint(run.done).state.items())
+    for words in (["runs", copy.parent], ["report", copy, "--out", copy.parent]):
+        result = CliRunner().invoke(app, [str(w) for w in words])
+        assert result.exit_code == 0 and result.stderr.count(f"is damaged: the run is read up to round {run.done},") == 1, result.output
     lines = content.splitlines(keepends=True)
-    for changed in (lines[:1] + lines[2:], [lines[0], lines[2], lines[1], *lines[3:]], [lines[0], lines[1], lines[1], *lines[2:]]):
+    for changed, done in ((lines[:1] + lines[2:], 1), ([lines[0], lines[2], lines[1], *lines[3:]], 1),
+                          ([lines[0], lines[1], lines[1], *lines[2:]], 2), ([lines[0], *lines[3:]], 1)):
         file.write_bytes(b"".join(changed))
-        with pytest.raises(FldiagError, match="is damaged"):
-            Run.open(copy)
+        with pytest.warns(UserWarning, match="is damaged"):
+            assert Run.open(copy).done == done
+
+
+def test_the_journal_cut_off_at_any_byte_is_its_whole_lines(copy):
+    file = copy / journal.NAME
+    content = file.read_bytes()
+    ends = [i for i, byte in enumerate(content) if byte == ord("\n")]
+    for end in {*range(0, len(content), 11), *ends, *(end + 1 for end in ends)}:
+        file.write_bytes(content[:end])
+        assert Run.open(copy).done == max(content[:end].count(b"\n"), 1)
+
+
+@pytest.mark.filterwarnings("ignore:line . of:UserWarning", "ignore:.*is lost:UserWarning")
+@pytest.mark.parametrize("damage", ["bit", "cut"])
+@pytest.mark.parametrize("method", ["scaffold", "fedavg"])
+def test_a_run_with_a_damaged_journal_goes_on_to_the_same_bits(method, damage, tmp_path):
+    """Also where the state of the last round before the damage is gone: from its checkpoint, or again from the beginning."""
+    settings = config(method, rounds=4, total=4, per_round=2, checkpoint={"clients": "sampled"})
+    copies = iter(range(9))
+
+    def copy(event):
+        if event["event"] == "round" and event["round"] == 3:
+            shutil.copytree(tmp_path / "run", tmp_path / "killed")
+
+    uninterrupted = rounds.train(settings, out=tmp_path / "run", on_event=copy)
+    (tmp_path / "killed" / "owner.json").unlink()
+    content = (tmp_path / "killed" / journal.NAME).read_bytes()
+    lines = [0, *(i + 1 for i, byte in enumerate(content) if byte == ord("\n"))]
+    for start, end in itertools.pairwise(lines):
+        place = (start + end) // 2
+        out = Path(shutil.copytree(tmp_path / "killed", tmp_path / f"{next(copies)}"))
+        spoilt = content[:place] + bytes([content[place] ^ 1]) + content[place + 1:] if damage == "bit" else content[:place]
+        (out / journal.NAME).write_bytes(spoilt)
+        events = []
+        equal_runs(rounds.train(settings, out=out, resume=True, on_event=events.append), uninterrupted)
+        assert on_disk(out) == on_disk(tmp_path / "run")
+        last = max(content[:start].count(b"\n"), 1)
+        state = (tmp_path / "killed" / "state" / f"server-{last:04d}.pt").is_file()
+        assert events[0]["round"] == (last if state or method == "fedavg" else 0)
+
+
+def test_state_that_somebody_removed_from_a_run_is_not_trained_again_unasked(whole, tmp_path):
+    copy = shutil.copytree(whole.path, tmp_path / "copy")
+    (copy / "state" / "server-0005.pt").unlink()
+    before = on_disk(copy)
+    with pytest.raises(FldiagError, match=r"server-0005\.pt is listed in run\.json but is not there"):
+        rounds.train(small(rounds=6), out=copy, resume=True)
+    assert on_disk(copy) == before
 
 
 def test_lines_that_somebody_wrote_with_the_right_checksum(copy):

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import reports
 
+from fldiag.checkpoint.index import write_index
 from fldiag.diagnostics.account.section import section as account
 from fldiag.diagnostics.drift.section import section as drift
 from fldiag.diagnostics.forgetting.section import section as forgetting
@@ -343,6 +344,6 @@ def test_a_record_has_the_tables_of_the_weights_that_it_no_longer_has(tmp_path):
 def test_what_a_record_says_of_its_weights_is_looked_at(tmp_path, gone, message):
     record = keep(reports.run(tmp_path / "fedavg-a"), tmp_path / "records")
     index = json.loads((record / "run.json").read_text())
-    (record / "run.json").write_text(json.dumps({**index, "gone": gone}))
+    write_index(record, {**index, "gone": gone})
     with pytest.raises(FldiagError, match=message):
         collect([record])

@@ -18,7 +18,8 @@ FRAME = table([{"metric": "loss", "value": 1 / 3, "round": 2}, {"metric": "note"
 def test_a_table_and_what_it_is(tmp_path):
     written = files.write_table(FRAME, tmp_path / "new" / "lr-0.1", {"seed": 3, "where": tmp_path})
     assert [f.name for f in written] == ["lr-0.1.json", "lr-0.1.csv"] and all(f.is_file() for f in written)
-    about, content = json.loads(written[0].read_text()), written[1].read_bytes()
+    about, content = files.read_json(written[0]), written[1].read_bytes()
+    assert json.loads(written[0].read_text("utf-8"))["digest"] == files.json_digest(about)
     assert about == {"seed": 3, "where": str(tmp_path), "table": {"file": "lr-0.1.csv", "sha256": hashlib.sha256(content).hexdigest()}}
     again = pd.read_csv(written[1])
     assert again["value"][0] == 0.333333333 and again["layer"][1] == "a,b \"c\"\nd" and list(again.columns) == list(FRAME.columns)

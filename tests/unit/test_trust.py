@@ -12,6 +12,7 @@ from torch import nn
 
 import fldiag
 from fldiag import FldiagError
+from fldiag.checkpoint.index import write_index
 from fldiag.checkpoint.run import Run
 from fldiag.cli import app
 from fldiag.training import rounds
@@ -46,7 +47,7 @@ def test_partition_does_not_run_code_that_a_run_names(run, tmp_path, monkeypatch
     (tmp_path / "evil.py").write_text("open('exploded', 'w')\n")
     index = json.loads((run.path / "run.json").read_text())
     index["config"]["data"]["name"] = "evil:f"
-    (run.path / "run.json").write_text(json.dumps(index))
+    write_index(run.path, index)
     result = CliRunner().invoke(app, ["partition", str(run.path)])
     assert result.exit_code == 1 and "does not import it" in result.stderr and not (tmp_path / "exploded").exists()
 
@@ -56,7 +57,7 @@ def test_partition_does_not_run_code_that_a_run_names(run, tmp_path, monkeypatch
 def test_edited_run_index(run, key, value):
     index = json.loads((run.path / "run.json").read_text())
     index[key] = value
-    (run.path / "run.json").write_text(json.dumps(index))
+    write_index(run.path, index)
     with pytest.raises(FldiagError, match=r"run\.json"):
         _ = Run.open(run.path).config
 
@@ -85,7 +86,7 @@ def test_resume_on_other_data_or_another_partition_is_refused(tmp_path):
         rounds.train(chosen, out=tmp_path / "r", on_event=stop)
     index = json.loads((tmp_path / "r" / "run.json").read_text())
     index["provenance"]["data"] = "0" * 16
-    (tmp_path / "r" / "run.json").write_text(json.dumps(index))
+    write_index(tmp_path / "r", index)
     with pytest.raises(FldiagError, match="is not the one"):
         rounds.train(chosen, out=tmp_path / "r", resume=True)
 
