@@ -20,6 +20,7 @@ from fldiag.config import Config
 from fldiag.errors import FldiagError, counted
 from fldiag.results import files
 from fldiag.results.card import card
+from fldiag.results.select import SPLITS, split_of
 from fldiag.results.shares import wilson
 from fldiag.results.table import Row, table
 
@@ -49,11 +50,14 @@ class StoredRun:
         chosen = {k: config.get(k, {}).get("name") for k in ("method", "model", "data")}
         facts = {"folder": self.path, "status": self.status, "rounds": f"{self.done} of {config.get('rounds', '?')}", **chosen,
                  "seed": config.get("seed")}
-        wanted = "metric == 'accuracy' and moment == 'aggregated' and scope == 'global' and slice == 'test' and n_examples > 0"
-        if self.has_metrics and len(scores := self.metrics.query(wanted)):
+        wanted = "metric == 'accuracy' and moment == 'aggregated' and scope == 'global' and slice == @split and n_examples > 0"
+        metrics = self.metrics if self.has_metrics else pd.DataFrame()
+        split = split_of(metrics)
+        if len(metrics) and len(scores := metrics.query(wanted)):
             last = scores.sort_values("round").iloc[-1]
             low, high = wilson(round(last["value"] * last["n_examples"]), int(last["n_examples"]))
-            facts["test accuracy"] = f"{last['value']:.1%} (95 % interval {low:.1%} to {high:.1%}, {last['n_examples']} examples)"
+            name = f"{SPLITS[split]} accuracy"
+            facts[name] = f"{last['value']:.1%} (95 % interval {low:.1%} to {high:.1%}, {last['n_examples']} examples)"
         return card("Run", facts)
 
     @property

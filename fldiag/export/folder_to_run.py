@@ -19,6 +19,7 @@ from fldiag.checkpoint.run import Run, verify
 from fldiag.data import Dataset
 from fldiag.diagnosis.subjects import user_code
 from fldiag.errors import FldiagError
+from fldiag.export.given import confirm_numbers
 from fldiag.models.network import Network
 from fldiag.registry import model as registered
 from fldiag.results.provenance import digest
@@ -65,6 +66,8 @@ def folder_to_run(root: Path, out: Path, told: Event, *, clients: str | None, gl
                           "received: before it, as the clients got it", usage=True)
     layout = folder.scan(root, clients, globals_)
     numbers, parts = _people(layout.names, partition)
+    if parts is not None and partition is not None:
+        confirm_numbers([numbers[name] for name in layout.names], parts, str(partition))
     dataset, module = _problem(model, data, data_root, download)
     if parts is not None and dataset is not None:
         folder.check({str(k): v for k, v in parts.items()}, len(dataset.train_y), dataset.name)
