@@ -66,8 +66,12 @@ def folder_to_run(root: Path, out: Path, told: Event, *, clients: str | None, gl
                           "received: before it, as the clients got it", usage=True)
     layout = folder.scan(root, clients, globals_)
     numbers, parts = _people(layout.names, partition)
-    if parts is not None and partition is not None:
-        confirm_numbers([numbers[name] for name in layout.names], parts, str(partition))
+    refused: FldiagError | None = None
+    if parts is not None:
+        try:
+            confirm_numbers([numbers[name] for name in layout.names], parts)
+        except FldiagError as error:  # the weights are sound: they are recorded before it is raised
+            refused, parts = error, None
     dataset, module = _problem(model, data, data_root, download)
     if parts is not None and dataset is not None:
         folder.check({str(k): v for k, v in parts.items()}, len(dataset.train_y), dataset.name)
@@ -90,8 +94,14 @@ def folder_to_run(root: Path, out: Path, told: Event, *, clients: str | None, gl
         if shift:
             work.say("rounds start at 0 there and at 1 here", keep=False)
         work.gaps()
+        if refused is not None:
+            work.say(f"the partition is left out: {refused.what}")
         score = partial(tested, Network(module), dataset=dataset) if scores and dataset is not None else None
-        return work.run(after, bool(globals_), score)
+        run = work.run(after, bool(globals_), score)
+    if refused is not None:
+        raise FldiagError(f"{out} is made without the partition: {refused.what}",
+                          f"{refused.remedy}; then convert into another folder", usage=True)
+    return run
 
 
 def _people(names: list[str], partition: Path | None) -> tuple[dict[str, int], dict[int, Any] | None]:

@@ -173,7 +173,7 @@ def natural(number: Any, what: str, most: int = 2**62) -> int:
     return n
 
 
-def confirm_numbers(clients: Iterable[int], parts: Mapping[int, Any], where: str = "the partition") -> None:
+def confirm_numbers(clients: Iterable[int], parts: Mapping[int, Any]) -> None:
     """Raises FldiagError where clients are numbered from 1 and the partition from 0, or the other way round: each would get the
     examples of its neighbour."""
     there, first = set(clients), min(parts, default=0)
@@ -181,7 +181,7 @@ def confirm_numbers(clients: Iterable[int], parts: Mapping[int, Any], where: str
     shift = {0: 1, 1: -1}.get(first)
     if not lacking or shift is None or not {k - shift for k in there} <= parts.keys():
         return
-    raise FldiagError(f"client {lacking[0]} is not in {where}, which numbers its clients from {first}: the clients' "
+    raise FldiagError(f"client {lacking[0]} is not in the partition, which numbers its clients from {first}: the clients' "
                       f"numbers seem to be {abs(shift)} {'higher' if shift > 0 else 'lower'} than the partition's",
                       "give the partition as a dict, client -> indices, with the clients' own numbers: "
                       f"{first + shift} in place of {first}, {first + 1 + shift} in place of {first + 1}, and so on", usage=True)

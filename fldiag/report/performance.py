@@ -73,9 +73,10 @@ def _judged(rows: pd.DataFrame, split: str) -> pd.DataFrame:
 
 
 def _one_source(rows: pd.DataFrame) -> pd.DataFrame:
-    """Those of the first of the programs that told of this number."""
-    if "source" not in rows or not len(rows):
-        return rows
+    """The rows of the test split; without any, those of the first of the programs that told of this number."""
+    test = only(rows, slice="test")
+    if len(test) or "source" not in rows or not len(rows):
+        return test if len(test) else rows
     first = rows["source"].iloc[0]
     return rows[rows["source"].isna() if pd.isna(first) else rows["source"] == first]
 

@@ -79,7 +79,7 @@ class Rounds:
         lacking = [str(k) for k in stored.ids if k >= self._clients]
         if not lacking:
             return stored
-        text = f"client {', '.join(lacking)} is not in the partition, which has clients 0 to {self._clients - 1}{OUTSIDE}"
+        text = f"client {', '.join(lacking)} is not in the partition of {self._clients} clients{OUTSIDE}"
         stored = replace(stored.of(rows), notes=(*stored.notes, text))
         return stored if rows else replace(stored, clients=None)
 
