@@ -112,12 +112,16 @@ class Recording:
             self.run.index["origin"]["notes"].append(text)
 
     def know(self, *, names: Mapping[int, str] | None = None, examples: Mapping[int, int] | None = None,
-             shift: int = 0) -> None:
-        """What the clients are called elsewhere, how many examples they train on, and how much higher than there rounds are
-        numbered."""
+             shift: int = 0, outside: Sequence[int] = ()) -> None:
+        """What the clients are called elsewhere, how many examples they train on, how much higher than there rounds are numbered,
+        and which clients the partition lacks."""
         origin = self.run.index["origin"]
         origin["names"] |= {str(k): v for k, v in (names or {}).items()}
         origin["examples"] |= {str(k): int(v) for k, v in (examples or {}).items()}
+        if fresh := sorted({*outside} - {*origin.get("outside", [])}):
+            origin["outside"] = sorted([*origin.get("outside", []), *fresh])
+            names = ", ".join(str(origin["names"].get(str(k), k)) for k in fresh[:6]) + (" ..." if len(fresh) > 6 else "")
+            self.note(f"the partition does not say which examples client {names} has")
         if shift:
             origin["shift"] = shift
             self.note("the loop counts its rounds from 0: its round 0 is round 1 here, and so on")

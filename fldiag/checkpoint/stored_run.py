@@ -92,14 +92,16 @@ class StoredRun:
     @property
     def origin(self) -> dict[str, Any]:
         """Of rounds that another program trained: ``recipe`` (whence they are), ``notes`` (what was missing), ``names`` and
-        ``examples`` of the clients by their number; empty for runs of fldiag. Raises FldiagError when it was edited."""
+        ``examples`` of the clients by their number, and those ``outside`` the partition; empty for runs of fldiag. Raises
+        FldiagError when it was edited."""
         found = self.index.get("origin")
         if found is None:
             return {}
         try:
             return {"recipe": dict(found["recipe"]), "notes": [str(note) for note in found["notes"]],
                     "names": {int(k): str(v) for k, v in found["names"].items()},
-                    "examples": {int(k): int(v) for k, v in found["examples"].items()}}
+                    "examples": {int(k): int(v) for k, v in found["examples"].items()},
+                    "outside": [int(k) for k in found.get("outside", [])]}
         except (KeyError, TypeError, ValueError, AttributeError):
             raise FldiagError(f"{self.path / 'run.json'}: its origin is not valid",
                               "the file was edited; convert again") from None

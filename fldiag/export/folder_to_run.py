@@ -156,8 +156,9 @@ class _Work:
                 self.say(f"round {r} has no file of client {', '.join(absent[:6])}{' ...' if len(absent) > 6 else ''}")
         if self.parts is not None:
             without = [n for n in names if self.numbers[n] not in self.parts]
+            self.recording.know(outside=[self.numbers[n] for n in without])
             if without:
-                self.say(f"the partition does not say which examples client {', '.join(without[:6])} has")
+                self.say(f"the partition does not say which examples client {', '.join(without[:6])} has", keep=False)
 
     def read(self, path: Path, whose: str) -> State | None:
         """The weights in a file, None when it is damaged. Raises FldiagError for another architecture."""

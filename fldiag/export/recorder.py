@@ -280,10 +280,8 @@ class Recorder:
         if self.parts is not None:
             confirm_numbers(clients, self.parts)
         state = self.state(aggregated, "the aggregated model")
-        lacking = sorted(clients.keys() - self.parts.keys()) if self.parts is not None else []
-        for k in lacking:
-            self.note(f"the partition does not say which examples client {k} has")
-        self._put(self._write, t, state, clients, received, [*rows, *self._scores(state)], self._examples, shift)
+        outside = sorted(clients.keys() - self.parts.keys()) if self.parts is not None else []
+        self._put(self._write, t, state, clients, received, [*rows, *self._scores(state)], self._examples, shift, outside)
         self._last, self._begun, self._done, self._shift = state, True, t, shift
 
     def note(self, text: str) -> None:
@@ -354,7 +352,7 @@ class Recorder:
         self._failed = True
 
     def _write(self, t: int, state: State, clients: Mapping[int, State], received: State | None, rows: Sequence[Row],
-               examples: Mapping[int, int], shift: int) -> None:
+               examples: Mapping[int, int], shift: int, outside: Sequence[int]) -> None:
         self._owner.confirm()
         if t == 0:
             self.recording.initial(state)
@@ -362,7 +360,7 @@ class Recorder:
             return
         if received is not None and not self.recording.run.rounds:
             self.recording.initial(received)
-        self.recording.know(examples=examples, shift=shift)
+        self.recording.know(examples=examples, shift=shift, outside=outside)
         self.recording.add(t, state, clients, received, rows)
 
     def _put(self, job: Callable[..., Any], *args: Any) -> None:

@@ -148,7 +148,7 @@ class History(Rounds):
                        notes=[*notes, *origin])
         made.recipe = recipe
         if run.origin:
-            made.examples, made.remedy = run.origin["examples"], RECEIVED
+            made.examples, made.remedy, made.outside = run.origin["examples"], RECEIVED, frozenset(run.origin["outside"])
         return made
 
     # -- the examples

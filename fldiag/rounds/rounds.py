@@ -28,6 +28,7 @@ class Rounds:
         self._rounds, self.name, self._clients = dict(sorted(rounds.items())), name, clients
         self._remarks, self._steps = tuple(remarks), steps
         self.remedy = REMEDY
+        self.outside: frozenset[int] = frozenset()  # clients that the partition lacks between others
         self.notes: list[dict[str, Any]] = []
         self.read: list[int] = []
         self._current: tuple[int, Stored] | None = None
@@ -75,10 +76,10 @@ class Rounds:
 
     def _in_partition(self, stored: Stored) -> Stored:
         """The round without the clients of which the partition says nothing: there are no examples of theirs to look at."""
-        rows = [j for j, k in enumerate(stored.ids) if k < self._clients]
-        lacking = [str(k) for k in stored.ids if k >= self._clients]
-        if not lacking:
+        rows = [j for j, k in enumerate(stored.ids) if k < self._clients and k not in self.outside]
+        if len(rows) == len(stored.ids):
             return stored
+        lacking = [str(k) for j, k in enumerate(stored.ids) if j not in rows]
         text = f"client {', '.join(lacking)} is not in the partition of {self._clients} clients{OUTSIDE}"
         stored = replace(stored.of(rows), notes=(*stored.notes, text))
         return stored if rows else replace(stored, clients=None)

@@ -111,7 +111,7 @@ class Disk:
         self.done, self.room = 0, None
         for name, real in (("fsync", lambda handle: None), ("replace", os.replace), ("write", os.write)):
             monkeypatch.setattr(os, name, self.counted(real))
-        monkeypatch.setattr(result_files, "open", lambda *args: File(self, open(*args)), raising=False)
+        monkeypatch.setattr(result_files, "open", lambda *args: File(self, open(*args)), raising=False)  # noqa: SIM115
 
     def counted(self, real):
         def call(*args):
@@ -414,9 +414,9 @@ def test_averages_and_copies_of_frozen_weights_are_the_same(tmp_path, form):
 def test_clients_that_are_numbered_by_one_off_the_partition_are_refused(tmp_path, numbers, parts, sound):
     data, indices, net = world(norm=False)
     given = {k: indices[i] for k, i in parts.items()}
-    with fldiag.Recorder(tmp_path / "run", net, data=data, clients=given) as rec:
-        with pytest.raises(FldiagError, match="is not in the partition") as caught:
-            rec.round(received=net, clients=dict.fromkeys(numbers, net), aggregated=net)
+    rec = fldiag.Recorder(tmp_path / "run", net, data=data, clients=given)
+    with pytest.raises(FldiagError, match="is not in the partition") as caught:
+        rec.round(received=net, clients=dict.fromkeys(numbers, net), aggregated=net)
     assert "1 higher" in str(caught.value) or "1 lower" in str(caught.value)
     shift = numbers[0] - sound[0]
     with fldiag.Recorder(tmp_path / "mended", net, data=data, clients={k + shift: v for k, v in given.items()}) as rec:
