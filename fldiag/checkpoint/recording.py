@@ -120,8 +120,8 @@ class Recording:
         origin["examples"] |= {str(k): int(v) for k, v in (examples or {}).items()}
         if fresh := sorted({*outside} - {*origin.get("outside", [])}):
             origin["outside"] = sorted([*origin.get("outside", []), *fresh])
-            names = ", ".join(str(origin["names"].get(str(k), k)) for k in fresh[:6]) + (" ..." if len(fresh) > 6 else "")
-            self.note(f"the partition does not say which examples client {names} has")
+            listed = ", ".join(str(origin["names"].get(str(k), k)) for k in fresh[:6]) + (" ..." if len(fresh) > 6 else "")
+            self.note(f"the partition does not say which examples client {listed} has")
         if shift:
             origin["shift"] = shift
             self.note("the loop counts its rounds from 0: its round 0 is round 1 here, and so on")
