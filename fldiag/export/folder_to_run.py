@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,9 @@ from fldiag.checkpoint.run import Run, verify
 from fldiag.data import Dataset
 from fldiag.diagnosis.subjects import user_code
 from fldiag.errors import FldiagError
-from fldiag.export.given import confirm_numbers
+from fldiag.export.given import confirm_numbers, failure
 from fldiag.models.network import Network
+from fldiag.problem.in_memory import as_logits
 from fldiag.registry import model as registered
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row
@@ -96,7 +96,7 @@ def folder_to_run(root: Path, out: Path, told: Event, *, clients: str | None, gl
         work.gaps()
         if refused is not None:
             work.say(f"the partition is left out: {refused.what}")
-        score = partial(tested, Network(module), dataset=dataset) if scores and dataset is not None else None
+        score = work.score(dataset) if scores and dataset is not None else None
         run = work.run(after, bool(globals_), score)
     if refused is not None:
         raise FldiagError(f"{out} is made without the partition: {refused.what}",
@@ -159,6 +159,24 @@ class _Work:
             self.recording.know(outside=[self.numbers[n] for n in without])
             if without:
                 self.say(f"the partition does not say which examples client {', '.join(without[:6])} has", keep=False)
+
+    def score(self, dataset: Dataset) -> Score:
+        """What evaluates the global model of a round; where that cannot be, it says so once."""
+        module, text = as_logits(self.module, dataset)
+        if text is not None:
+            self.say(text)
+        network, failed = Network(module), set[str]()
+
+        def score(state: State) -> list[Row]:
+            try:
+                return tested(network, state, dataset)
+            except Exception as error:  # the user's model may raise anything
+                if (text := failure(error)) not in failed:
+                    self.say(text)
+                failed.add(text)
+                return []
+
+        return score
 
     def read(self, path: Path, whose: str) -> State | None:
         """The weights in a file, None when it is damaged. Raises FldiagError for another architecture."""

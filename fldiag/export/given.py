@@ -173,6 +173,11 @@ def natural(number: Any, what: str, most: int = 2**62) -> int:
     return n
 
 
+def failure(error: Exception) -> str:
+    """What is said of a run whose global model could not be evaluated."""
+    return f"the global model could not be evaluated: {error.what if isinstance(error, FldiagError) else first_line(error)}"
+
+
 def confirm_numbers(clients: Iterable[int], parts: Mapping[int, Any]) -> None:
     """Raises FldiagError where clients are numbered from 1 and the partition from 0, or the other way round: each would get the
     examples of its neighbour."""

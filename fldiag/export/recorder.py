@@ -21,9 +21,19 @@ from fldiag.checkpoint.foreign import State
 from fldiag.checkpoint.recording import Recording, confirm_same
 from fldiag.checkpoint.run import Run
 from fldiag.data import Dataset
-from fldiag.errors import FldiagError, counted, first_line
+from fldiag.errors import FldiagError, counted
 from fldiag.execution.background import Background
-from fldiag.export.given import confirm_numbers, examples_of, natural, number_of, partition_of, read_clients, rows_of, seen_as
+from fldiag.export.given import (
+    confirm_numbers,
+    examples_of,
+    failure,
+    natural,
+    number_of,
+    partition_of,
+    read_clients,
+    rows_of,
+    seen_as,
+)
 from fldiag.export.weights import named
 from fldiag.models import frozen
 from fldiag.models.network import Network
@@ -284,6 +294,17 @@ class Recorder:
         self._put(self._write, t, state, clients, received, [*rows, *self._scores(state)], self._examples, shift, outside)
         self._last, self._begun, self._done, self._shift = state, True, t, shift
 
+    def begin(self, state: State) -> None:
+        """Write the model before training.
+
+        Args:
+            state: as ``state`` gives it.
+
+        Raises:
+            FldiagError: the recorder is closed.
+        """
+        self._put(self.recording.initial, state)
+
     def note(self, text: str) -> None:
         """Remember what was missing or had to be supposed; every table of the run will say so.
 
@@ -345,7 +366,7 @@ class Recorder:
             return []
 
     def _say_failure(self, error: Exception) -> None:
-        text = f"the global model could not be evaluated: {error.what if isinstance(error, FldiagError) else first_line(error)}"
+        text = failure(error)
         self.note(text)
         if not self._failed:
             warnings.warn(f"fldiag: {text}; weights are recorded all the same (evaluate=False: no evaluation)", stacklevel=2)
