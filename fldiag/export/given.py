@@ -175,7 +175,8 @@ def natural(number: Any, what: str, most: int = 2**62) -> int:
 
 def failure(error: Exception) -> str:
     """What is said of a run whose global model could not be evaluated."""
-    return f"the global model could not be evaluated: {error.what if isinstance(error, FldiagError) else first_line(error)}"
+    what = error.what if isinstance(error, FldiagError) else f"{type(error).__name__}: {first_line(error)}"
+    return f"the global model could not be evaluated: {what}"
 
 
 def confirm_numbers(clients: Iterable[int], parts: Mapping[int, Any]) -> None:

@@ -285,7 +285,7 @@ class Recorder:
         """
         if self._begun and t <= self._done:
             last = self._done - shift
-            raise FldiagError(f"round {t - shift} comes after round {last}, which is recorded already",
+            raise FldiagError(f"round {t - shift} is not after round {last}, the last that was recorded",
                               f"give a number above {last}, or leave it out: the next is taken", usage=True)
         if self.parts is not None:
             confirm_numbers(clients, self.parts)

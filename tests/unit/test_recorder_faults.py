@@ -86,7 +86,7 @@ def test_a_loop_that_counts_from_0(tmp_path, received):
         rec.round(received=net if received else None, clients={0: net}, aggregated=net, number=t)
     rec.flush()
     _, again = recorder(tmp_path / "run", resume=True)
-    with pytest.raises(FldiagError, match="round 1 comes after round 1"):
+    with pytest.raises(FldiagError, match="round 1 is not after round 1"):
         again.round(clients={0: net}, aggregated=net, number=1)
     again.round(clients={0: net}, aggregated=net, number=2)
     run = again.close()
