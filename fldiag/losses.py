@@ -36,11 +36,22 @@ _log_softmax_backward = torch.ops.aten._log_softmax_backward_data.default
 def per_example(outputs: Tensor, y: Tensor) -> Tensor:
     """What training minimises: cross entropy for class labels, half the squared residual for real targets.
 
-    ``outputs`` [..., C]; ``y`` [...] integer labels or [..., C] floats. Returns [...].
+    ``outputs`` [..., C]; ``y`` [...] integer labels or [..., C] floats. Returns [...]. One output is the logit of label 1
+    against label 0. Raises FldiagError for more labels than that.
     """
     if y.is_floating_point():
         return half_squared_error(outputs, y, reduction="none")
+    if outputs.shape[-1] == 1:
+        if bool((y > 1).any()):
+            raise FldiagError(f"the model has one output, and there are labels up to {int(y.max())}",
+                              "give a model with an output for each label", usage=True)
+        return F.binary_cross_entropy_with_logits(outputs.squeeze(-1), y.to(outputs.dtype), reduction="none")
     return F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
+
+
+def predicted(outputs: Tensor) -> Tensor:
+    """The label [...] of the largest of outputs [..., C]; of one output, the logit of label 1: whether it is above 0."""
+    return (outputs.squeeze(-1) > 0).long() if outputs.shape[-1] == 1 else outputs.argmax(-1)
 
 
 def cross_entropy_and_slope(outputs: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

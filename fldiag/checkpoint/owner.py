@@ -45,7 +45,11 @@ class Owner:
                 os.utime(self.file)
 
     def confirm(self) -> None:
-        """Raises FldiagError when another process took the folder over: this one slept for long, or was cut off."""
+        """Raises FldiagError when the folder was removed, or another process took it over: this one slept for long, or was cut
+        off."""
+        if not self.file.exists():
+            raise FldiagError(f"{self.file.parent} was removed or moved while it was written to ({NAME} is not in it)",
+                              "put the folder back and resume, or write to a new folder")
         if _read(self.file).get("token") != self.token:
             raise FldiagError(f"{self.file.parent} was taken over by another process while this one did not answer",
                               "let the other process continue; everything stored so far is intact")

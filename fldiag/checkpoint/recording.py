@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from fldiag.checkpoint.run import Run
 from fldiag.data import Dataset, partition
 from fldiag.errors import FldiagError
 from fldiag.params import Layout
-from fldiag.results.provenance import provenance
+from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import Row
 
 
@@ -30,15 +32,15 @@ class Recording:
     ``model``, ``data``: what the run's files say of them (names; a reader never runs code that a file names);
     without them they must be given with every question. ``normalise``: how the data of that name are seen. ``parts``: client ->
     indices of its training examples. ``method``, ``seed``: how tables call the run. ``origin``: plain values on where it comes
-    from, kept in run.json; a run with the same origin that was not finished goes on.
+    from, kept in run.json; a run with the same origin that was not finished goes on, and with ``resume`` a finished one.
 
-    Raises FldiagError when the folder holds another run or cannot be written.
+    Raises FldiagError when the folder holds another run, or one of another model, data or partition, or cannot be written.
     """
 
     def __init__(self, path: Path, module: nn.Module, *, origin: Mapping[str, Any], model: str | None = None,
                  data: str | None = None, root: str | None = None, dataset: Dataset | None = None,
                  parts: Mapping[int, np.ndarray] | None = None, method: str = "foreign", seed: int = 0,
-                 normalise: str | None = None):
+                 normalise: str | None = None, resume: bool = False):
         self.layout, self.method, self.seed = Layout.of(module), method, seed
         self.dataset = dataset
         self.waiting: list[Row] = []
@@ -51,42 +53,83 @@ class Recording:
         origin = json.loads(json.dumps(dict(origin)))
         if (path / "run.json").is_file():
             self.run = Run.open(path)
-            known = self.run.index.get("origin", {})
-            if known.get("recipe") != origin or self.run.status == "finished":
+            if not resume and (self.run.origin.get("recipe") != origin or self.run.status == "finished"):
                 raise FldiagError(f"{path} already holds a run", "choose another folder, or remove it first", usage=True)
+            confirm_same(self.run, origin, module, dataset, parts)
+            self.run.index["status"] = "interrupted"
             self.run.clean()
             return
         if path.exists() and (not path.is_dir() or any(_in_the_way(f) for f in path.iterdir())):
             raise FldiagError(f"{path} holds other files", "choose a folder that is empty or not there yet", usage=True)
-        try:
-            (path / "rounds").mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FldiagError(f"cannot create {path}: {error.strerror}", "choose another folder") from None
         text = json.dumps([config, origin], sort_keys=True)
         self.run = Run(path, {
             "schema": WHOLE, "config": config, "hash": hashlib.sha256(text.encode()).hexdigest()[:16],
             "status": "interrupted", "done": 0, "state": {}, "files": {},
             "provenance": provenance(seed=seed, data=dataset.fingerprint() if dataset is not None else None,
-                                      **base.provenance(module)),
+                                      architecture=_architecture(module), **base.provenance(module)),
             "origin": {"recipe": origin, "notes": [], "names": {}, "examples": {}}})
-        if parts is not None:
-            listed = [parts.get(k, np.empty(0, dtype=np.int64)) for k in range(max(parts, default=-1) + 1)]
-            buffer = io.BytesIO()
-            partition.save(buffer, listed)
-            self.run.put("partition.npz", lambda f: f.write(buffer.getvalue()))
-            config["clients"]["total"] = len(listed)  # type: ignore[index]
-        base.keep(self.run, module)
-        self.run.commit()
+        try:
+            (path / "rounds").mkdir(parents=True, exist_ok=True)
+            if parts is not None:
+                listed = _listed(parts)
+                buffer = io.BytesIO()
+                partition.save(buffer, listed)
+                self.run.put("partition.npz", lambda f: f.write(buffer.getvalue()))
+                config["clients"]["total"] = len(listed)  # type: ignore[index]
+            base.keep(self.run, module)
+            self.run.commit()
+        except BaseException as error:
+            self._undo()
+            if isinstance(error, OSError):
+                raise FldiagError(f"cannot create {path}: {error.strerror}", "choose another folder") from None
+            raise
+
+    def _undo(self) -> None:
+        """Remove the files of a folder that did not become a run: they would be in the way of the next attempt."""
+        path = self.run.path
+        if (path / "run.json").exists():
+            return
+        with contextlib.suppress(OSError):
+            for name in self.run.index["files"]:
+                (path / name).unlink(missing_ok=True)
+            (path / "rounds").rmdir()
+
+    def reload(self) -> None:
+        """Go back to what is on the disk, after it refused a write; notes stay.
+
+        Raises FldiagError when the run cannot be read any more.
+        """
+        notes, self.waiting = self.run.index["origin"]["notes"], []
+        self.run = Run.open(self.run.path)
+        for text in notes:
+            self.note(text)
+        with contextlib.suppress(OSError):
+            self.run.clean()
 
     def note(self, text: str) -> None:
         """Remember what was missing or had to be supposed; every table of the run will say so."""
         if text not in self.run.index["origin"]["notes"]:
             self.run.index["origin"]["notes"].append(text)
 
-    def know(self, *, names: Mapping[int, str] | None = None, examples: Mapping[int, int] | None = None) -> None:
-        """What the clients are called elsewhere, and how many examples they train on."""
-        self.run.index["origin"]["names"] |= {str(k): v for k, v in (names or {}).items()}
-        self.run.index["origin"]["examples"] |= {str(k): int(v) for k, v in (examples or {}).items()}
+    def know(self, *, names: Mapping[int, str] | None = None, examples: Mapping[int, int] | None = None,
+             shift: int = 0, outside: Sequence[int] = ()) -> None:
+        """What the clients are called elsewhere, how many examples they train on, how much higher than there rounds are numbered,
+        and which clients the partition lacks."""
+        origin = self.run.index["origin"]
+        origin["names"] |= {str(k): v for k, v in (names or {}).items()}
+        origin["examples"] |= {str(k): int(v) for k, v in (examples or {}).items()}
+        if fresh := sorted({*outside} - {*origin.get("outside", [])}):
+            origin["outside"] = sorted([*origin.get("outside", []), *fresh])
+            listed = ", ".join(str(origin["names"].get(str(k), k)) for k in fresh[:6]) + (" ..." if len(fresh) > 6 else "")
+            self.note(f"the partition does not say which examples client {listed} has")
+        if shift:
+            origin["shift"] = shift
+            self.note("the loop counts its rounds from 0: its round 0 is round 1 here, and so on")
+
+    @property
+    def shift(self) -> int:
+        """How much higher rounds are numbered than where they come from: 1 where that counts from 0."""
+        return int(self.run.index["origin"].get("shift", 0))
 
     def initial(self, state: State) -> None:
         """The model before the first round."""
@@ -139,6 +182,49 @@ class Recording:
                     "provenance": self.run.index["provenance"], "run": self.run.path.name,
                     "origin": self.run.index["origin"]["recipe"]}
         self.run.put_checkpoint(t, manifest, state, **extra)
+
+
+def _listed(parts: Mapping[int, np.ndarray]) -> list[np.ndarray]:
+    """The partition of clients 0, 1, 2, ... up to the last: those without an entry have no examples."""
+    return [parts.get(k, np.empty(0, dtype=np.int64)) for k in range(max(parts, default=-1) + 1)]
+
+
+def _architecture(module: nn.Module) -> str:
+    """Tells models apart: by what they print, without addresses in memory, and by the names and shapes of their tensors."""
+    shapes = [(n, tuple(t.shape)) for n, t in [*module.named_parameters(), *module.named_buffers()]]
+    return digest(re.sub(r"0x[0-9a-fA-F]+", "", repr(module)), shapes)[:16]
+
+
+def confirm_same(run: Run, origin: Mapping[str, Any], module: nn.Module, dataset: Dataset | None,
+                  parts: Mapping[int, np.ndarray] | None) -> None:
+    """Raises FldiagError unless the run was recorded so far with this origin, model, data and partition."""
+    recipe, before, remedy = run.origin.get("recipe"), run.index["provenance"], "or record into another folder"
+    origin = json.loads(json.dumps(dict(origin)))
+    if recipe is None:
+        raise FldiagError(f"{run.path} holds a run that fldiag trained", "continue it with fldiag train --resume, " + remedy,
+                          usage=True)
+    if recipe != origin:
+        differing = [f"{key}: {recipe.get(key)!r} there, {origin.get(key)!r} now" for key in sorted(recipe.keys() | origin.keys())
+                     if recipe.get(key) != origin.get(key)]
+        raise FldiagError(f"{run.path} was recorded with other options", f"{'; '.join(differing[:3])}; give the same, {remedy}",
+                          usage=True)
+    data = None if dataset is None else dataset.fingerprint()
+    if before.get("data") != data:
+        more = " (it has data, and none are given)" if data is None else \
+            " (it has none)" if before.get("data") is None else ""
+        raise FldiagError(f"the data are not those {run.path} was recorded with so far{more}",
+                          f"give the original data, {remedy}", usage=True)
+    if before.get("architecture", found := _architecture(module)) != found:
+        raise FldiagError(f"the model is not the one {run.path} was recorded with so far", f"give the original model, {remedy}",
+                          usage=True)
+    if before.get("base") != base.provenance(module).get("base"):
+        raise FldiagError(f"the frozen weights are not those beneath the adapters of {run.path}",
+                          f"give the original weights, {remedy}", usage=True)
+    stored = partition.load_parts(run.verified("partition.npz")) if "partition.npz" in run.index["files"] else None
+    given = None if parts is None else _listed(parts)
+    if (stored is None) != (given is None) or (stored is not None and given is not None and not partition.same(stored, given)):
+        raise FldiagError(f"the partition is not the one {run.path} was recorded with so far",
+                          f"use the same partition, {remedy}", usage=True)
 
 
 def _in_the_way(file: Path) -> bool:

@@ -21,6 +21,7 @@ from fldiag.config import Config
 from fldiag.errors import FldiagError, counted
 from fldiag.results import files
 from fldiag.results.card import card
+from fldiag.results.select import SPLITS, split_of
 from fldiag.results.shares import wilson
 from fldiag.results.table import Row, table
 from fldiag.user_code import consent
@@ -53,11 +54,14 @@ class StoredRun:
         chosen = {k: config.get(k, {}).get("name") for k in ("method", "model", "data")}
         facts = {"folder": self.path, "status": self.status, "rounds": f"{self.done} of {config.get('rounds', '?')}", **chosen,
                  "seed": config.get("seed")}
-        wanted = "metric == 'accuracy' and moment == 'aggregated' and scope == 'global' and slice == 'test' and n_examples > 0"
-        if self.has_metrics and len(scores := self.metrics.query(wanted)):
+        wanted = "metric == 'accuracy' and moment == 'aggregated' and scope == 'global' and slice == @split and n_examples > 0"
+        metrics = self.metrics if self.has_metrics else pd.DataFrame()
+        split = split_of(metrics)
+        if len(metrics) and len(scores := metrics.query(wanted)):
             last = scores.sort_values("round").iloc[-1]
             low, high = wilson(round(last["value"] * last["n_examples"]), int(last["n_examples"]))
-            facts["test accuracy"] = f"{last['value']:.1%} (95 % interval {low:.1%} to {high:.1%}, {last['n_examples']} examples)"
+            name = f"{SPLITS[split]} accuracy"
+            facts[name] = f"{last['value']:.1%} (95 % interval {low:.1%} to {high:.1%}, {last['n_examples']} examples)"
         return card("Run", facts)
 
     def allow(self, code: str | Iterable[str]) -> Self:
@@ -102,14 +106,16 @@ class StoredRun:
     @property
     def origin(self) -> dict[str, Any]:
         """Of rounds that another program trained: ``recipe`` (whence they are), ``notes`` (what was missing), ``names`` and
-        ``examples`` of the clients by their number; empty for runs of fldiag. Raises FldiagError when it was edited."""
+        ``examples`` of the clients by their number, and those ``outside`` the partition; empty for runs of fldiag. Raises
+        FldiagError when it was edited."""
         found = self.index.get("origin")
         if found is None:
             return {}
         try:
             return {"recipe": dict(found["recipe"]), "notes": [str(note) for note in found["notes"]],
                     "names": {int(k): str(v) for k, v in found["names"].items()},
-                    "examples": {int(k): int(v) for k, v in found["examples"].items()}}
+                    "examples": {int(k): int(v) for k, v in found["examples"].items()},
+                    "outside": [int(k) for k in found.get("outside", [])]}
         except (KeyError, TypeError, ValueError, AttributeError):
             raise FldiagError(f"{self.path / 'run.json'}: its origin is not valid",
                               "the file was edited; convert again") from None

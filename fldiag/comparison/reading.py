@@ -143,6 +143,8 @@ class Reader:
             if not isinstance(member, Run):
                 raise FldiagError("a checkpoint alone has no clients", "give the run's folder")
             history = subjects.history(member, {**self.where, "rounds": member.rounds[-1:]})
+            if not history.dataset.tested:
+                raise FldiagError(f"{history.name} has no test examples", "give them: --data with a test split")
             stored = history.last(clients=False)
             model = measure.answers(history, (stored.aggregated, stored.buffers), "test")
             if model is None:

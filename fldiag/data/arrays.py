@@ -14,13 +14,16 @@ from fldiag.data.packed import FORM, Packed
 from fldiag.errors import FldiagError, first_line
 
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")
+#: In a file whose test split is empty because there are no test examples.
+UNTESTED = "untested"
 
 
 def read_npz(path: str | os.PathLike[str], *, join_val: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Training inputs and labels, test inputs and labels of an npz file with the four ``KEYS``.
 
     Images are N,H,W or N,H,W,C and come back as [n, C, H, W]; features [n, d], or whole numbers where the file has a ``FORM``;
-    labels int64 [n]. With ``join_val`` the file's val_images and val_labels, if it has them, follow the training examples.
+    labels int64 [n]. The test split may be empty where the file has ``UNTESTED``. With ``join_val`` the file's val_images and
+    val_labels, if it has them, follow the training examples.
 
     Raises FldiagError for a missing or damaged file, missing keys, arrays of Python objects (they would have
     to be unpickled) and arrays that do not fit together.
@@ -36,7 +39,7 @@ def read_npz(path: str | os.PathLike[str], *, join_val: bool = False) -> tuple[T
                 raise FldiagError(f"{path} lacks {', '.join(missing)} (it has {there})",
                                   f"save the arrays {', '.join(KEYS)} with np.savez")
             arrays = {key: _member(file, key, path) for key in KEYS}
-            rows = FORM in file.files
+            rows, untested = FORM in file.files, UNTESTED in file.files
             if join_val and {"val_images", "val_labels"} & set(file.files):
                 _join_val(arrays, file, path)
     except FileNotFoundError:
@@ -49,7 +52,7 @@ def read_npz(path: str | os.PathLike[str], *, join_val: bool = False) -> tuple[T
     out = []
     for split in ("train", "test"):
         x, y = arrays[f"{split}_images"], arrays[f"{split}_labels"]
-        if len(x) == 0 or len(x) != len(y):
+        if len(x) != len(y) or (len(x) == 0 and not (split == "test" and untested)):
             raise FldiagError(f"{path}: {len(x)} {split}_images and {len(y)} {split}_labels",
                               "give one label per input, and at least one input in each split")
         where = f"{path}: {split}_images"

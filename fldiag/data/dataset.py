@@ -20,7 +20,7 @@ TOKENS = (torch.int32, torch.int64)
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training and test split of a classification or regression problem.
+    """Training and test split of a classification or regression problem; the test split may be empty.
 
     ``train_x``, ``test_x``: uint8 [n, C, H, W] pixels 0..255, float32 [n, d] / [n, C, H, W], or token numbers int32 or int64
     [n, T]; ``words`` made them of ``texts`` (training texts, then test texts), where these are known.
@@ -74,6 +74,16 @@ class Dataset:
     def tokens(self) -> bool:
         """Whether the inputs are token numbers."""
         return self.train_x.dtype in TOKENS
+
+    @property
+    def tested(self) -> bool:
+        """Whether there are test examples."""
+        return len(self.test_y) > 0
+
+    @property
+    def evaluation(self) -> tuple[str, Tensor, Tensor]:
+        """The split by which models are judged, with its inputs and targets: test, and train where there are no test examples."""
+        return ("test", self.test_x, self.test_y) if self.tested else ("train", self.train_x, self.train_y)
 
     @property
     def regression(self) -> bool:
@@ -165,7 +175,7 @@ class Dataset:
             odd = x if not isinstance(x, Tensor) else y
             raise self._error(f"{split} split holds a {type(odd).__name__}", "give torch tensors")
         self._check_inputs(split, x)
-        if len(x) == 0 or len(y) != len(x):
+        if len(y) != len(x) or (split == "train" and len(x) == 0):
             raise self._error(f"{split} split has {len(x)} inputs and {len(y)} labels",
                               "give one label per input, and at least one input")
         if y.is_floating_point():
@@ -175,7 +185,7 @@ class Dataset:
 
     def _check_inputs(self, split: str, x: Tensor) -> None:
         if x.ndim == 2 and x.dtype in TOKENS and x.shape[1]:
-            if self.words is not None and (int(x.min()) < 0 or int(x.max()) >= self.words.size):
+            if self.words is not None and len(x) and (int(x.min()) < 0 or int(x.max()) >= self.words.size):
                 raise self._error(f"{split} tokens go from {int(x.min())} to {int(x.max())}", f"use 0 to {self.words.size - 1}")
             return
         if x.ndim not in (2, 4) or x.dtype not in (torch.uint8, torch.float32) or 0 in x.shape[1:]:
@@ -197,7 +207,7 @@ class Dataset:
     def _check_labels(self, split: str, y: Tensor) -> None:
         if y.dtype != torch.int64 or y.ndim != 1:
             raise self._error(f"{split} labels are {_spell(y)}", "use int64 [n]")
-        if int(y.min()) < 0 or int(y.max()) >= self.classes:
+        if len(y) and (int(y.min()) < 0 or int(y.max()) >= self.classes):
             odd = int(y.min()) if int(y.min()) < 0 else int(y.max())
             raise self._error(f"{split} labels hold {odd}, outside 0..{self.classes - 1}",
                               "number the classes from 0, or correct the number of classes")

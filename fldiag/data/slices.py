@@ -59,6 +59,10 @@ def take(dataset: Dataset, spec: str, partition: Sequence[np.ndarray] | None = N
     x, y = (dataset.train_x, dataset.train_y) if split == "train" else (dataset.test_x, dataset.test_y)
     at = None if index is None else torch.as_tensor(index, dtype=torch.int64, device=x.device)
     y = y if at is None else y.index_select(0, at)
+    if split == "test" and not dataset.tested:
+        raise FldiagError(f"data set {dataset.name!r} has no test examples",
+                          "give them: test= of fldiag.Recorder, or --data with a test split; or choose the slice train",
+                          usage=True)
     if len(y) == 0:
         raise FldiagError(f"slice {name} of data set {dataset.name!r} is empty",
                           "choose another client or slice")

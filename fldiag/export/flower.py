@@ -108,7 +108,7 @@ class _Rounds:
         with _Guard(self, t):
             self.current = self.state(arrays)
             if t == 1:
-                self.recording.initial(self.current)
+                self.kept.begin(self.current)
             outgoing = [self._weights(m.content) if hasattr(m, "content") else m[1].parameters for m in sent]
             same = all(o is outgoing[0] or _equal(o, outgoing[0]) for o in outgoing[1:])
             self.received = self.state(outgoing[0]) if outgoing and same else None

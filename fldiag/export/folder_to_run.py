@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,9 @@ from fldiag.checkpoint.recording import Recording, mean
 from fldiag.checkpoint.run import Run, verify
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
+from fldiag.export.given import confirm_numbers, failure
 from fldiag.models.network import Network
+from fldiag.problem.in_memory import as_logits
 from fldiag.registry import model as registered
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row
@@ -65,6 +66,12 @@ def folder_to_run(root: Path, out: Path, told: Event, *, clients: str | None, gl
                           "received: before it, as the clients got it", usage=True)
     layout = folder.scan(root, clients, globals_)
     numbers, parts = _people(layout.names, partition)
+    refused: FldiagError | None = None
+    if parts is not None:
+        try:
+            confirm_numbers([numbers[name] for name in layout.names], parts)
+        except FldiagError as error:  # the weights are sound: they are recorded before it is raised
+            refused, parts = error, None
     dataset, module = _problem(model, data, data_root, download)
     if parts is not None and dataset is not None:
         folder.check({str(k): v for k, v in parts.items()}, len(dataset.train_y), dataset.name)
@@ -87,8 +94,14 @@ def folder_to_run(root: Path, out: Path, told: Event, *, clients: str | None, gl
         if shift:
             work.say("rounds start at 0 there and at 1 here", keep=False)
         work.gaps()
-        score = partial(tested, Network(module), dataset=dataset) if scores and dataset is not None else None
-        return work.run(after, bool(globals_), score)
+        if refused is not None:
+            work.say(f"the partition is left out: {refused.what}")
+        score = work.score(dataset) if scores and dataset is not None else None
+        run = work.run(after, bool(globals_), score)
+    if refused is not None:
+        raise FldiagError(f"{out} is made without the partition: {refused.what}",
+                          f"{refused.remedy}; then convert into another folder", usage=True)
+    return run
 
 
 def _people(names: list[str], partition: Path | None) -> tuple[dict[str, int], dict[int, Any] | None]:
@@ -144,8 +157,27 @@ class _Work:
                 self.say(f"round {r} has no file of client {', '.join(absent[:6])}{' ...' if len(absent) > 6 else ''}")
         if self.parts is not None:
             without = [n for n in names if self.numbers[n] not in self.parts]
+            self.recording.know(outside=[self.numbers[n] for n in without])
             if without:
-                self.say(f"the partition does not say which examples client {', '.join(without[:6])} has")
+                self.say(f"the partition does not say which examples client {', '.join(without[:6])} has", keep=False)
+
+    def score(self, dataset: Dataset) -> Score:
+        """What evaluates the global model of a round; where that cannot be, it says so once."""
+        module, text = as_logits(self.module, dataset)
+        if text is not None:
+            self.say(text)
+        network, failed = Network(module), set[str]()
+
+        def score(state: State) -> list[Row]:
+            try:
+                return tested(network, state, dataset)
+            except Exception as error:  # the user's model may raise anything
+                if (text := failure(error)) not in failed:
+                    self.say(text)
+                failed.add(text)
+                return []
+
+        return score
 
     def read(self, path: Path, whose: str) -> State | None:
         """The weights in a file, None when it is damaged. Raises FldiagError for another architecture."""

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, Subset
 
 from fldiag import data as datasets
 from fldiag.checkpoint import folder
 from fldiag.data import Dataset
-from fldiag.data.arrays import KEYS
+from fldiag.data.arrays import KEYS, UNTESTED
 from fldiag.data.packed import FORM
 from fldiag.errors import FldiagError, first_line
 from fldiag.problem.in_memory import dataset_of, one_each, pair
@@ -39,12 +42,21 @@ def examples_of(data: Any, test: Any = None) -> tuple[Dataset | None, dict[str, 
         data = pair(data, "data")  # drawn once: a loader may shuffle
         if not one_each(data[1]):
             return None, None
-    made = dataset_of(data, test)
+    made = _two_classes(dataset_of(data, test))
     parts = made.train_x, made.train_y, made.test_x, made.test_y
     if made.regression or sum(t.nbytes for t in parts) > KEPT:
         return made, None
     form = {FORM: np.array([made.packed.text() if made.packed else ""])} if made.tokens else {}
-    return made, {**{key: _array(t) for key, t in zip(KEYS, parts, strict=True)}, **form}
+    untested = {} if made.tested else {UNTESTED: np.array(True)}
+    return made, {**{key: _array(t) for key, t in zip(KEYS, parts, strict=True)}, **form, **untested}
+
+
+def _two_classes(dataset: Dataset) -> Dataset:
+    """Targets 0.0 and 1.0 of one output, as a binary cross entropy takes them, as the labels that they are."""
+    y = torch.cat([dataset.train_y, dataset.test_y])
+    if not dataset.regression or y.shape[1] != 1 or set(y.unique().tolist()) != {0.0, 1.0}:
+        return dataset
+    return replace(dataset, train_y=dataset.train_y[:, 0].long(), test_y=dataset.test_y[:, 0].long(), classes=2)
 
 
 def seen_as(keep: Mapping[str, np.ndarray] | None) -> str | None:
@@ -144,6 +156,38 @@ def _indices(given: Any, client: Any, total: int | None, data: Any) -> np.ndarra
 
 
 def number_of(client: Any) -> int:
-    if isinstance(client, bool) or not str(client).isdigit():
+    if isinstance(client, bool) or not str(client).isdecimal():
         raise FldiagError(f"client {client!r} is not a number", "number the clients 0, 1, 2, ...", usage=True)
     return int(client)
+
+
+def natural(number: Any, what: str, most: int = 2**62) -> int:
+    """A number from 0 to ``most`` as an int. Raises FldiagError for anything else, bool and float included."""
+    try:
+        n = -1 if isinstance(number, (bool, np.bool_)) else operator.index(number)
+    except TypeError:
+        n = -1
+    if not 0 <= n <= most:
+        raise FldiagError(f"{what} {number!r} is not an integer from 0 to {most:,}", "count 1, 2, 3, ..., or leave it out",
+                          usage=True)
+    return n
+
+
+def failure(error: Exception) -> str:
+    """What is said of a run whose global model could not be evaluated."""
+    what = error.what if isinstance(error, FldiagError) else f"{type(error).__name__}: {first_line(error)}"
+    return f"the global model could not be evaluated: {what}"
+
+
+def confirm_numbers(clients: Iterable[int], parts: Mapping[int, Any]) -> None:
+    """Raises FldiagError where clients are numbered from 1 and the partition from 0, or the other way round: each would get the
+    examples of its neighbour."""
+    there, first = set(clients), min(parts, default=0)
+    lacking = sorted(there - parts.keys())
+    shift = {0: 1, 1: -1}.get(first)
+    if not lacking or shift is None or not {k - shift for k in there} <= parts.keys():
+        return
+    raise FldiagError(f"client {lacking[0]} is not in the partition, which numbers its clients from {first}: the clients' "
+                      f"numbers seem to be {abs(shift)} {'higher' if shift > 0 else 'lower'} than the partition's",
+                      "give the partition as a dict, client -> indices, with the clients' own numbers: "
+                      f"{first + shift} in place of {first}, {first + 1 + shift} in place of {first + 1}, and so on", usage=True)

@@ -21,7 +21,7 @@ from fldiag.errors import FldiagError, unknown
 from fldiag.models import pretrained
 from fldiag.params import Layout
 from fldiag.problem import inputs
-from fldiag.problem.in_memory import dataset_of, reading
+from fldiag.problem.in_memory import as_logits, dataset_of, reading
 from fldiag.problem.ingredients import Reduction, unwrapped
 from fldiag.problem.problem import Problem
 from fldiag.sections import FILES, Normalise, Partition
@@ -164,7 +164,8 @@ def _in_the_run(c: Checkpoint, name: str) -> str | None:
 
 
 def _module(c: Checkpoint, dataset: Dataset | None) -> nn.Module:
-    return reading(_built(c, dataset), dataset)
+    module = reading(_built(c, dataset), dataset)
+    return as_logits(module, dataset)[0] if dataset is not None and "origin" in c.manifest else module
 
 
 def _built(c: Checkpoint, dataset: Dataset | None) -> nn.Module:

@@ -21,14 +21,18 @@ from fldiag.problem.trees import arguments, described
 #: What tables call such data.
 NAME = "given"
 #: Said of a run whose examples came without test examples.
-UNTESTED = "no test examples were given: what is called test is the training data"
+UNTESTED = "no test examples were given: accuracy and loss of the global model are those of the training examples"
+#: Said of a model with one output for the labels 0 and 1, in whose place stands what its output is taken to be.
+BINARY = "the model has one output for two labels, which is evaluated as {}; the loss is the binary cross entropy"
 #: Entries of a dict that hold the labels.
 LABELS = ("labels", "label")
+#: How the names that autograd gives to operations on shapes alone begin.
+_SHAPES = ("View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Select", "Slice", "Alias", "Clone", "ToCopy")
 
 
 def dataset_of(given: Any, test: Any = None) -> Dataset:
     """A data set of ``(x, y)``, a dict with labels, a torch ``Dataset`` or a ``DataLoader``, or of ``(x, y, test_x, test_y)``;
-    ``test`` likewise, and without it the training examples stand in. Inputs that are no plain tensor are packed into rows.
+    ``test`` likewise, and without it there are no test examples. Inputs that are no plain tensor are packed into rows.
 
     Raises FldiagError where inputs and targets do not fit each other, or the targets are not one label, or one row of numbers,
     an example.
@@ -45,8 +49,9 @@ def dataset_of(given: Any, test: Any = None) -> Dataset:
     packed = None if all(_plain(x) for x, _ in pairs) else Packed.of(pairs[0][0])
     if packed is not None:
         pairs = [(packed.rows(x), y) for x, y in pairs]
-    (x, y), (test_x, test_y) = pairs[0], pairs[-1]
-    classes = y.shape[1] if y.is_floating_point() else 1 + max(int(y.max()), int(test_y.max()))
+    x, y = pairs[0]
+    test_x, test_y = pairs[1] if test is not None else (x[:0], y[:0])
+    classes = y.shape[1] if y.is_floating_point() else 1 + int(torch.cat([y, test_y]).max())
     return Dataset(NAME, x, y, test_x, test_y, classes=classes, packed=packed)
 
 
@@ -109,3 +114,48 @@ def _logits(module: nn.Module, args: Any, output: Any) -> Tensor:
         raise FldiagError(f"the model returns {described(output)}, and diagnostics of a run need one tensor [n, outputs]",
                           "let forward return it, or a dict that has it as 'logits'")
     return found
+
+
+def as_logits(module: nn.Module, dataset: Dataset) -> tuple[nn.Module, str | None]:
+    """A model with one output for two labels as one that returns logits [n, 1], and in words what its output is taken to be.
+
+    Other models as they are, and those that cannot be called so: whoever evaluates them finds out why. A model whose last
+    operation is a sigmoid returns probabilities, which become logits again.
+    """
+    if dataset.regression or dataset.classes > 2:
+        return module, None
+    try:
+        probe, x = copy.deepcopy(module).cpu().eval().requires_grad_(True), dataset.normalise(dataset.train_x[:2])
+        with torch.enable_grad():
+            output = probe(x)
+    except Exception:  # the user's model may raise anything
+        return module, None
+    if not isinstance(output, Tensor) or output.shape not in ((len(x),), (len(x), 1)):
+        return module, None
+    probability = _last_operation(output).startswith("SigmoidBackward")
+    text = BINARY.format("a probability, as it ends in a sigmoid: right where it is above 0.5 for label 1" if probability else
+                         "a logit: right where it is above 0 for label 1")
+    if not probability and output.ndim == 2:
+        return module, text
+    made = copy.deepcopy(module)
+    made.register_forward_hook(_Logit(probability))
+    return made, text
+
+
+def _last_operation(output: Tensor) -> str:
+    """What autograd calls the last operation that changed a number."""
+    node: Any = output.grad_fn
+    while node is not None and any(node.name().startswith(shape) for shape in _SHAPES) and node.next_functions:
+        node = node.next_functions[0][0]
+    return "" if node is None else str(node.name())
+
+
+class _Logit:
+    """Turns the output of a module, logits or probabilities [n] or [n, 1], into logits [n, 1]."""
+
+    def __init__(self, probability: bool):
+        self.probability = probability
+
+    def __call__(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        output = output.reshape(-1, 1)
+        return output.logit(torch.finfo(output.dtype).eps) if self.probability else output

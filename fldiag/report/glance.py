@@ -13,6 +13,7 @@ from fldiag.plotting.sections import Section, Table, percent
 from fldiag.plotting.style import number
 from fldiag.registry import Diagnostic
 from fldiag.report.summary import accuracy, method, recipe, replicates
+from fldiag.results.select import only, split_of
 from fldiag.results.uncertainty import LEVEL, SEEDS, Interval, holm, paired_t
 
 #: How much of what is wrong is named here.
@@ -22,6 +23,10 @@ NAMED = 3
 def glance(found: Collected) -> Section:
     section = Section("glance", "At a glance", "What is wrong, what is better, and how sure that is. Each has a section below.")
     section.notes = list(found.chosen)
+    untested = [m.label for m in found.members if "metrics" in m.tables and _untested(m.tables["metrics"].frame)]
+    if untested:
+        section.notes.append(f"{', '.join(untested)}: there are no test examples. Accuracy and loss of the global model are "
+                             "those of the training examples (fldiag.Recorder takes test examples as test=).")
     for entry in registry.diagnostics():
         if entry.alarms is not None:
             _findings(section, found, entry, entry.alarms)
@@ -31,6 +36,11 @@ def glance(found: Collected) -> Section:
                              f"with at least {SEEDS} common seeds. `fldiag check A B` compares two given models over test "
                              "examples.")
     return section
+
+
+def _untested(metrics: pd.DataFrame) -> bool:
+    """Whether a run's global model was judged by training examples."""
+    return split_of(metrics) == "train" and len(only(metrics, moment="aggregated", scope="global", slice="train")) > 0
 
 
 def _findings(section: Section, found: Collected, entry: Diagnostic, alarms: Callable[[pd.DataFrame], Sequence[str]]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import pandas as pd
 
@@ -11,41 +12,41 @@ from fldiag.plotting.sections import Figure, Group, Missing, Section, Table, lin
 from fldiag.plotting.style import number
 from fldiag.report.summary import accuracy, interval, replicates
 from fldiag.results import select
-from fldiag.results.select import last_round, only
+from fldiag.results.select import SPLITS, last_round, only, split_of
 
 
 def curves(found: Collected) -> Section:
-    section = Section("curves", "Learning curves", "Accuracy and loss of the global model on the test split after each round, "
-                      "and the mean minibatch loss of the clients that trained in it. A band is the standard deviation over "
-                      "seeds.")
+    section = Section("curves", "Learning curves", "Accuracy and loss of the global model after each round on the test split (of "
+                      "runs without test examples: on the training split), and the mean minibatch loss of the clients that "
+                      "trained in it. A band is the standard deviation over seeds.")
     names = worlds(found.members)
     for data, name in names.items():
-        members = [m for m in found.members if m.data == data and "metrics" in m.tables]
+        members = [(m, m.tables["metrics"].frame) for m in found.members if m.data == data and "metrics" in m.tables]
         group = Group(title=f"On {name}" if len(names) > 1 else "")
-        for metric, text, moment in (("accuracy", "test accuracy", "aggregated"), ("loss", "test loss", "aggregated"),
-                                     ("minibatch_loss", "training loss of the clients", "trained")):
-            drawn = _lines(members, metric, moment)
-            if drawn:
+        drawings: list[tuple[str, str, Callable[[pd.DataFrame], pd.DataFrame]]] = [
+            (metric, f"{word} {metric}", partial(_judged, split=split)) for metric in ("accuracy", "loss")
+            for split, word in (*SPLITS.items(), ("", "reported"))]
+        for metric, text, choose in [*drawings, ("minibatch_loss", "training loss of the clients", _of_training)]:
+            if drawn := _lines([(m, choose(only(frame, metric=metric, scope="global"))) for m, frame in members]):
                 group.figures.append(Figure(text.capitalize(), lines(drawn, text, share=metric == "accuracy")))
         if group.figures:
             section.groups.append(group)
     for m in found.members:
         if "metrics" not in m.tables:
             section.missing.append(Missing(m.label, "its table of metrics is missing; training writes it after the first round"))
-    rows = [r for m in found.members if "metrics" in m.tables for r in _best(m)]
-    section.tables = [Table("Last and best round on the test split. Best-round accuracy is optimistically biased.",
-                            ("Run", "Last round", "Test accuracy (95 % interval)", "Test loss", "Best accuracy", "in round"),
-                            rows)] if rows else []
+    section.tables = [Table(f"Last and best round on the {word} split. Best-round accuracy is optimistically biased.",
+                            ("Run", "Last round", f"{word.capitalize()} accuracy (95 % interval)", f"{word.capitalize()} loss",
+                             "Best accuracy", "in round"), rows) for split, word in SPLITS.items()
+                      if (rows := [r for m in found.members if "metrics" in m.tables for r in _best(m, split)])]
     section.sources = [s.place for _, s in found.having("metrics")]
     return section
 
 
-def _lines(members: Sequence[Member], metric: str, moment: str) -> list[dict[str, object]]:
+def _lines(members: Sequence[tuple[Member, pd.DataFrame]]) -> list[dict[str, object]]:
     """A line a run; runs that differ by the seed only become one line with a band, theirs faint beneath."""
-    tables = {m.place: _one_source(only(m.tables["metrics"].frame, metric=metric, moment=moment, scope="global"))
-              for m in members}
+    tables = {m.place: rows for m, rows in members}
     drawn = []
-    for group in replicates([m for m in members if tables[m.place]["value"].notna().any()]):
+    for group in replicates([m for m, _ in members if tables[m.place]["value"].notna().any()]):
         lead = group[0]
         several = len(group) > 1
         drawn += [series(m.label, tables[m.place], run=m.place, look=lead.place, faint=several) for m in group]
@@ -57,21 +58,35 @@ def _lines(members: Sequence[Member], metric: str, moment: str) -> list[dict[str
     return drawn
 
 
+def _of_training(rows: pd.DataFrame) -> pd.DataFrame:
+    return _one_source(only(rows, moment="trained"))
+
+
+def _judged(rows: pd.DataFrame, split: str) -> pd.DataFrame:
+    """The rows of the global model on the split by which it is judged where that is this one; ``split`` "": what another program
+    reports, of a run that fldiag did not judge."""
+    rows = only(rows, moment="aggregated")
+    mine = only(rows, slice=split_of(rows))
+    if split:
+        return only(mine, slice=split)
+    return rows.iloc[:0] if len(mine) else _one_source(rows)
+
+
 def _one_source(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of the test split; without any, those of the first of the programs that told of this number."""
-    test = rows[rows["slice"] == "test"]
+    test = only(rows, slice="test")
     if len(test) or "source" not in rows or not len(rows):
         return test if len(test) else rows
     first = rows["source"].iloc[0]
     return rows[rows["source"].isna() if pd.isna(first) else rows["source"] == first]
 
 
-def _best(m: Member) -> list[list[str]]:
-    rows = only(m.tables["metrics"].frame, moment="aggregated", scope="global", slice="test").dropna(subset=["value"])
+def _best(m: Member, split: str) -> list[list[str]]:
+    rows = only(m.tables["metrics"].frame, moment="aggregated", scope="global", slice=split).dropna(subset=["value"])
     right = only(rows, metric="accuracy")
     last = last_round(rows)
-    if last is None:
+    if last is None or (split == "train" and split_of(m.tables["metrics"].frame) == "test"):
         return []
     best = right.loc[right["value"].astype(float).idxmax()] if len(right) else None
-    return [[m.label, str(last), interval(accuracy(m)), number(select.number(rows, "loss", round=last)),
+    return [[m.label, str(last), interval(accuracy(m, split)), number(select.number(rows, "loss", round=last)),
              "–" if best is None else percent(best["value"]), "–" if best is None else str(int(best["round"]))]]

@@ -105,9 +105,9 @@ def interval(value: Value | None) -> str:
 # -- the numbers
 
 
-def accuracy(m: Member) -> Value | None:
-    """Of the global model on the test split, with Wilson's interval for so many examples."""
-    rows = _last(m, "accuracy")
+def accuracy(m: Member, split: str = "test") -> Value | None:
+    """Of the global model on a split, with Wilson's interval for so many examples."""
+    rows = _last(m, "accuracy", split)
     if rows is None or (value := select.number(rows)) is None:
         return None
     n = select.number(rows, column="n_examples")
@@ -123,10 +123,10 @@ def loss(m: Member) -> Value | None:
     return None if value is None else Value(value)
 
 
-def _last(m: Member, metric: str) -> pd.DataFrame | None:
+def _last(m: Member, metric: str, split: str = "test") -> pd.DataFrame | None:
     if "metrics" not in m.tables:
         return None
-    rows = only(m.tables["metrics"].frame, metric=metric, moment="aggregated", scope="global", slice="test")
+    rows = only(m.tables["metrics"].frame, metric=metric, moment="aggregated", scope="global", slice=split)
     last = last_round(rows)
     return None if last is None else only(rows, round=last)
 

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+#: The splits by which global models are judged, and how they are called beside a number.
+SPLITS = {"test": "test", "train": "training"}
 #: Where the number of a whole round stands: of all clients together, of no single layer or index.
 WHOLE: dict[str, Any] = {"scope": "global", "index": None, "layer": None}
 
@@ -73,6 +75,15 @@ def number(frame: pd.DataFrame, metric: str | None = None, *, column: str = "val
         return None
     found = pd.to_numeric(rows[column], errors="coerce").dropna()
     return float(found.iloc[0]) if len(found) else None
+
+
+def split_of(frame: pd.DataFrame) -> str:
+    """The split by which a table judges global models: test, or train where it has no row on test examples.
+
+    >>> split_of(pd.DataFrame({"slice": ["train", "test"]})), split_of(pd.DataFrame({"slice": ["train"]}))
+    ('test', 'train')
+    """
+    return "test" if "slice" in frame.columns and (frame["slice"] == "test").any() else "train"
 
 
 def rounds(frame: pd.DataFrame, metric: str | None = None) -> list[int]:

@@ -138,7 +138,7 @@ class History(Rounds):
             parts = [np.empty(0, dtype=np.int64)] * int(run.index["config"]["clients"]["total"])
             notes.append(f"{UNDEALT}: what needs them is left out")
         origin = run.origin.get("notes", [])
-        if dataset is not None and dataset.test_x is dataset.train_x and UNTESTED not in origin:
+        if dataset is not None and not dataset.tested and UNTESTED not in origin:
             notes.append(UNTESTED)
         made = History(module, dataset, parts, {r: lambda r=r: reader(r) for r in chosen},  # type: ignore[misc]
                        name=name or run.path.name, labels=labels, samples=samples, stack=stack, device=device, dtype=dtype,
@@ -150,7 +150,7 @@ class History(Rounds):
                        notes=[*notes, *origin])
         made.recipe = recipe
         if run.origin:
-            made.examples, made.remedy = run.origin["examples"], RECEIVED
+            made.examples, made.remedy, made.outside = run.origin["examples"], RECEIVED, frozenset(run.origin["outside"])
         return made
 
     # -- the examples
@@ -180,6 +180,14 @@ class History(Rounds):
         """The loss and the predictions of models, (weights [P], buffers) each, on all of the pool's examples, or on the ``test``
         split alone, which comes first."""
         return evaluate(self.network, self.pool, models, stack=self.stack, first=self.pool.test.stop if test else None)
+
+    def stretch(self, name: str) -> slice:
+        """Where the examples of ``test``, or of ``train`` (those of all clients), lie in the pool. Raises FldiagError where there
+        are none of test."""
+        if name == "test" and not self.dataset.tested:
+            raise FldiagError(f"{self.name} has no test examples", "choose --slice train, or give data with a test split: --data",
+                              usage=True)
+        return self.pool.test if name == "test" else self.pool.clients
 
     def problem(self, weights: Weights, where: slice | Tensor, name: str, **labels: Any) -> Problem:
         """The loss surface around weights on a stretch of the pool, or on some of its examples (indices)."""

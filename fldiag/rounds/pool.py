@@ -1,4 +1,7 @@
-"""All examples of a federation in one row: the test split, then every client's own training examples."""
+"""All examples of a federation in one row: the test split, then every client's own training examples.
+
+Where there are no test examples the training split stands first instead, and is called so (``Pool.split``).
+"""
 
 from __future__ import annotations
 
@@ -48,14 +51,16 @@ class Scores:
 class Pool:
     """``x_raw`` and ``y`` of the test split and of every client's training examples, one after the other.
 
-    ``segments``: "test" and "client:7/train" -> where they lie. ``samples``: at most so many test examples, and so
-    many training examples of all clients together (each keeps its share, and its classes theirs).
+    ``split``: the name of what stands first, "test" or "train"; ``test``: where that lies. ``segments``: "test" and
+    "client:7/train" -> where they lie. ``samples``: at most so many test examples, and so many training examples of all
+    clients together (each keeps its share, and its classes theirs).
     """
 
     def __init__(self, dataset: Dataset, parts: Sequence[np.ndarray], samples: int | None, device: torch.device,
                  dtype: torch.dtype):
         self.dataset, self.device, self.dtype, self.sizes = dataset, device, dtype, [len(p) for p in parts]
-        total, found = sum(self.sizes), [data.take(dataset, "test", None, samples)]
+        self.split = dataset.evaluation[0]
+        total, found = sum(self.sizes), [data.take(dataset, self.split, None, samples)]
         for k, n in enumerate(self.sizes):
             keep = None if samples is None or total <= samples else max(1, round(samples * n / total))
             found += [data.take(dataset, f"client:{k}", parts, keep)] if n else []
@@ -63,7 +68,7 @@ class Pool:
         for s in found:
             self.segments[s.name] = slice(at, at + s.n)
             at += s.n
-        self.n, self.test = at, self.segments["test"]
+        self.n, self.test = at, self.segments[self.split]
         self.x_raw, self.y = torch.cat([s.x_raw for s in found]), torch.cat([s.y for s in found])
         self._x: Tensor | None = None
 
@@ -148,7 +153,7 @@ def evaluate(network: Network, pool: Pool, models: Sequence[Weights], *, stack: 
                     found = losses.per_example(outputs, y.expand(len(group), *y.shape))
                     loss[group, where] = found.double().cpu().numpy()
                     if right is not None:
-                        right[group, where] = (outputs.argmax(-1) == y).cpu().numpy()
+                        right[group, where] = (losses.predicted(outputs) == y).cpu().numpy()
 
             list(run(score, groups, bound))
     valid &= ~np.isnan(loss).any(1)

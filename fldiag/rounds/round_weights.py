@@ -45,11 +45,14 @@ class Stored:
     def finite(self) -> Stored:
         """The round without the clients whose weights are not numbers; the same object where there are none of them."""
         assert self.clients is not None
-        keep = torch.isfinite(self.clients).all(1).nonzero().flatten().tolist()
-        if len(keep) == len(self.clients):
+        return self.of(torch.isfinite(self.clients).all(1).nonzero().flatten().tolist())
+
+    def of(self, rows: list[int]) -> Stored:
+        """The round with these rows of the clients alone."""
+        if self.clients is None or len(rows) == len(self.clients):
             return self
-        return replace(self, ids=tuple(self.ids[j] for j in keep), clients=self.clients[keep],
-                       client_buffers={n: b[keep] for n, b in self.client_buffers.items()})
+        return replace(self, ids=tuple(self.ids[j] for j in rows), clients=self.clients[rows],
+                       client_buffers={n: b[rows] for n, b in self.client_buffers.items()})
 
     @property
     def complete(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -11,6 +12,8 @@ from fldiag.errors import FldiagError
 from fldiag.rounds.round_weights import Stored
 
 REMEDY = "train with client weights in the checkpoints: fldiag train … --set checkpoint.clients=sampled"
+#: How a note ends that says which clients the partition lacks.
+OUTSIDE = ": left out, as nothing says which examples are theirs"
 
 
 class Rounds:
@@ -25,6 +28,7 @@ class Rounds:
         self._rounds, self.name, self._clients = dict(sorted(rounds.items())), name, clients
         self._remarks, self._steps = tuple(remarks), steps
         self.remedy = REMEDY
+        self.outside: frozenset[int] = frozenset()  # clients that the partition lacks between others
         self.notes: list[dict[str, Any]] = []
         self.read: list[int] = []
         self._current: tuple[int, Stored] | None = None
@@ -44,7 +48,7 @@ class Rounds:
             self.note(None, text)
         for i, (r, read) in enumerate(self._rounds.items()):
             try:
-                stored = read()
+                stored = self._in_partition(read())
             except FldiagError as error:
                 first = first or error
                 self.note(r, error.what)
@@ -54,10 +58,6 @@ class Rounds:
                     progress(i, len(self._rounds), f"round {r}")
             for text in stored.notes if clients else ():
                 self.note(r, text)
-            unknown = [k for k in stored.ids if k >= self._clients]
-            if unknown:
-                self.note(r, f"client {unknown[0]} is not in the partition of {self._clients} clients: round left out")
-                continue
             self.read.append(r)
             usable += stored.complete
             yield stored
@@ -66,13 +66,23 @@ class Rounds:
         if not self.read:
             raise first or FldiagError(f"{self.name}: no stored round can be used", "see its run.json")
         if clients and not usable:
-            raise FldiagError(f"{self.name} holds no round with client weights", self.remedy)
+            raise self._unusable("with client weights")
 
     def stored(self, round: int) -> Stored:
         """One round; the one asked for last is kept."""
         if self._current is None or self._current[0] != round:
-            self._current = round, self._rounds[round]()
+            self._current = round, self._in_partition(self._rounds[round]())
         return self._current[1]
+
+    def _in_partition(self, stored: Stored) -> Stored:
+        """The round without the clients of which the partition says nothing: there are no examples of theirs to look at."""
+        rows = [j for j, k in enumerate(stored.ids) if k < self._clients and k not in self.outside]
+        if len(rows) == len(stored.ids):
+            return stored
+        lacking = [str(k) for j, k in enumerate(stored.ids) if j not in rows]
+        text = f"client {', '.join(lacking)} is not in the partition of {self._clients} clients{OUTSIDE}"
+        stored = replace(stored.of(rows), notes=(*stored.notes, text))
+        return stored if rows else replace(stored, clients=None)
 
     def asked(self, every: bool | None, *, clients: bool = True) -> Iterator[Stored]:
         """The rounds of a diagnostic that usually takes the last one: all with ``every``."""
@@ -91,17 +101,24 @@ class Rounds:
         self.notes, self.read = [], []
         for r in reversed(self._rounds):
             try:
-                stored = self._rounds[r]()
+                stored = self._in_partition(self._rounds[r]())
             except FldiagError as error:
                 self.note(r, error.what)
                 continue
             for text in stored.notes if clients else ():
                 self.note(r, text)
-            if (stored.complete or not clients) and all(k < self._clients for k in stored.ids):
+            if stored.complete or not clients:
                 self.read = [r]
                 return stored
-        what = "with client weights" if clients else "that can be used"
-        raise FldiagError(f"{self.name} holds no round {what}", self.remedy)
+        raise self._unusable("with client weights" if clients else "that can be used")
+
+    def _unusable(self, what: str) -> FldiagError:
+        lacking = next((n["note"] for n in self.notes if str(n["note"]).endswith(OUTSIDE)), None)
+        if lacking is None:
+            return FldiagError(f"{self.name} holds no round {what}", self.remedy)
+        return FldiagError(f"{self.name} holds no round {what} of clients in the partition: {lacking}",
+                           "make the run again with the partition of these clients: fldiag convert … --partition FILE, or "
+                           "fldiag.Recorder(..., clients=...)")
 
     def steps(self, round: int) -> pd.DataFrame | None:
         """What training recorded of the local steps of a round (see ``Run.steps``); None when it recorded nothing."""

@@ -1,4 +1,4 @@
-"""Accuracy and loss of the global model on the official test set."""
+"""Accuracy and loss of the global model on the official test set (a recorded run without one: on its training examples)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Sums = list[tuple[float, int]]
 
 def units(t: int, w: Tensor, buffers: dict[str, Tensor], dataset: Dataset) -> list[Tested]:
     """The whole test set. ``evaluate`` puts the results together again."""
-    n = len(dataset.test_y)
+    n = len(dataset.evaluation[2])
     count = -(-n // BATCH)
     size = max(UNIT, -(-count // MOST))
     w, buffers = w.cpu(), {name: b.cpu() for name, b in buffers.items()}
@@ -52,14 +52,15 @@ def units(t: int, w: Tensor, buffers: dict[str, Tensor], dataset: Dataset) -> li
 def sums(network: Network, unit: Tested, dataset: Dataset, device: torch.device) -> Sums:
     """What ``evaluate`` adds up, batch by batch, in eval mode."""
     found, w = Sums(), unit.w.to(device)
+    _, inputs, targets = dataset.evaluation
     with torch.no_grad():
         bound = network.bind(w.unsqueeze(0), {k: b.to(device).unsqueeze(0).clone() for k, b in unit.buffers.items()})
         for i in (number * BATCH for number in unit.batches):
-            x = ready(dataset.normalise(dataset.test_x[i: i + BATCH]), w.device, w.dtype).unsqueeze(0)
-            y = dataset.test_y[i: i + BATCH].to(w.device).unsqueeze(0)
+            x = ready(dataset.normalise(inputs[i: i + BATCH]), w.device, w.dtype).unsqueeze(0)
+            y = targets[i: i + BATCH].to(w.device).unsqueeze(0)
             y = y.to(w.dtype) if y.is_floating_point() else y
             logits = bound(x)
-            right = 0 if y.is_floating_point() else int((logits.argmax(-1) == y).sum())
+            right = 0 if y.is_floating_point() else int((losses.predicted(logits) == y).sum())
             found.append((float(losses.per_example(logits, y).double().sum()), right))
     return found
 
@@ -67,11 +68,11 @@ def sums(network: Network, unit: Tested, dataset: Dataset, device: torch.device)
 def evaluate(parts: Iterable[Sums], dataset: Dataset) -> dict[str, float]:
     """``loss`` (mean) and, for class labels, ``accuracy`` (share in [0, 1]); ``n``. ``parts``: of ``units``, in their order,
     whoever computed them."""
-    loss, correct, n = 0.0, 0, len(dataset.test_y)
+    loss, correct, n = 0.0, 0, len(dataset.evaluation[2])
     for more, right in itertools.chain.from_iterable(parts):
         loss, correct = loss + more, correct + right
     scores = {"loss": loss / n, "n": n}
-    return scores if dataset.test_y.is_floating_point() else {"accuracy": correct / n, **scores}
+    return scores if dataset.regression else {"accuracy": correct / n, **scores}
 
 
 def tested(network: Network, state: Mapping[str, Tensor], dataset: Dataset) -> list[Row]:
@@ -79,6 +80,6 @@ def tested(network: Network, state: Mapping[str, Tensor], dataset: Dataset) -> l
     own = {n: state[n].to(b.dtype) if n in state else b for n, b in network.buffers.items()}
     w = network.layout.row({n: state[n].float() for n in network.layout.names})
     scores = evaluate((sums(network, unit, dataset, w.device) for unit in units(0, w, own, dataset)), dataset)
-    n = int(scores.pop("n"))
-    return [{"moment": "aggregated", "scope": "global", "slice": "test", "metric": metric, "value": value, "n_examples": n,
+    n, split = int(scores.pop("n")), dataset.evaluation[0]
+    return [{"moment": "aggregated", "scope": "global", "slice": split, "metric": metric, "value": value, "n_examples": n,
              "estimator": "exact"} for metric, value in scores.items()]

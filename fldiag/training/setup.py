@@ -67,6 +67,9 @@ class Setup:
         named = config.data
         self.dataset = dataset if dataset is not None else self._found(named.name, named.root, download, named.variant,
                                                                        normalise=named.normalise)
+        if not self.dataset.tested:
+            raise FldiagError(f"data set {self.dataset.name!r} has no test examples, by which training judges the global model",
+                              "give data with a test split", usage=True)
         self.precision = config.train.precision
         self.dtype = torch.float64 if self.precision == "fp64" else torch.float32
         self.device = torch.device(device_of(device, self.dtype))

@@ -267,3 +267,29 @@ def test_a_plain_state_dict_stays_plain(tmp_path, monkeypatch):
     assert "already there" in call("convert", "v.pt", "w.safetensors", code=2).stderr
     Path("cut.safetensors").write_bytes(Path("w.safetensors").read_bytes()[:50])
     assert "safetensors" in call("convert", "cut.safetensors", "x.pt", code=1).stderr and not Path("x.pt").exists()
+
+
+@pytest.mark.parametrize("shift", [1, -1])
+def test_a_partition_that_is_numbered_by_one_off_is_refused_and_its_remedy_works(files, shift):
+    """The weights are recorded without it, so that nothing is measured on another client's examples."""
+    parts = {int(name.split("_")[1]): v for name, v in json.loads((files / "parts.json").read_text()).items()}
+    (files / "parts.json").write_text(json.dumps({k + max(-shift, 0): v for k, v in parts.items()}))
+    for file in sorted(files.glob("round_*/client_*.pt"), reverse=True):
+        k = int(file.stem.split("_")[1])
+        file.rename(file.with_stem(f"client_{k + max(shift, 0)}"))
+    shown = convert(files, *GLOBAL, "--partition", files / "parts.json", code=2)
+    assert "made without the partition" in shown and "with the clients' own numbers" in shown
+    assert "partition.npz" not in Run.open("theirs").index["files"] and "the partition is left out" in call("forgetting", "theirs").stderr
+    (files / "mended.json").write_text(json.dumps({k + max(shift, 0): v for k, v in parts.items()}))
+    assert "partition" not in call("convert", files, "mended", *PATTERN, *WORLD, *GLOBAL, "--partition", files / "mended.json").stderr
+
+
+@pytest.mark.parametrize("name", ["3", "1"])
+def test_a_client_that_the_partition_lacks_is_named(files, name):
+    parts = {k.split("_")[1]: v for k, v in json.loads((files / "parts.json").read_text()).items()}
+    (files / "parts.json").write_text(json.dumps({k: v for k, v in parts.items() if k != name}))
+    assert f"does not say which examples client {name} has" in convert(files, *GLOBAL, "--partition", files / "parts.json")
+    shown = call("forgetting", "theirs").stderr
+    assert f"which examples client {name} has" in shown and f"client {name} is not in the partition" in shown
+    table = fldiag.diagnose(fldiag.load("theirs"), "forgetting")
+    assert set(table.query("moment == 'trained' and scope == 'client'")["client"]) == {0, 1, 2, 3} - {int(name)}

@@ -49,7 +49,7 @@ def _clients(history: History, stored: Stored) -> Iterator[tuple[str, Row, Tenso
 def _classes(history: History, where: str) -> Iterator[tuple[str, Row, Tensor]]:
     if history.dataset.regression:
         return
-    stretch = history.pool.test if where == "test" else history.pool.clients
+    stretch = history.stretch(where)
     y = history.pool.y[stretch]
     for c in range(history.dataset.classes):
         yield "class_harm", {"index": c, "slice": f"{where}/class:{c}"}, stretch.start + (y == c).nonzero().flatten()

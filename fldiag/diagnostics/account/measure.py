@@ -25,8 +25,7 @@ TERMS = ("change", "linear", "quadratic", "rest")
 def of_round(history: History, stored: Stored, where: str, k: int, layers: bool, tol: float, max_products: int, path: int,
              seed: int, progress: Progress) -> list[Row]:
     assert stored.clients is not None and stored.received is not None
-    pool = history.pool
-    problem = history.problem(stored.start, pool.test if where == "test" else pool.clients, where)
+    problem = history.problem(stored.start, history.stretch(where), where)
     stored = history.finite(stored)
     assert stored.clients is not None and stored.received is not None
     ids = list(stored.ids)
@@ -47,7 +46,7 @@ def of_round(history: History, stored: Stored, where: str, k: int, layers: bool,
     common = {"slice": where, "n_examples": problem.n}
     for i, (d, base) in enumerate(zip(updates, about, strict=True)):
         # with buffers of its own an update is not all that changed: their effect is in the rest
-        after = history.problem(models[i], pool.test if where == "test" else pool.clients, where).loss()[0] \
+        after = history.problem(models[i], history.stretch(where), where).loss()[0] \
             if models[i][1] else problem.loss(problem.w.double() + d)[0]
         curved.append(hessian(d))
         linear, quadratic = float(g @ d), 0.5 * float(d @ curved[-1])

@@ -40,6 +40,9 @@ class Leak(Check):
         from scipy.stats import binom
 
         data = history.dataset
+        if not data.tested:
+            yield Skip("the run has no test examples")
+            return
         held = [p for p in history.parts if len(p)]
         used = np.unique(np.concatenate(held)) if held else np.arange(len(data.train_y))
         train, test = Counter(_bytes(data.train_x[used])), _bytes(data.test_x)

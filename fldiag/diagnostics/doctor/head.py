@@ -9,6 +9,7 @@ import numpy as np
 from fldiag.diagnostics.doctor.findings import INFORMATION, WARNING, Check, Clear, Finding, Said, Skip
 from fldiag.diagnostics.doctor.metrics import LATE
 from fldiag.errors import counted
+from fldiag.results.select import SPLITS
 
 #: Share of a layer's units: below FEW dead ones are usual, from MANY on they are a warning.
 FEW, MANY = 0.1, 0.5
@@ -44,8 +45,8 @@ class Head(Check):
             even = bool(held) and float(np.median(held)) >= 0.8 * there
             bad = lasting and (best >= 0.7 * there or rounds[-1] >= LATE or even)
             yield Finding(WARNING if bad else INFORMATION, f"the last global model predicts {last} of {there} classes",
-                          f"of {there} in the test set; at most {best} in any evaluated round", "the other classes are never "
-                          "right",
+                          f"of {there} in the {SPLITS[pool.split]} set; at most {best} in any evaluated round",
+                          "the other classes are never right",
                           "look at what happens to the head (fldiag forgetting), and at layers that are not averaged" if bad
                           else "train more rounds; with skewed clients the first ones look like this",
                           tuple(r for r in rounds if known[r] <= max(1, there // 2)), value=last / there)

@@ -14,7 +14,7 @@ from fldiag.diagnostics.doctor.case import Case, Seen
 from fldiag.diagnostics.doctor.findings import FAULT, INFORMATION, WARNING, Check, Clear, Finding, Said, Skip
 from fldiag.diagnostics.doctor.own_data import LEAST
 from fldiag.errors import counted
-from fldiag.results.select import only
+from fldiag.results.select import SPLITS, only
 
 ACCURACY = re.compile(r"(?:^|[_./ -])acc(?:uracy)?(?:[_./ -]|$)", re.IGNORECASE)
 #: Metrics of all examples that are no mean of the clients'.
@@ -54,21 +54,21 @@ class Reported(Check):
     def end(self) -> Iterator[Said]:
         yield from self._again()
         history = self.case.opened(classes=True)
-        models, test = self.case.models, history.pool.test
+        models, test, split = self.case.models, history.pool.test, history.pool.split
         now = {r: float(s.right[test].mean()) for r,
                s in models.scores.items() if s.right is not None and np.isfinite(s.loss).all()}
         metrics = self.case.metrics
         if metrics is None or not now:
             yield Skip("the run has no metrics" if metrics is None else "no round can be evaluated")
             return
-        n, size = test.stop, len(history.dataset.test_y)
+        n, size = test.stop, len(history.dataset.evaluation[2])
         slack = SAME if n == size else 5 * math.sqrt(0.25 / n)
-        own = _series(_measured(metrics))
+        own = _series(_measured(metrics, split))
         odd = {r: own[r] for r in now if r in own and abs(own[r] - now[r]) > slack}
         if odd:
             r = max(odd, key=lambda r: abs(odd[r] - now[r]))
             yield Finding(FAULT, "the recorded accuracy is not that of the stored weights",
-                          f"in round {r} it says {odd[r]:.2%}, and the weights have {now[r]:.2%} on {n} test examples",
+                          f"in round {r} it says {odd[r]:.2%}, and the weights have {now[r]:.2%} on {n} {SPLITS[split]} examples",
                           "the run's curves belong to other weights or other data",
                           "compute the curves again (fldiag forgetting)",
                           tuple(odd), value=odd[r] - now[r])
@@ -88,7 +88,7 @@ class Reported(Check):
                           "report the last round, or choose the round on data apart from the test set", (rounds[-1],))
 
     def _foreign(self, metrics: pd.DataFrame, now: Mapping[int, float], slack: float) -> Iterator[Finding]:
-        rows = reported(metrics, ACCURACY)
+        rows, split = reported(metrics, ACCURACY), SPLITS[self.case.opened().pool.split]
         rows = rows[rows["moment"] == "aggregated"]
         for (name, source), part in rows.groupby(["metric", "source"]):
             told = _series(part)
@@ -104,8 +104,8 @@ class Reported(Check):
                 kind = "that of the best round in place of the last"
             r = both[-1] if both[-1] in off else off[-1]
             yield Finding(WARNING if kind else INFORMATION, f"the reported {name} is {kind or 'not that of the stored weights'}",
-                          f"{source}: in round {r} it says {told[r]:.2%}, and the stored weights have {now[r]:.2%} on the test "
-                          f"set",
+                          f"{source}: in round {r} it says {told[r]:.2%}, and the stored weights have {now[r]:.2%} on the "
+                          f"{split} set",
                           "it claims more than the model achieves" if kind else "it belongs to other data or other weights",
                           "report the test accuracy of the last round's weights", tuple(off), value=told[r] - now[r])
 
@@ -130,9 +130,9 @@ class Reported(Check):
                 "the plain mean of the clients' training accuracies": mean}
 
 
-def _measured(metrics: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the test accuracy that fldiag computed while the run was trained or recorded."""
-    rows = only(metrics, metric="accuracy", scope="global", moment="aggregated", slice="test")
+def _measured(metrics: pd.DataFrame, split: str) -> pd.DataFrame:
+    """Rows of the accuracy on a split that fldiag computed while the run was trained or recorded."""
+    rows = only(metrics, metric="accuracy", scope="global", moment="aggregated", slice=split)
     return rows[rows["source"].isna()] if "source" in rows.columns else rows
 
 

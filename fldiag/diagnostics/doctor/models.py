@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import stats
 
+from fldiag.losses import predicted
 from fldiag.results.select import spread
 
 if TYPE_CHECKING:
@@ -129,5 +130,5 @@ class Models:
         stored, network, pool = self.history.stored(r), self.history.network, self.history.pool
         bound = network.bind(stored.aggregated[None], {n: b[None].clone() for n, b in stored.buffers.items()})
         with torch.no_grad():
-            found = [bound(pool.read(s.start, s.stop)[0][None])[0].argmax(-1) for s in pool.batches(pool.test, 500)]
+            found = [predicted(bound(pool.read(s.start, s.stop)[0][None])[0]) for s in pool.batches(pool.test, 500)]
         return torch.cat(found).cpu().numpy()

@@ -51,7 +51,7 @@ def of_round(shared: tuple[History, Asked], round: int) -> list[Row] | None:
         stored = history.stored(round)
     except FldiagError:
         return None
-    if not stored.complete or any(k >= len(history.parts) for k in stored.ids):
+    if not stored.complete:
         return None
     stored = history.finite(stored)
     return rows(history, asked, stored) if stored.ids else None
@@ -66,7 +66,7 @@ def rows(history: History, asked: Asked, stored: Stored) -> list[Row]:
         if history.pool.own(k).stop > history.pool.own(k).start:
             found += _proximal(history, stored, j, asked.rho, asked.strength, asked.per, asked.part, asked.batch, asked.options)
     found += _representation(history, stored) if asked.representation else []
-    found += _means(found, {"test": history.pool.test.stop, "train": history.pool.n - history.pool.test.stop})
+    found += _means(found, history.pool.n - history.pool.test.stop)
     return [{"round": stored.round, **row} for row in found]
 
 
@@ -137,13 +137,14 @@ def _number(value: Tensor) -> float | None:
 def _representation(history: History, stored: Stored) -> list[Row]:
     test, (w, buffers) = history.pool.test, stored.start
     received = features(history, (w, buffers), test)
-    return [{"metric": "cka", "moment": "trained", "scope": "client", "client": k, "slice": "test",
+    return [{"metric": "cka", "moment": "trained", "scope": "client", "client": k, "slice": history.pool.split,
              "n_examples": test.stop, "value": cka(features(history, stored.client(j), test), received)}
             for j, k in enumerate(stored.ids)]
 
 
-def _means(rows: list[Row], sizes: dict[str, int]) -> list[Row]:
-    """The mean over clients of what is measured client by client (divergence.py makes its own)."""
+def _means(rows: list[Row], trained: int) -> list[Row]:
+    """The mean over clients of what is measured client by client (divergence.py makes its own). ``trained``: examples that all
+    clients have together."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         if row["scope"] == "client" and row["metric"] in (*STEP_METRICS, "cka", "gradient_cosine"):
@@ -151,10 +152,10 @@ def _means(rows: list[Row], sizes: dict[str, int]) -> list[Row]:
     found = []
     for (metric, moment, layer, rho), members in groups.items():
         values = [row["value"] for row in members if row["value"] is not None]
-        slice_ = members[0]["slice"] if members[0]["slice"] == "test" else "train"
+        where = (members[0]["slice"], members[0]["n_examples"]) if metric == "cka" else ("train", trained)
         scaled = [row["scaled"] for row in members if "scaled" in row]
-        found.append({"metric": metric, "moment": moment, "scope": "global", "layer": layer, "rho": rho, "slice": slice_,
-                      "n_examples": sizes[slice_], "proximal": members[0].get("proximal"),
+        found.append({"metric": metric, "moment": moment, "scope": "global", "layer": layer, "rho": rho, "slice": where[0],
+                      "n_examples": where[1], "proximal": members[0].get("proximal"),
                       "value": float(np.mean(values)) if values else None, "n_clients": len(values),
                       "stderr": float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else None,
                       **({"scaled": float(np.mean(scaled))} if scaled else {})})

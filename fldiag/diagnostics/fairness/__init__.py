@@ -60,7 +60,7 @@ def fairness(history: History, progress: Progress | None = None, *,
     """Measure how evenly the global model serves the clients, and how well its confidence is calibrated.
 
     The aggregated model on the examples of every client of the partition, sampled or not (``on``; clients may share test
-    examples).
+    examples; in a recorded run without test examples always on its training examples).
 
     - scope client: ``accuracy`` with Wilson's interval, ``f1`` (mean over classes), ``auc`` (one class against the rest, mean
       over classes), ``ece`` (expected calibration error), ``ece_floor``; in column ``size`` how many training examples it has.
@@ -84,6 +84,8 @@ def fairness(history: History, progress: Progress | None = None, *,
     from fldiag.diagnostics.fairness import measure
     from fldiag.rounds.round_cache import of_rounds
 
+    if not history.dataset.tested:
+        on = "train"
     where = measure.groups(history, on, min_count)
 
     def of_round(stored: Stored) -> list[Row]:

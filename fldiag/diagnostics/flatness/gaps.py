@@ -76,7 +76,7 @@ def means(rows: Sequence[Row]) -> list[Row]:
     for (metric, moment, layer), members in groups.items():
         values = np.array([row["value"] for row in members if row["value"] is not None], dtype=float)
         about: Row = {"metric": metric, "moment": moment, "layer": layer, "scope": "global", "estimator": "exact",
-                      "slice": "test" if metric == "gradient_score" else "train", "n_clients": len(values)}
+                      "slice": members[0]["slice"] if metric == "gradient_score" else "train", "n_clients": len(values)}
         if not len(values):
             found.append({**about, "value": None, "note": next((row["note"] for row in members if row.get("note")), None)})
             continue

@@ -150,7 +150,7 @@ class Round:
             part.rows.append(self._cosine("perturbation_misalignment", 1.0, self._gradient(weights, own),
                                           self._gradient(weights, self.everything),
                                           {**trained, "n_examples": own.stop - own.start}))
-            part.rows += self._score(weights, {**trained, "slice": "test"})
+            part.rows += self._score(weights, {**trained, "slice": self.pool.split})
         return part
 
     def _of_all_at_received(self) -> Tensor:

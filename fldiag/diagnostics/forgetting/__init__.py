@@ -59,7 +59,8 @@ def forgetting(history: History, progress: Progress | None = None, *,
     """Measure what local training forgets and averaging restores: accuracy before and after, by class, client and round.
 
     Every stored round, moments received, trained and aggregated, on slices ``test``, ``client:k/train`` (the client's
-    own data) and ``client:k/others`` (all other clients' data); with ``own=False`` on ``test`` alone. Accuracies are
+    own data) and ``client:k/others`` (all other clients' data); with ``own=False`` on ``test`` alone. A recorded run without test
+    examples has slice ``train``, all training examples, in place of ``test`` in all that follows. Accuracies are
     shares in [0, 1] with Wilson's interval in columns ``low``, ``high``. Rows of scope client (those of scope global
     are means over the clients stored, ``n_clients`` of them, with ``_std`` their spread):
 

@@ -109,7 +109,7 @@ class Measure:
         """Accuracy and loss of model i on test and, with ``own``, on the own and other data of these clients."""
         pool = self.pool
         everyone = pool.clients
-        rows = self._on(scores, i, "test", [pool.test])
+        rows = self._on(scores, i, pool.split, [pool.test])
         for k in clients if self.own else ():
             own = pool.own(k)
             rows += self._on(scores, i, f"client:{k}/train", [own])
@@ -147,11 +147,11 @@ class Measure:
         models = [("received", None), *(("trained", k) for k in ids), ("aggregated", None)]
         rows: list[Row] = []
         for i, (moment, k) in enumerate(models):
-            base: Row = {"moment": moment, "scope": "global" if k is None else "client", "client": k, "slice": "test"}
+            base: Row = {"moment": moment, "scope": "global" if k is None else "client", "client": k, "slice": self.pool.split}
             rows += [{**base, "metric": "class_accuracy", "index": c, **self._share(counts[i, c], per_class[c], scores.valid[i])}
                      for c in range(self.classes)]
         for j, k in enumerate(ids, start=1):
-            base = {"moment": "trained", "scope": "client", "client": k, "slice": "test"}
+            base = {"moment": "trained", "scope": "client", "client": k, "slice": self.pool.split}
             good = bool(scores.valid[0] and scores.valid[j])
             lost, won = start & ~right[j], right[j] & ~start
             rows += [{**base, "metric": "drop", **self._difference(lost, won, np.ones(n, dtype=bool), good)},
@@ -179,7 +179,7 @@ class Measure:
     def _averaged_away(self, counts: np.ndarray, valid: np.ndarray) -> Row:
         """What aggregation forgets: over the classes, the clients' mean accuracy minus the aggregated model's, where above 0."""
         good, shown = valid[1:-1], self.per_class >= self.min_count
-        row: Row = {"moment": "aggregated", "scope": "global", "slice": "test", "metric": "granular_forgetting",
+        row: Row = {"moment": "aggregated", "scope": "global", "slice": self.pool.split, "metric": "granular_forgetting",
                     "n_examples": int(self.per_class[shown].sum()), "n_clients": int(good.sum())}
         if not (good.any() and valid[-1] and shown.any()):
             return {**row, "value": None, "masked": True}
@@ -204,10 +204,11 @@ class Measure:
                   "accuracy_seen", "accuracy_unseen")
         groups: dict[tuple[str, str], list[float]] = {}
         for row in rows:
-            if row["scope"] == "client" and row["slice"] == "test" and row["metric"] in wanted and row["value"] is not None:
+            judged = row["scope"] == "client" and row["slice"] == self.pool.split
+            if judged and row["metric"] in wanted and row["value"] is not None:
                 groups.setdefault((row["moment"], row["metric"]), []).append(row["value"])
         for (moment, metric), values in groups.items():
-            base: Row = {"moment": moment, "scope": "global", "slice": "test", "n_examples": self.pool.test.stop,
+            base: Row = {"moment": moment, "scope": "global", "slice": self.pool.split, "n_examples": self.pool.test.stop,
                          "n_clients": len(values)}
             stderr = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
             found.append({**base, "metric": metric, "value": float(np.mean(values)), "stderr": stderr})
@@ -218,7 +219,7 @@ class Measure:
         if restored:
             total = sum(row["n_examples"] for row in known)
             right = sum(row["value"] * row["n_examples"] for row in known)
-            found.append({"moment": "trained", "scope": "global", "slice": "test", "metric": "restored",
+            found.append({"moment": "trained", "scope": "global", "slice": self.pool.split, "metric": "restored",
                           **self._share(right, total), "n_clients": len(known)})
         return found
 
@@ -228,7 +229,7 @@ class Measure:
             return []
         shown = self.per_class >= self.min_count
         accuracy = np.where(shown, right / np.maximum(self.per_class, 1), np.nan)
-        base: Row = {"moment": "aggregated", "scope": "global", "slice": "test"}
+        base: Row = {"moment": "aggregated", "scope": "global", "slice": self.pool.split}
         rows: list[Row] = []
 
         def each(metric: str, values: np.ndarray) -> list[Row]:

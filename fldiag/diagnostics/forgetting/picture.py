@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.plotting.tables import MANY, floats, need, percentiles, select
-from fldiag.results.select import only
+from fldiag.results.select import SPLITS, only, split_of
 
 PICTURE = "picture of forgetting"
 COLUMNS = ("metric", "round", "moment", "scope", "slice", "value")
@@ -27,8 +27,8 @@ _SHARES = {"forgotten": "forgotten by local training", "learned": "learned by lo
 
 
 def _global(table: pd.DataFrame, metric: str, moment: str) -> pd.DataFrame:
-    """Rows of one metric on the test split, all clients together, by round."""
-    rows = only(table, metric=metric, moment=moment, scope="global", slice="test", index=None)
+    """Rows of one metric on the split by which models are judged, all clients together, by round."""
+    rows = only(table, metric=metric, moment=moment, scope="global", slice=split_of(table), index=None)
     return rows.dropna(subset=["round"]).set_index("round").sort_index()
 
 
@@ -69,7 +69,7 @@ def curves(table: pd.DataFrame) -> Figure:
             if found["value"].notna().any():
                 line(left, found, look, _band(table, found, moment))
                 keys.append((key(look), text))
-        _finish(left, "test accuracy", keys)
+        _finish(left, f"{SPLITS[split_of(table)]} accuracy", keys)
         if (most := ceiling(table)) is not None:
             style.ceiling(left, most)
         classes = only(table, metric="class_examples")["index"].nunique()
@@ -182,7 +182,7 @@ def heatmap(table: pd.DataFrame, *, round: int | None = None) -> Figure:
         bar.outline.set_visible(False)
         keys = [Line2D([], [], linestyle="none", marker="o", markersize=3, color="#222222"),
                 Patch(facecolor="#bbbbbb", hatch="////", edgecolor="white")]
-        texts = ["client has no such example", "too few test examples"]
+        texts = ["client has no such example", f"too few {SPLITS[split_of(table)]} examples"]
         shown = [len(unseen) > 0, bool((~np.isfinite(values)).any())]
         if any(shown):
             style.legend(fig, [k for k, s in zip(keys, shown, strict=True) if s],

@@ -25,7 +25,7 @@ from fldiag.plotting.sections import (
 )
 from fldiag.plotting.tables import MANY, floats, of_clients, percentiles
 from fldiag.results import select
-from fldiag.results.select import last_round, only
+from fldiag.results.select import SPLITS, last_round, only, split_of
 
 MOMENTS = {"received": "as received", "trained": "after local training", "aggregated": "after averaging"}
 SHARES = {"drop": "accuracy lost in local training", "forgotten": "forgotten: right before, wrong after",
@@ -33,26 +33,29 @@ SHARES = {"drop": "accuracy lost in local training", "forgotten": "forgotten: ri
 
 
 def section(found: Collected) -> Section:
-    made = Section("forgetting", "Forgetting", "Test accuracy of the model that clients receive, of theirs after local "
+    splits = [split for split in SPLITS if any(split_of(s.frame) == split for _, s in found.having("forgetting"))] or ["test"]
+    words = " or ".join(SPLITS[split] for split in splits).capitalize()
+    made = Section("forgetting", "Forgetting", f"{words} accuracy of the model that clients receive, of theirs after local "
                    "training (mean and standard deviation over clients), and of their average. What local training forgets, "
                    "averaging partly restores.")
     names = worlds(found.members)
-    for data, name in names.items():
-        members = [(m, s.frame) for m, s in found.having("forgetting") if m.data == data]
+    for data, name, split in [(data, name, split) for data, name in names.items() for split in splits]:
+        word = SPLITS[split]
+        members = [(m, s.frame) for m, s in found.having("forgetting") if m.data == data and split_of(s.frame) == split]
         group = Group(title=f"On {name}" if len(names) > 1 else "")
         for moment, text in MOMENTS.items():
             drawn = []
             for m, frame in members:
-                rows = only(frame, metric="accuracy", moment=moment, scope="global", slice="test", index=None)
+                rows = only(frame, metric="accuracy", moment=moment, scope="global", slice=split_of(frame), index=None)
                 if moment == "trained":
-                    std = only(frame, metric="accuracy_std", moment=moment, scope="global", slice="test", index=None)
+                    std = only(frame, metric="accuracy_std", moment=moment, scope="global", slice=split_of(frame), index=None)
                     rows = rows.assign(std=rows["round"].map(std.set_index("round")["value"]))
                 if rows["value"].notna().any():
                     drawn.append(series(m.label, rows, run=m.place, spread="std" if moment == "trained" else "interval"))
-            add_lines(group, f"Test accuracy {text}", drawn, "test accuracy", share=True)
+            add_lines(group, f"{word.capitalize()} accuracy {text}", drawn, f"{word} accuracy", share=True)
         for metric, text in SHARES.items():
             drawn = [series(m.label, rows, run=m.place) for m, frame in members
-                     if (rows := only(frame, metric=metric, moment="trained", scope="global", slice="test", index=None)
+                     if (rows := only(frame, metric=metric, moment="trained", scope="global", slice=split_of(frame), index=None)
                          )["value"].notna().any()]
             add_lines(group, text.capitalize(), drawn, text.split(":")[0], share=True, zero=metric == "drop")
         _match(group.figures[:len(MOMENTS)])
@@ -61,22 +64,23 @@ def section(found: Collected) -> Section:
     _heatmaps(made, found)
     made.missing = [absent(m, "forgetting", clients=True) for m in found.members if "forgetting" not in m.tables]
     incomplete(made, found, "forgetting")
-    rows = [r for m, s in found.having("forgetting") for r in _lost(m, s.frame)]
-    if rows:
-        made.tables.append(Table("Last round, test split, mean over clients", (
-            "Run", "Round", "Received", "Trained ± std", "Aggregated", "Lost (drop)", "Forgotten", "Learned", "Restored",
-            "Largest loss of a class"), rows))
-    if clients := [r for m, s in found.having("forgetting") for r in _clients(m, s.frame)]:
-        made.tables.append(Table("Clients in the last round, test split", (
-            "Client", "Run", "Training examples", "Classes held", "Accuracy on its classes", "Accuracy on others", "Lost (drop)",
-            "Forgotten", "Largest loss of a class"), clients))
+    for split in splits:
+        having = [(m, s.frame) for m, s in found.having("forgetting") if split_of(s.frame) == split]
+        if rows := [r for m, frame in having for r in _lost(m, frame)]:
+            made.tables.append(Table(f"Last round, {SPLITS[split]} split, mean over clients", (
+                "Run", "Round", "Received", "Trained ± std", "Aggregated", "Lost (drop)", "Forgotten", "Learned", "Restored",
+                "Largest loss of a class"), rows))
+        if clients := [r for m, frame in having for r in _clients(m, frame)]:
+            made.tables.append(Table(f"Clients in the last round, {SPLITS[split]} split", (
+                "Client", "Run", "Training examples", "Classes held", "Accuracy on its classes", "Accuracy on others",
+                "Lost (drop)", "Forgotten", "Largest loss of a class"), clients))
     made.sources = [s.place for _, s in found.having("forgetting")]
     return made
 
 
 def _clients(m: Member, frame: pd.DataFrame) -> list[list[str]]:
     """A row a client that was trained in the last round; of many clients their percentiles, each column by itself."""
-    rows = only(frame, scope="client", moment="trained", slice="test", index=None)
+    rows = only(frame, scope="client", moment="trained", slice=split_of(frame), index=None)
     last = last_round(only(rows, metric="drop"))
     if last is None:
         return []
@@ -103,7 +107,7 @@ def _match(figures: Sequence[Figure]) -> None:
 
 
 def _lost(m: Member, frame: pd.DataFrame) -> list[list[str]]:
-    rows = only(frame, scope="global", slice="test", index=None)
+    rows = only(frame, scope="global", slice=split_of(frame), index=None)
     last = last_round(only(rows, metric="accuracy", moment="trained"))
     if last is None:
         return []
@@ -130,7 +134,7 @@ def _heatmaps(made: Section, found: Collected) -> None:
     group = Group(title="By client and class", controls=[
         Control("forgetting-round", "Round", [str(r) for r in rounds], slider=True, start=len(rounds) - 1)], notes=[
         "Accuracy on a class as received minus after the client's training: orange is forgotten, purple learned. Grey: too few "
-        "test examples. A dot: the client has no training example of the class."])
+        "examples. A dot: the client has no training example of the class."])
     for m, rows, held in tables.values():
         classes = sorted({int(c) for c in rows["index"]})
         none = {(int(c), int(k)) for c, k, n in zip(held["client"], held["index"], held["value"], strict=True) if n == 0}

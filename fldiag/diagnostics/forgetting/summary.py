@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from fldiag.results import missing
-from fldiag.results.select import WHOLE, number, spread_rounds
+from fldiag.results.select import WHOLE, number, split_of, spread_rounds
 from fldiag.results.summary import Item, Small
 from fldiag.results.table import Row
 
@@ -25,7 +25,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
 
 def _row(frame: pd.DataFrame, r: int) -> Row:
     def of(metric: str, moment: str) -> float | None:
-        return number(frame, metric, round=r, moment=moment, slice="test", **WHOLE)
+        return number(frame, metric, round=r, moment=moment, slice=split_of(frame), **WHOLE)
 
     row: Row = {"round": r, "std": of("accuracy_std", "trained")}
     for moment in ("received", "trained", "aggregated"):
