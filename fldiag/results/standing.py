@@ -129,17 +129,20 @@ def doubts(table: pd.DataFrame) -> list[str]:
     named = "; ".join(text for _, text in found[:MOST]) + (f"; and {len(found) - MOST} more" if len(found) > MOST else "")
     inputs = " | ".join(dict.fromkeys(str(row["inputs"]) for row, _ in found))
     return [f"{named}. Either the model is untrained, or its inputs are not normalised as in training "
-            f"(here: {inputs}; --normalise, in Python normalise=), or these are other examples or labels than it was trained for "
+            f"(here: {inputs}; --normalise with --data, in Python normalise=), or these are other examples or labels than it was trained for "
             "(--slice, in Python slice=)"]
 
 
 def _reasons(row: Row) -> list[str]:
-    """In what a model is no better than a guess."""
+    """In what a model is no better than a guess; nothing where the examples are too few to tell even a perfect model from it."""
     reasons = []
+    guess, value = row.get("accuracy_guess"), row.get("accuracy")
+    bound = -math.inf if guess is None else guess + ERRORS * math.sqrt(guess * (1 - guess) / row["n_examples"])
+    if bound >= 1:
+        return []
+    if value is not None and value <= bound:
+        reasons.append(f"accuracy {value:.1%} (a guess gives {guess:.1%})")
     guess, value = row.get("loss_guess"), row.get("loss")
     if guess is not None and value is not None and value >= guess - ERRORS * (row["loss_stderr"] or 0.0):
         reasons.append(f"loss {number(value)} (equal probabilities give {number(guess)})")
-    guess, value = row.get("accuracy_guess"), row.get("accuracy")
-    if guess is not None and value is not None and value <= guess + ERRORS * math.sqrt(guess * (1 - guess) / row["n_examples"]):
-        reasons.append(f"accuracy {value:.1%} (a guess gives {guess:.1%})")
     return reasons

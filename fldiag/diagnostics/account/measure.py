@@ -54,7 +54,7 @@ def of_round(history: History, stored: Stored, where: str, k: int, layers: bool,
         curved.append(hessian(d))
         linear, quadratic = float(g @ d), 0.5 * float(d @ curved[-1])
         values = (after - before, linear, quadratic, after - before - linear - quadratic)
-        found = rows_of_scores(problem, scores)
+        found = rows_of_scores(problem, scores) if base["scope"] == "global" else []
         found += [{"metric": name, "value": v, "estimator": "exact"} for name, v in zip(TERMS, values, strict=True)]
         if path:
             straight = problem.loss(problem.w.double() + d)[0] if models[i][1] else after
