@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
@@ -28,6 +29,7 @@ from fldiag.errors import FldiagError
 from fldiag.plotting import sheet
 from fldiag.registry import Progress
 from fldiag.results.shown import shown
+from fldiag.results.standing import doubts
 
 __all__ = ["catalogue", "check", "diagnose", "diff", "draw", "load", "sweep", "train"]
 
@@ -113,11 +115,13 @@ def diagnose(target: Target | str | Path | Sequence[Target | str | Path], name: 
         cache: a folder in which the table is stored under a digest of everything it depends on. A repeated call reads and
             verifies it; a long computation that was interrupted continues.
         progress: is called with done, total and what is being done.
-        tell: is told remarks in words, such as how long it will take.
+        tell: is told remarks in words, such as how long it will take. Without it, a model that is no better than a guess is a
+            warning of Python.
         allow_code: user code (``pkg.mod:name``, one or several) that may be imported although only a run or checkpoint names it.
         **options: the diagnostic's own (``fldiag explain NAME``), its flags, and those that all diagnostics share (for a
             checkpoint or a run given by its path): ``slice``, ``samples``, ``client``, ``round``, ``rounds``, ``device``,
-            ``precision``, ``memory``, ``stack``, ``name``, ``model``, ``data``, ``root``, ``download``, ``executor``.
+            ``precision``, ``memory``, ``stack``, ``name``, ``model``, ``data``, ``normalise``,
+            ``root``, ``download``, ``executor``.
 
     Returns:
         One row per number. ``attrs`` names the diagnostic, for ``fldiag.draw``. If a flag added another diagnostic
@@ -130,7 +134,7 @@ def diagnose(target: Target | str | Path | Sequence[Target | str | Path], name: 
     >>> net, x, y = torch.nn.Linear(2, 3), torch.eye(2), torch.tensor([0, 2])
     >>> problem = fldiag.Problem(net, torch.nn.functional.cross_entropy, (x, y))
     >>> fldiag.diagnose(problem, "spectrum", k=2)["metric"].tolist()
-    ['loss', 'eigenvalue', 'eigenvalue', 'eigenvalue_ratio']
+    ['loss', 'accuracy', 'eigenvalue', 'eigenvalue', 'eigenvalue_ratio']
     """
     given: Sequence[Any] = target if isinstance(target, (list, tuple)) else [target]
     targets = [load(t) if isinstance(t, (str, Path)) else t for t in given]
@@ -138,6 +142,11 @@ def diagnose(target: Target | str | Path | Sequence[Target | str | Path], name: 
     asked = question(name, targets, options)
     found = tables(asked, bar=lambda title: _bar(progress), tell=tell or (lambda text: None),
                    cache=None if cache is None else Path(cache))
+    for text in dict.fromkeys(text for table in found.values() for text in doubts(table)):
+        if tell:
+            tell(text)
+        else:
+            warnings.warn(text, stacklevel=2)
     if len(found) == 1:
         return shown(found[asked.entry])
     return shown(joined([table.assign(diagnostic=entry.name) for entry, table in found.items()]))

@@ -2,16 +2,66 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from fldiag.errors import FldiagError
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Unit = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
-Normalise = Literal["none", "unit", "standard"]
+#: Normalisations that have a name; every other one is a mean and a deviation.
+NORMALISATIONS = ("none", "unit", "standard")
+
+
+def moments_of(normalise: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Mean and deviation of each channel that a normalisation names, None for one of ``NORMALISATIONS``.
+
+    >>> moments_of("0.1307/0.3081")
+    ((0.1307,), (0.3081,))
+    """
+    if normalise in NORMALISATIONS:
+        return None
+    mean, std = (tuple(map(float, part.split(","))) for part in normalise.split("/"))
+    return mean, std
+
+
+def read_normalisation(value: Any) -> str:
+    """The one spelling of a normalisation: a name, or ``MEAN/DEVIATION`` with a number for each channel.
+
+    Args:
+        value: such a text, or a pair (mean, deviation) of numbers or of sequences of them.
+
+    Raises:
+        FldiagError: neither a known name nor means and as many positive deviations.
+
+    >>> read_normalisation(((0.5, 0.4), (0.2, 0.20)))
+    '0.5,0.4/0.2,0.2'
+    """
+    if isinstance(value, str) and value in NORMALISATIONS:
+        return value
+    parts = value.split("/") if isinstance(value, str) else value
+    try:
+        mean, std = ([float(v) for v in (part.split(",") if isinstance(part, str) else part if hasattr(part, "__iter__")
+                                         else [part])] for part in parts)
+    except (TypeError, ValueError):
+        raise FldiagError(f"normalise = {value!r} is not a known normalisation",
+                          f"use {', '.join(NORMALISATIONS)}, or mean/deviation with a number for each channel, such as "
+                          "0.1307/0.3081 or 0.49,0.48,0.45/0.25,0.24,0.26", usage=True) from None
+    if len(mean) != len(std):
+        raise FldiagError(f"normalise = {value!r} has {len(mean)} means and {len(std)} deviations",
+                          "give as many deviations as means, such as 0.49,0.48,0.45/0.25,0.24,0.26", usage=True)
+    if not all(map(math.isfinite, (*mean, *std))) or min(std) <= 0:
+        raise FldiagError(f"normalise = {value!r}: means must be finite, and deviations finite and above 0",
+                          "write 1 for the deviation of a channel that is constant, such as 0.5,0.5,0.5/0.25,0.25,1", usage=True)
+    return "/".join(",".join(map(repr, numbers)) for numbers in (mean, std))
+
+
+Normalise = Annotated[str, BeforeValidator(read_normalisation)]
 #: How a name of data begins that is a path. Another name with a colon is user code.
 FILES = ("npz:", "csv:")
 #: Word pieces of a tokenizer, and tokens of a text, where nobody says otherwise.
@@ -41,8 +91,9 @@ class Data(Section):
     variant: str | None = Field(None, description="variant of normalisation and augmentation, where papers differ")
     normalise: Normalise | None = Field(
         None, description="what the model sees: the stored numbers (none), pixels / 255 (unit), or minus the mean and over the "
-        "deviation of each channel (standard); default: a known data set's own way, for other data unit for uint8 pixels and "
-        "none for floats")
+        "deviation of each channel: those of the training split (standard) or given ones, such as 0.1307/0.3081 or "
+        "0.49,0.48,0.45/0.25,0.24,0.26 (of pixels / 255); default: a known data set's own way, for other data unit for uint8 "
+        "pixels and none for floats")
     vocabulary: Count | None = Field(None, description="texts: size of the tokenizer's vocabulary (default {VOCABULARY})")
     length: Annotated[int, Field(ge=4)] | None = Field(None,
                                                        description="texts: number of tokens per text; longer texts are cut "

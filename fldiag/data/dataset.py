@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 from fldiag.data import augment
 from fldiag.data.made import Made
 from fldiag.data.packed import Packed
+from fldiag.data.preprocessing import describe_inputs
 from fldiag.data.words import Text, Words
 from fldiag.errors import FldiagError
 
@@ -97,8 +98,10 @@ class Dataset:
     @property
     def scaling(self) -> str:
         """What the stored numbers become before a model sees them, in words."""
-        start = "pixels / 255" if self.train_x.dtype == torch.uint8 else "as they are"
-        return f"{start}, minus the mean and over the deviation of each channel" if self.mean else start
+        if self.words is not None:
+            return f"texts as {self.words.length} tokens of a vocabulary of {self.words.size}"
+        kind = str(self.train_x.dtype).removeprefix("torch.")
+        return describe_inputs(kind, self.mean, self.std)
 
     def normalise(self, raw: Tensor) -> Tensor:
         """A stored batch [n, ...] as model inputs [n, *shape], float32 or int64 tokens: the transform of evaluation."""

@@ -6,6 +6,7 @@ in a config, or ``name@variant`` where only a name can be given.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fldiag.errors import FldiagError, unknown
@@ -81,6 +82,29 @@ def sentence(name: str) -> str:
     """The variants of set ``name`` for its description."""
     first, *others = PREPROCESSING[name]
     return f"Variants: {', '.join([f'{first} (default)', *others])}." if others else f"Variant: {first}."
+
+
+#: The means and deviations of so many channels are named one by one.
+MOST_LISTED = 4
+
+
+def describe_inputs(kind: str, mean: Sequence[float] = (), std: Sequence[float] = ()) -> str:
+    """What becomes of stored numbers before a model sees them, in words. ``kind``: their dtype in torch, or a text for those
+    that are not normalised here.
+
+    >>> describe_inputs("uint8", (0.1307,), (0.3081,))
+    'pixels / 255, then minus mean 0.1307 and over deviation 0.3081'
+    """
+    start = "pixels / 255" if kind == "uint8" else f"as they are ({kind})"
+    if not mean:
+        return start
+    start = "pixels / 255, then" if kind == "uint8" else f"{kind},"
+    if len(mean) > MOST_LISTED:
+        return f"{start} minus the mean and over the deviation of each of {len(mean)} channels"
+    means, deviations = (", ".join(f"{v:.4g}" for v in numbers) for numbers in (mean, std))
+    if len(mean) > 1:
+        means, deviations = f"({means})", f"({deviations})"
+    return f"{start} minus mean {means} and over deviation {deviations}"
 
 
 def no_variants(name: str, variant: str) -> FldiagError:

@@ -30,6 +30,11 @@ class Slice:
     y: Tensor
     dataset: Dataset
 
+    @property
+    def inputs(self) -> str:
+        """What becomes of the stored inputs before a model sees them, in words."""
+        return self.dataset.scaling
+
     def batch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Model inputs (evaluation transform, never augmented) and targets of examples start..stop-1."""
         return self.dataset.normalise(self.x_raw[start:stop]), self.y[start:stop]

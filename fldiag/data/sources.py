@@ -6,7 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
@@ -14,10 +14,10 @@ from fldiag import registry, sections, user_code
 from fldiag.data.arrays import form_of, inputs, labels, moments, read_npz
 from fldiag.data.dataset import Dataset
 from fldiag.data.images import folder
-from fldiag.data.preprocessing import choose, no_variants
+from fldiag.data.preprocessing import MOST_LISTED, choose, no_variants
 from fldiag.data.text import Reading, table
-from fldiag.errors import FldiagError, nearest, unknown
-from fldiag.sections import Normalise
+from fldiag.errors import FldiagError, counted, nearest
+from fldiag.sections import Normalise, moments_of, read_normalisation
 
 #: Labels may be as large as this, however few examples there are.
 MOST_CLASSES = 10_000
@@ -25,7 +25,8 @@ MOST_CLASSES = 10_000
 
 def load(name: str, root: str | os.PathLike[str] | None = None, download: bool = False,
          variant: str | None = None, progress: Callable[[int, int, str], None] | None = None,
-         normalise: Normalise | None = None, reading: Reading | None = None, allow_code: Collection[str] = ()) -> Dataset:
+         normalise: Normalise | tuple[Any, Any] | None = None, reading: Reading | None = None,
+         allow_code: Collection[str] = ()) -> Dataset:
     """The data set called ``name``:
 
     - a registered one (``digits``, ``iris``, ``mnist``, ``cifar10``, ...; ``registry.dataset.names()``);
@@ -41,8 +42,9 @@ def load(name: str, root: str | os.PathLike[str] | None = None, download: bool =
 
     ``normalise``: what the model sees. "none": the stored numbers; "unit": pixels of 0 to 255 (uint8) divided by 255;
     "standard": that, or the numbers themselves, minus the mean and over the deviation of each channel (feature) of the
-    training split. Without it a registered set and a returned ``Dataset`` keep their own transform, pixels of other
-    data are divided by 255 ("unit"), and other numbers stay as they are ("none").
+    training split; a pair (mean, deviation), or such text as "0.1307/0.3081" or "0.49,0.48,0.45/0.25,0.24,0.26": likewise with
+    these, one of each per channel or one for all, of pixels / 255. Without it a registered set and a returned ``Dataset`` keep
+    their own transform, pixels of other data are divided by 255 ("unit"), and other numbers stay as they are ("none").
 
     ``variant``: one of the ways in which papers normalise, augment and split a registered set
     (``fldiag.data.preprocessing``); ``name@variant`` says the same. ``reading``: how texts become tokens.
@@ -54,8 +56,7 @@ def load(name: str, root: str | os.PathLike[str] | None = None, download: bool =
     """
     if not isinstance(name, str) or not name:
         raise FldiagError(f"data set name {name!r}", "give a name, npz:PATH, csv:PATH or pkg.mod:factory", usage=True)
-    if normalise not in (None, *get_args(Normalise)):
-        raise unknown("normalise", str(normalise), get_args(Normalise))
+    normalise = None if normalise is None else read_normalisation(normalise)
     name, variant = _name_and_variant(name, variant)
     return _normalised(_load(name, root, download, variant, progress, reading, allow_code), normalise)
 
@@ -153,10 +154,30 @@ def _normalised(dataset: Dataset, how: Normalise | None) -> Dataset:
     if how == "unit" and not pixels:
         raise FldiagError(f"data set {dataset.name!r}: normalise = 'unit' divides pixels of 0 to 255 (uint8) by 255, and these "
                           "inputs are floats", "use none or standard", usage=True)
-    mean, std = moments(dataset.train_x) if how == "standard" else ((), ())
+    mean, std = moments(dataset.train_x) if how == "standard" else _of_channels(dataset, how)
     if how == "none" and pixels:
         dataset = replace(dataset, train_x=dataset.train_x.float(), test_x=dataset.test_x.float())
     return replace(dataset, mean=mean, std=std)
+
+
+def _of_channels(dataset: Dataset, how: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The mean and deviation that ``how`` gives for every channel; none for a normalisation without. Raises FldiagError for
+    another number of channels, and for means of pixels that were not divided by 255."""
+    mean, std = moments_of(how) or ((), ())
+    channels = dataset.train_x.shape[1]
+    kind = "channel" if dataset.train_x.ndim == 4 else "feature"
+    remedy = f"give {channels} of each, or one pair for all such as 0.5/0.25"
+    if channels <= MOST_LISTED:
+        remedy += ", or those of the training split: --normalise " + "/".join(
+            ",".join(f"{v:.4g}" for v in numbers) for numbers in moments(dataset.train_x))
+    if len(mean) not in (0, 1, channels):
+        raise FldiagError(f"data set {dataset.name!r}: normalise = {how!r} has {len(mean)} means and deviations, and the inputs "
+                          f"have {counted(channels, kind)}", remedy, usage=True)
+    if dataset.train_x.dtype == torch.uint8 and any(not 0 <= m <= 1 for m in mean):
+        raise FldiagError(f"data set {dataset.name!r}: normalise = {how!r} has means outside 0..1, and pixels are divided by 255 "
+                          "before the mean is subtracted", "give mean and deviation of pixels / 255: --normalise " + "/".join(
+                              ",".join(f"{v / 255:.4g}" for v in numbers) for numbers in (mean, std)), usage=True)
+    return (mean * channels, std * channels) if len(mean) == 1 else (mean, std)
 
 
 def made(name: str, allow_code: Collection[str]) -> Any:

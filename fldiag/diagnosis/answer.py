@@ -18,8 +18,8 @@ from fldiag.diagnosis import places, recalled
 from fldiag.diagnosis.options import plain
 from fldiag.plotting import style
 from fldiag.registry import Diagnostic
-from fldiag.results import files
-from fldiag.results.summary import Item, Small
+from fldiag.results import files, standing
+from fldiag.results.summary import Item, Note, Say, Small
 
 if TYPE_CHECKING:
     from fldiag.diagnosis.subjects import Target
@@ -37,9 +37,9 @@ class Answer:
 
     def summary(self) -> list[Item]:
         """What a person reads first."""
-        if self.entry.summary is None:
-            return [plainly(self.table)]
-        return list(self.entry.summary(self.table, self.options))
+        items = [plainly(self.table)] if self.entry.summary is None else list(self.entry.summary(self.table, self.options))
+        return [*items, *(Say(text) for text in standing.sentences(self.table)),
+                *(Note(text, {"warnings": text}) for text in standing.doubts(self.table))]
 
 
 def plainly(table: pd.DataFrame, most: int = 40) -> Small:
@@ -84,7 +84,7 @@ def answer(name: str, targets: Sequence[Target], options: Mapping[str, Any], *, 
         stem = asked.stem if entry is asked.entry else entry.name + asked.stem.removeprefix(asked.entry.name)
         about = {**origin(asked.asked[0][1], own), "diagnostic": entry.name,
                  **{k: v for k, v in asked.about.items() if k != "where"},
-                 "options": {**asked.about.get("where", {}), **plain(own)}}
+                 "options": {**asked.about.get("where", {}), **plain(own)}, **standing.about(table)}
         path = folder / stem
         answers.append(Answer(entry, table, own, [*files.write_table(table, path, about), *pictures(entry, table, path)]))
     if known:

@@ -41,9 +41,11 @@ SHARED = (
     Shared("model", "str", None, "Model of a plain state_dict: NAME or pkg.mod:factory.", any=True),
     Shared("data", "str", None, "Data: NAME, npz:PATH, csv:PATH or pkg.mod:loader (a function that returns a data set's four "
                                 "arrays, or (x, y), a dict, a Dataset or a DataLoader).", any=True),
-    Shared("normalise", "str", None, "How data given with --data are normalised: none (as stored), unit (pixels / 255) or "
-                                     "standard (subtract the mean, divide by the standard deviation). Default: unit for uint8 "
-                                     "pixels, else none."),
+    Shared("normalise", "str", None, "How data given with --data are normalised: none (as stored), unit (pixels / 255), "
+                                     "standard (subtract the mean, divide by the standard deviation of the training split), or "
+                                     "with these given: MEAN/DEVIATION such as 0.1307/0.3081 or "
+                                     "0.49,0.48,0.45/0.25,0.24,0.26 (of pixels / 255). Default: unit for uint8 pixels, "
+                                     "else none.", any=True),
     Shared("loss", "str", None, "Loss: cross_entropy, half_squared_error, mse, multi_label, own (the model's own loss) or "
                                 "pkg.mod:function of (outputs, y). Default: chosen by the type of the labels; own if batches "
                                 "are dicts.",

@@ -115,12 +115,12 @@ def _file(target: Checkpoint | Problem, problem: Problem, named: Sequence[Checkp
     """What an answer is about: the file, and where model or data were given, these too, since the file does not decide them."""
     if isinstance(target, Problem):
         of = {"file": named[0].path.name, "sha256": named[0].sha256} if len(named) == 1 else {}  # its clients
-        return {"digest": problem.digest(), "slice": problem.slice_name, "n": problem.n, **of}
+        return {"digest": problem.digest(), "slice": problem.slice_name, "n": problem.n, "inputs": problem.inputs, **of}
     given = {k: v for k, v in (("model", target.model), ("data", target.data)) if v is not None}
     more = {"digest": problem.digest(), "remarks": list(problem.remarks),
             **{k: v for k, v in given.items() if isinstance(v, str)}} if given else {}
     return {"file": target.path.name, "sha256": target.sha256, "run": target.manifest.get("run"), "slice": problem.slice_name,
-            "n": problem.n, **more}
+            "n": problem.n, "inputs": problem.inputs, **more}
 
 
 def _of_run(entry: Diagnostic, targets: Sequence[Target], where: dict[str, Any], own: dict[str, Any]) -> Question:
@@ -143,7 +143,7 @@ def _of_run(entry: Diagnostic, targets: Sequence[Target], where: dict[str, Any],
         own["every_round"] = where["rounds"] is not None
     history = subjects.history(target, where)
     about = {"run": target.path.name, "config": target.index["hash"], "history": history.digest(), "checkpoints": history.files,
-             "where": plain(where)}
+             "where": plain(where), **({} if history.alone else {"inputs": history.dataset.scaling})}
     return Question(entry, [(target.path.name, history, own)], about=about, stem=entry.name,
                     notes=[] if history.alone else data.remarks(history.dataset))
 

@@ -25,6 +25,7 @@ from fldiag.problem import from_checkpoint
 from fldiag.problem.problem import Problem
 from fldiag.registry import Also, Diagnostic
 from fldiag.rounds.history import History
+from fldiag.sections import read_normalisation
 from fldiag.user_code import importable
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
@@ -162,6 +163,9 @@ def _schema(entry: Diagnostic) -> type[pydantic.BaseModel]:
         fields["precision"] = (Literal["fp32", "fp64", "bf16"] if "bf16" in own else Literal["fp32", "fp64"], "fp32")
     if "memory" in fields:
         fields["memory"] = (Annotated[Any, pydantic.AfterValidator(lambda v: v if v is None else shared.size(v))], None)
+    if "normalise" in fields:
+        read = pydantic.AfterValidator(lambda v: v if v is None else read_normalisation(v))
+        fields["normalise"] = (Annotated[Any, read], None)
     return pydantic.create_model(f"{entry.name}_options", __base__=entry.options, **fields)
 
 

@@ -156,10 +156,10 @@ def density(problem: Problem, progress: Progress | None = None, *,
     """
     import torch
 
-    from fldiag.problem.eigenpairs import default_products, finite_loss, noise_of, strict_pairs
+    from fldiag.problem.eigenpairs import default_products, loss_rows, noise_of, strict_pairs
 
     affordable(problem, steps)
-    finite_loss(problem)
+    scored = loss_rows(problem)
     h, size, noise = problem.hessian(matrix=matrix), problem.layout.size, noise_of(problem)
     budget = max_products or default_products(k)
     total, before = budget + probes * steps, 0
@@ -205,4 +205,4 @@ def density(problem: Problem, progress: Progress | None = None, *,
         rows += [{"metric": "eigenvalue", "index": i + 1, "value": float(v), "residual": float(r),
                   "converged": bool(c), "estimator": "lanczos"}
                  for i, (v, r, c) in enumerate(zip(found.values, found.residuals, found.converged, strict=True))]
-    return table(rows, **problem.common)
+    return table([*rows, *scored], **problem.common)

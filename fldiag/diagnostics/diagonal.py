@@ -44,6 +44,7 @@ def diagonal(problem: Problem, progress: Progress | None = None, *, per: Per = "
     import torch
 
     from fldiag.problem.diagonal import diagonal_of, norm, parts, trace_rows
+    from fldiag.problem.eigenpairs import loss_rows
 
     d = diagonal_of(problem, estimate=estimate, rtol=rtol, max_products=max_products, deflate=deflate, seed=seed,
                     progress=progress)
@@ -60,4 +61,4 @@ def diagonal(problem: Problem, progress: Progress | None = None, *, per: Per = "
         for metric, at in (("diagonal_max", int(values.argmax())), ("diagonal_min", int(values.argmin()))):
             rows.append({**common, "metric": metric, "value": float(values[at]),
                          "stderr": None if stderr is None else float(stderr[at])})
-    return table(rows + trace_rows(problem, d, per), **problem.common)
+    return table([*rows, *trace_rows(problem, d, per), *loss_rows(problem)], **problem.common)

@@ -35,7 +35,8 @@ def trace(problem: Problem, progress: Progress | None = None, *, per: Per = "lay
     Raises FldiagError when ``estimate = "exact"`` is not possible, or the loss is not a function of the weights.
     """
     from fldiag.problem.diagonal import diagonal_of, trace_rows
+    from fldiag.problem.eigenpairs import loss_rows
 
     d = diagonal_of(problem, entries=False, estimate=estimate, rtol=rtol, max_products=max_products, deflate=deflate,
                     seed=seed, progress=progress)
-    return table(trace_rows(problem, d, per), **problem.common)
+    return table([*trace_rows(problem, d, per), *loss_rows(problem)], **problem.common)

@@ -14,7 +14,7 @@ from fldiag.curvature.hutchinson import Sampled, hutchinson
 from fldiag.curvature.lanczos import krylov
 from fldiag.curvature.operator import Block, Operator
 from fldiag.errors import FldiagError
-from fldiag.problem.eigenpairs import finite_loss, noise_of
+from fldiag.problem.eigenpairs import finite_scores, noise_of
 from fldiag.problem.exact_curvature import at_once, exact_tensors, inexact, piece
 from fldiag.problem.operators import block_index
 from fldiag.problem.problem import Problem
@@ -86,7 +86,7 @@ def diagonal_of(problem: Problem, *, entries: bool = True, estimate: Estimate = 
     if not 0 < rtol < 1 or max_products < 2 or deflate < 0:
         raise FldiagError(f"no estimate with rtol = {rtol}, max_products = {max_products}, deflate = {deflate}",
                           "0 < rtol < 1, max_products at least 2, deflate at least 0", usage=True)
-    finite_loss(problem)
+    finite_scores(problem)
     why = "it was not asked for" if estimate == "hutchinson" else inexact(problem)
     if why and estimate == "exact":
         raise FldiagError(f"the exact diagonal is not known for this model: {why}", "use estimate = 'auto'")

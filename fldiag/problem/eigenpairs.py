@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,7 +16,9 @@ from fldiag.models.size import memory
 from fldiag.problem.exact_curvature import within_a_layer
 from fldiag.problem.operators import block_index, block_names
 from fldiag.problem.problem import Problem
+from fldiag.problem.scores import Scores
 from fldiag.registry import Progress
+from fldiag.results.standing import ERRORS, guess_accuracy
 from fldiag.results.table import Row
 
 #: Relative rounding error of a product: what is smaller than this share of the matrix's norm counts as zero.
@@ -92,19 +95,34 @@ def strict_pairs(problem: Problem, k: int, *, which: Which = "largest", tol: flo
         strict=True, progress=progress))
 
 
-def finite_loss(problem: Problem) -> tuple[float, float | None]:
-    """``problem.loss()``, found once. Raises FldiagError when it is not finite."""
-    value, stderr = problem.recall("loss", problem.loss)
-    if not np.isfinite(value):
-        raise FldiagError(f"the loss on slice {problem.slice_name!r} is {value}",
+def finite_scores(problem: Problem) -> Scores:
+    """``problem.scores()``, computed once. Raises FldiagError when the loss is not finite."""
+    scores = problem.recall("scores", problem.scores)
+    if not np.isfinite(scores.loss):
+        raise FldiagError(f"the loss on slice {problem.slice_name!r} is {scores.loss}",
                           "diagnose a checkpoint from before the training diverged")
-    return value, stderr
+    return scores
 
 
-def loss_row(problem: Problem) -> Row:
-    """The mean loss at the weights. Raises FldiagError when it is not finite."""
-    value, stderr = finite_loss(problem)
-    return {"metric": "loss", "value": value, "stderr": stderr, "estimator": "exact"}
+def loss_rows(problem: Problem) -> list[Row]:
+    """The mean loss at the weights, and the accuracy where the loss is a classification. Column ``guess``: what a guess gives.
+
+    Raises FldiagError when the loss is not finite.
+    """
+    return rows_of_scores(problem, finite_scores(problem))
+
+
+def rows_of_scores(problem: Problem, scores: Scores) -> list[Row]:
+    """The rows ``loss`` and, of a classification, ``accuracy``, of scores on the problem's slice."""
+    stderr = None if scores.each is None else problem.stderr(scores.each)
+    common: Row = {"estimator": "exact", "inputs": problem.inputs}
+    rows: list[Row] = [{**common, "metric": "loss", "value": scores.loss, "stderr": stderr, "guess": scores.guess_loss}]
+    if scores.right is None:
+        return rows
+    entropy = scores.guess_loss is not None and math.isclose(scores.guess_loss, math.log(len(scores.shares)), rel_tol=1e-3)
+    bound = scores.loss + ERRORS * (stderr or 0.0) if entropy else math.inf
+    return [*rows, {**common, "metric": "accuracy", "value": scores.accuracy, "stderr": scores.accuracy_stderr,
+                    "guess": guess_accuracy(scores.shares, problem.slice_name, bound)}]
 
 
 def eigenvalue_rows(pairs: EigenPairs, *, noise: float = NOISE[torch.float32], which: Which = "largest",

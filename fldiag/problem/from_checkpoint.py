@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -139,7 +139,7 @@ def _dataset(c: Checkpoint, root: str | None, download: bool, normalise: Normali
     own = _in_the_run(c, name)
     found = data.load(own or name, root or (stored if isinstance(stored, str) and Path(stored).is_dir() else None), download,
                       variant if isinstance(variant, str) else None,
-                      normalise=how if how in get_args(Normalise) else None,
+                      normalise=how if isinstance(how, str) else None,
                       reading=Reading.of(spec), allow_code=c.allow_code)
     found = replace(found, name=name) if own else found
     wanted = c.manifest.get("provenance", {}).get("data")

@@ -174,6 +174,11 @@ class Ingredients:
         """Whether the examples themselves were given, not a slice of a data set."""
         return isinstance(self._data, inputs.TensorData)
 
+    @property
+    def inputs(self) -> str:
+        """What was done to the inputs before the model sees them, in words."""
+        return str(getattr(self._data, "inputs", "as passed"))
+
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
         """Context in which user code runs: global random states may be used and are put back, and the loss is one function.

@@ -30,6 +30,8 @@ class TensorData:
 
     def __init__(self, x: Tree, y: Tree, name: str = "data"):
         self.x, self.y, self.n, self.name = x, y, count(x), name
+        kinds = list(dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in named(x).values()))
+        self.inputs = f"as passed ({', '.join(kinds)})"
 
     def batch(self, start: int, stop: int) -> tuple[Tree, Tree]:
         x = cut(self.x, slice(start, stop))

@@ -21,6 +21,7 @@ from fldiag.problem.ingredients import Criterion, Ingredients
 from fldiag.problem.objective import check_labels
 from fldiag.problem.operators import Batches, Form, agrees, build, choose
 from fldiag.problem.probe import Facts, examine
+from fldiag.problem.scores import Scores, score
 from fldiag.problem.trees import Tree, count, join, nbytes
 from fldiag.results.card import card
 from fldiag.seeding import torch_rng
@@ -193,6 +194,11 @@ class Problem(Ingredients):
             parts = [float(self.criterion(z, y)) * (stop - start) / self.n for (z, y), (start, stop)
                      in zip(self._outputs(self._vector(w)), self.bounds, strict=True)]
         return math.fsum(parts), None
+
+    def scores(self, w: Tensor | None = None) -> Scores:
+        """Losses and, where the loss is a classification, right answers at w [P] (default: ``.w``), of one forward pass."""
+        self.probe()
+        return score(self, self._outputs(self._vector(w)))
 
     def stderr(self, losses: Tensor) -> float | None:
         """The standard error of the mean of the examples' losses [n]; where they are not counted alike, that of the ratio of

@@ -18,9 +18,11 @@ from fldiag.device import device_of
 from fldiag.errors import FldiagError
 from fldiag.models.network import Network
 from fldiag.problem import from_checkpoint as targets
+from fldiag.problem.eigenpairs import loss_rows
 from fldiag.problem.in_memory import UNTESTED
 from fldiag.problem.problem import Problem
 from fldiag.results.provenance import digest
+from fldiag.results.table import Row
 from fldiag.rounds.pool import Pool, Scores, Weights, evaluate, stacked
 from fldiag.rounds.round_weights import Reader, Stored, first_readable, ranges, sha256
 from fldiag.rounds.rounds import Rounds
@@ -196,6 +198,19 @@ class History(Rounds):
         criterion = losses.criterion(self.dataset.regression)
         return Problem(self.network.module, criterion, self.pool.take(where, name), *weights, name=self.name, dtype=self.dtype,
                        device=self.device, memory=self.memory, labels={**self.labels, **labels})
+
+    def final_rows(self) -> list[Row]:
+        """Loss and accuracy of the last round's aggregated model on the test split; none where there are no examples, or where
+        the model gives no numbers."""
+        if self.alone or not self.read:
+            return []
+        try:
+            stored = self.stored(self.read[-1])
+            problem = self.problem((stored.aggregated, stored.buffers), self.pool.test, "test", round=stored.round,
+                                   moment="aggregated", scope="global")
+            return [{**problem.common, **row} for row in loss_rows(problem)]
+        except FldiagError:  # a diverged run still has weights to compare
+            return []
 
     def weights(self, ids: Sequence[int]) -> np.ndarray:
         """The aggregation weights [K] of these clients (they sum to 1), by the rule that the run's config names."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from fldiag.models.layers import LAYERS
 from fldiag.models.layers.sequence import pool_first
 from fldiag.models.network import chain_of
 from fldiag.problem.problem import Problem
+from fldiag.problem.scores import Scores, score
 from fldiag.problem.trees import same
 
 Views = dict[str, Tensor]
@@ -188,34 +188,9 @@ class Evaluator:
                              in zip(enumerate(outputs), p.bounds, strict=True))
 
     def scores(self, *coefficients: float) -> Scores:
-        """Losses and correct answers of one forward pass."""
-        p, one_by_one = self.problem, self.facts.per_example
+        """Losses and right answers of one forward pass."""
         found = self._outputs(coefficients)
-        targets = [p.batch(i)[1] for i in range(len(found))]
-        with p.guarded(), torch.no_grad():
-            each = None if one_by_one is None else torch.cat([one_by_one(z, y) for z, y in zip(found, targets, strict=True)])
-        right = torch.cat([z.argmax(1) == y for z, y in zip(found, targets, strict=True)]) if _classes(found[0], targets[0]) \
-            else None
-        return Scores(float(each.mean()) if each is not None else self._mean(found), each, right)
-
-
-@dataclass(frozen=True)
-class Scores:
-    """The mean loss of a model, the loss of ``each`` example [n] in float64 (None: it cannot be taken), and whether its largest
-    output is its class's: ``right`` [n] (None: the targets are not classes)."""
-
-    loss: float
-    each: Tensor | None
-    right: Tensor | None
-
-    @property
-    def accuracy(self) -> float | None:
-        return None if self.right is None else float(self.right.double().mean())
-
-
-def _classes(outputs: Any, y: Any) -> bool:
-    return isinstance(outputs, Tensor) and isinstance(y, Tensor) and outputs.ndim == 2 and y.ndim == 1 \
-        and not y.is_floating_point()
+        return score(self.problem, ((z, self.problem.batch(i)[1]) for i, z in enumerate(found)))
 
 
 def _weighted(m: nn.Module) -> bool:

@@ -18,7 +18,7 @@ MAY = {
     "errors": set(), "seeding": set(), "clock": set(), "version": set(), "device": {"errors"},
     "params": {"errors"}, "minilm": {"errors"}, "choices": set(), "losses": {"errors", "seeding", "params", "choices"},
     "registry": {"errors"}, "execution": {"clock", "errors", "version"}, "identity": {"registry"}, "config": {"errors", "identity", "minilm", "registry", "sections", "user_code"},
-    "sections": set(), "user_code": {"errors", "sections"}, "console": {"errors", "version"},
+    "sections": {"errors"}, "user_code": {"errors", "sections"}, "console": {"errors", "version"},
     "data": GROUND, "models": GROUND, "results": GROUND,
     "checkpoint": GROUND | {"data", "models", "results"},
     "local": GROUND | {"models"}, "step": GROUND | {"local", "models", "data"}, "method": GROUND | {"local", "step", "data", "models"},

@@ -261,11 +261,11 @@ def test_the_target_is_reached_or_not_and_the_budget_kept():
 def test_the_tables_say_what_their_numbers_are():
     p = problem("cnn")
     expected = dense(p).diagonal()
-    frame = check(trace(p))
+    frame = check(trace(p)).query("metric == 'trace'")
     assert frame.layer.isna().tolist() == [True] + [False] * 4 and frame.layer.tolist()[1:] == ["0", "3", "6", "8"]
     assert set(frame.estimator) == {"exact"} and frame.stderr.isna().all() and bool(frame.converged[0])
     assert frame.value[0] == pytest.approx(float(expected.sum())) == pytest.approx(frame.value[1:].sum())
-    tensors = trace(p, per="tensor")
+    tensors = trace(p, per="tensor").query("metric == 'trace'")
     assert tensors.layer.tolist()[1:] == list(p.layout.names)
     frame = check(diagonal(p, per="tensor"))
     for name, where in [(None, slice(None)), *p.layout.slices().items()]:
@@ -286,7 +286,7 @@ def test_the_norm_of_a_noisy_diagonal_is_freed_of_its_noise():
 
 
 def test_estimated_tables_carry_errors_and_the_missed_target():
-    frame = check(trace(problem("tanh"), rtol=1e-6, max_products=40, estimate="hutchinson"))
+    frame = check(trace(problem("tanh"), rtol=1e-6, max_products=40, estimate="hutchinson")).query("metric == 'trace'")
     assert set(frame.estimator) == {"hutchinson-deflated"} and not bool(frame.converged[0])
     assert (frame.stderr >= 0).all() and frame.stderr[0] > 0
 

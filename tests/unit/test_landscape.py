@@ -79,7 +79,7 @@ def test_T_L_2_second_difference_along_each_axis_is_the_eigenvalue():
 def test_table_with_spectrum_rows():
     p = problem(labels={"method": "fedavg", "round": 7})
     frame = check(landscape(p, points=3))
-    assert frame.metric.value_counts().to_dict() == {"loss": 9, "eigenvalue": 5, "eigenvalue_ratio": 1}
+    assert frame.metric.value_counts().to_dict() == {"loss": 9, "eigenvalue": 5, "eigenvalue_ratio": 1, "accuracy": 1}
     assert set(frame.run) == {"a"} and set(frame["round"]) == {7} and set(frame.n_examples) == {30}
     eigen = frame[frame.metric == "eigenvalue"]
     assert eigen.value.tolist() == eigenpairs(p, 5).values.tolist() and eigen.residual.notna().all()

@@ -133,10 +133,10 @@ def test_the_table_says_what_its_numbers_are():
     model, given = net()
     labels = {"method": "fedavg", "round": 3, "moment": "aggregated", "scope": "global"}
     frame = check(spectrum(Problem(model, cross_entropy, given, name="ckpt", labels=labels), k=2))
-    assert frame.metric.tolist() == ["loss", "eigenvalue", "eigenvalue", "eigenvalue_ratio"]
+    assert frame.metric.tolist() == ["loss", "accuracy", "eigenvalue", "eigenvalue", "eigenvalue_ratio"]
     assert set(frame.run) == {"ckpt"} and set(frame.slice) == {"data"} and set(frame.n_examples) == {40}
     assert set(frame.method) == {"fedavg"} and set(frame["round"]) == {3}
-    assert frame.estimator.tolist() == ["exact", "lanczos", "lanczos", "lanczos"]
+    assert frame.estimator.tolist() == ["exact", "exact", "lanczos", "lanczos", "lanczos"]
 
 
 def test_a_spent_budget_is_admitted_in_the_table():

@@ -12,7 +12,7 @@ from torch import Tensor
 from fldiag.diagnostics.account.harm import harm
 from fldiag.diagnostics.account.path import along_path
 from fldiag.errors import FldiagError
-from fldiag.problem.eigenpairs import eigenpairs
+from fldiag.problem.eigenpairs import eigenpairs, rows_of_scores
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress
 from fldiag.results.table import Row
@@ -29,7 +29,7 @@ def of_round(history: History, stored: Stored, where: str, k: int, layers: bool,
     stored = history.finite(stored)
     assert stored.clients is not None and stored.received is not None
     ids = list(stored.ids)
-    before, _ = problem.loss()
+    before = (received := problem.scores()).loss
     if not np.isfinite(before):
         raise FldiagError(f"round {stored.round}: the loss of the received weights on {where} is {before}",
                           "choose earlier rounds")
@@ -42,16 +42,19 @@ def of_round(history: History, stored: Stored, where: str, k: int, layers: bool,
     if k:
         pairs = eigenpairs(problem, min(k, problem.layout.size), tol=tol, max_products=max_products, seed=seed, progress=progress)
     per_update = 1 + (len(problem.layout.layers) if layers else 0)
-    total, done, rows, curved = per_update * len(updates), 0, [], []
+    total, done, curved = per_update * len(updates), 0, []
     common = {"slice": where, "n_examples": problem.n}
+    rows: list[Row] = [{**common, "moment": "received", "scope": "global", **row} for row in rows_of_scores(problem, received)]
     for i, (d, base) in enumerate(zip(updates, about, strict=True)):
         # with buffers of its own an update is not all that changed: their effect is in the rest
-        after = history.problem(models[i], history.stretch(where), where).loss()[0] \
-            if models[i][1] else problem.loss(problem.w.double() + d)[0]
+        scores = history.problem(models[i], history.stretch(where), where).scores() \
+            if models[i][1] else problem.scores(problem.w.double() + d)
+        after = scores.loss
         curved.append(hessian(d))
         linear, quadratic = float(g @ d), 0.5 * float(d @ curved[-1])
         values = (after - before, linear, quadratic, after - before - linear - quadratic)
-        found = [{"metric": name, "value": v, "estimator": "exact"} for name, v in zip(TERMS, values, strict=True)]
+        found = rows_of_scores(problem, scores) if base["scope"] == "global" else []
+        found += [{"metric": name, "value": v, "estimator": "exact"} for name, v in zip(TERMS, values, strict=True)]
         if path:
             straight = problem.loss(problem.w.double() + d)[0] if models[i][1] else after
             found += along_path(problem, d, straight - before, after - straight, pairs, layers, path)

@@ -15,14 +15,15 @@ from torch import Tensor
 from fldiag.errors import FldiagError
 from fldiag.execution.start import started
 from fldiag.losses import noise_floor
-from fldiag.problem.eigenpairs import finite_loss
+from fldiag.problem.eigenpairs import loss_rows
 from fldiag.problem.problem import Problem
+from fldiag.problem.scores import Scores
 from fldiag.registry import Progress
 from fldiag.results.kept_units import KeptUnits
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row
 from fldiag.seeding import torch_rng
-from fldiag.surface.evaluator import Evaluator, Scores
+from fldiag.surface.evaluator import Evaluator
 
 CRITERIA = ("accuracy", "loss")
 UNIT = "||w||"
@@ -71,7 +72,7 @@ class Work:
         if criterion == "loss":
             return not at.loss <= (1 + self.options.rise) * self.centre.loss
         assert at.right is not None and self.centre.right is not None
-        lost = int(self.centre.right.sum()) - int(at.right.sum())
+        lost = float(self.centre.right.sum()) - float(at.right.sum())
         return lost > self.options.drop * self.problem.n
 
     @property
@@ -131,7 +132,7 @@ def rows(problem: Problem, options: Options, progress: Progress | None, store: A
         raise FldiagError(f"least = {options.least:g} is not below most = {options.most:g}", "give a range of radii", usage=True)
     if not bool(problem.w.any()):
         raise FldiagError("the weights are all zero, so radii in norms of the weights are too", "give a trained model")
-    value, stderr = finite_loss(problem)
+    centre = loss_rows(problem)
     gradient = problem.gradient()
     noise = float(gradient.norm()) <= noise_floor(problem.dtype)
     work = Work(problem, options, Evaluator(problem, [], fast=False).scores(), None if noise else gradient)
@@ -140,9 +141,6 @@ def rows(problem: Problem, options: Options, progress: Progress | None, store: A
     with started(problem.executor, crossings, work, most=len(units)) as pool:
         made = kept.results(pool, units, progress)
     found = {unit.number: crossed for unit, crossed in zip(units, made, strict=True)}
-    centre: list[Row] = [{"metric": "loss", "value": value, "stderr": stderr, "estimator": "exact"}]
-    if work.centre.right is not None:
-        centre.append({"metric": "accuracy", "value": work.centre.accuracy, "estimator": "exact"})
     return [{"masked": False, **row} for row in (*centre, *(row for criterion, why in work.criteria.items()
                                                             for row in _criterion(criterion, why, found, options)))]
 

@@ -13,7 +13,9 @@ import torch
 
 from fldiag.errors import FldiagError
 from fldiag.execution.start import started
+from fldiag.problem.eigenpairs import rows_of_scores
 from fldiag.problem.problem import Problem
+from fldiag.problem.scores import Scores
 from fldiag.problem.trees import same
 from fldiag.registry import Progress
 from fldiag.results.kept_units import KeptUnits, packed, unpacked
@@ -23,7 +25,6 @@ from fldiag.seeding import numpy_rng
 from fldiag.surface import bezier
 from fldiag.surface.alignment import aligned
 from fldiag.surface.batch_norm import running
-from fldiag.surface.evaluator import Scores
 from fldiag.surface.highest import highest
 from fldiag.surface.mixtures import Buffers, Mixtures, Model
 
@@ -192,8 +193,8 @@ def rows(problems: Sequence[Problem], options: Options, progress: Progress | Non
         raise FldiagError(f"{len(sound)} of {len(problems)} models have finite weights", "two are needed")
     base = sound[0]
     for p in sound:
-        value, stderr = base.at(p.w, p.buffers).loss() if p is not base else p.loss()
-        found.append({**_who(p), "metric": "model_loss", "value": value, "stderr": stderr, "estimator": "exact"})
+        scores = base.at(p.w, p.buffers).scores() if p is not base else p.scores()
+        found += [{**_who(p), **row, "metric": f"model_{row['metric']}"} for row in rows_of_scores(base, scores)]
     models: list[Model] = [(p.w, p.buffers) for p in sound]
     if options.align:
         models, moved = aligned(base, models)

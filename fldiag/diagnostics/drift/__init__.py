@@ -119,5 +119,5 @@ def drift(history: History, progress: Progress | None = None, *,
     if history.alone:
         history.note(None, "there are no examples: gradients, proximal losses and representations are left out")
     rows = [{"masked": row["value"] is None or bool(np.isnan(row["value"])), "estimator": "exact", **row} for row in rows]
-    rows += measure.recorded(history)
+    rows += [*measure.recorded(history), *history.final_rows()]
     return table([*rows, *history.notes], **history.common)

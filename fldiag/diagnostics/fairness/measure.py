@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import sparse, stats
+from scipy import sparse, special, stats
 
 from fldiag.choices import ClientSlice
 from fldiag.data.slices import own_classes, personal_test
@@ -15,6 +16,7 @@ from fldiag.errors import FldiagError
 from fldiag.results import uncertainty
 from fldiag.results.binned import Binned, bin_of, floor, gini, worst_decile
 from fldiag.results.shares import share
+from fldiag.results.standing import guess_accuracy
 from fldiag.results.table import Row
 from fldiag.rounds.history import History
 from fldiag.rounds.pool import Weights
@@ -131,7 +133,8 @@ def rows(history: History, model: Answers, where: Groups, on: ClientSlice, bins:
     for state in list(states.values())[1:]:
         whole = whole + state
     base: Row = {"scope": "global", "slice": f"clients/{on}", "n_examples": whole.n, "n_clients": len(states)}
-    return found + [{**base, **row} for row in [*_spread(model, where, bins), *_size(history, states), *_whole(whole, states),
+    spread = _standing(model, where, history.dataset.scaling, _spread(model, where, bins))
+    return found + [{**base, **row} for row in [*spread, *_size(history, states), *_whole(whole, states),
                                                 *_calibration(model, where, whole)]]
 
 
@@ -171,6 +174,16 @@ def _spread(model: Answers, where: Groups, bins: int) -> list[Row]:
                     "bias": float(drawn[name].mean()) - value}
         found.append(row)
     return found
+
+
+def _standing(model: Answers, where: Groups, inputs: str, spread: Sequence[Row]) -> list[Row]:
+    """The loss of all clients' examples before the rows of the spread, in which the accuracy says what a guess gives."""
+    counts = where.matrix.sum(0) / where.matrix.sum()
+    shares = np.bincount(model.y, weights=counts, minlength=model.logits.shape[1])
+    losses = special.logsumexp(model.logits, axis=1) - model.logits[np.arange(len(model.y)), model.y]
+    marks = {"inputs": inputs, "guess": guess_accuracy(shares.tolist(), "test")}
+    return [{"metric": "loss", "estimator": "exact", "value": float(counts @ losses), **marks, "guess": math.log(len(shares))},
+            *({**row, **marks} if row["metric"] == "accuracy" else row for row in spread)]
 
 
 def _size(history: History, states: Mapping[int, Binned]) -> list[Row]:

@@ -50,6 +50,7 @@ def flatness(history: History, progress: Progress | None = None, *,
     F is the mean loss on all clients' training data and F_k on client k's, so F = sum p_k F_k with p_k its share of the
     examples; w_g the received, w_k a trained, w the aggregated weights. In every measured round:
 
+    - ``loss`` and ``accuracy`` of every model on these data.
     - ``sharpness`` F(w + rho G / ||G||) - F(w) with G = grad F(w) (paired ``stderr`` over the examples; ``residual``: a bound
       for rounding), the largest ``eigenvalue`` (index 1, with ``residual``) and the ``trace`` of the Hessian: of F at w (moment
       aggregated, scope global), of every F_k at its w_k (moment trained), and of every F_k at w (moment aggregated).

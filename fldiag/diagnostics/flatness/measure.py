@@ -18,7 +18,7 @@ from fldiag.execution.pool import Pool
 from fldiag.losses import noise_floor
 from fldiag.params import cosine
 from fldiag.problem.diagonal import diagonal_of
-from fldiag.problem.eigenpairs import eigenpairs
+from fldiag.problem.eigenpairs import eigenpairs, finite_scores, loss_rows
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress
 from fldiag.results.kept_units import KeptUnits, packed, unpacked
@@ -193,7 +193,7 @@ class Round:
         try:
             problem = self.history.problem(weights, where, str(about["slice"]))
             about = {**about, "n_examples": problem.n}
-            found = [sharpness(problem, options.rho)]
+            found = [*loss_rows(problem), sharpness(problem, options.rho)]
             found.append(lambda_1(problem, options))
             found.append(trace(problem, options))
         except FldiagError as error:
@@ -210,13 +210,14 @@ def sharpness(problem: Problem, rho: float) -> Row:
     if size < floor:
         return {**row, "value": None, "note": f"the gradient has norm {size:.1e}, rounding noise (below {floor:g})"}
     up = problem.w.double() + rho / size * g
-    pair = [problem.losses(v) for v in (None, up)]
-    if pair[0] is None or pair[1] is None:
-        (before, _), (after, _) = problem.loss(), problem.loss(up)
+    here, there = finite_scores(problem), problem.losses(up)
+    before = here.loss
+    if here.each is None or there is None:
+        after = problem.loss(up)[0]
         change, stderr = after - before, None
     else:
-        each = pair[1] - pair[0]
-        before, after, change, stderr = float(pair[0].mean()), float(pair[1].mean()), float(each.mean()), problem.stderr(each)
+        each = there - here.each
+        after, change, stderr = float(there.mean()), float(each.mean()), problem.stderr(each)
     if not math.isfinite(change):
         raise FldiagError(f"the loss on slice {problem.slice_name!r} is {before:g}, and {after:g} after a step of length {rho:g}",
                           "choose rounds from before the training diverged, or a smaller --rho")

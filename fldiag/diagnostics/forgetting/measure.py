@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from fldiag.errors import FldiagError
 from fldiag.results.shares import share
+from fldiag.results.standing import guess_accuracy
 from fldiag.results.table import Row
 from fldiag.rounds.history import History
 from fldiag.rounds.pool import Scores
@@ -74,6 +76,8 @@ class Measure:
         for i, (moment, k) in enumerate(models):
             base = {"moment": moment, "scope": "global" if k is None else "client", "client": k}
             rows += [{**base, **row} for row in self._slices(scores, i, ids if k is None else [k])]
+        rows = [{**row, "inputs": self.history.dataset.scaling, "guess": self._guess(row["metric"])}
+                if row["scope"] == "global" and row["slice"] == "test" else row for row in rows]
         if self.classes:
             if ids:
                 rows += self._changes(scores, ids)
@@ -104,6 +108,13 @@ class Measure:
         start, received = stored.start
         same = w.equal(start) and all(buffers[n].equal(b) for n, b in received.items())
         return scores if same else None
+
+    def _guess(self, metric: str) -> float | None:
+        """What a guess gives on the test split."""
+        if not self.classes:
+            return None
+        shares = self.per_class / self.per_class.sum()
+        return math.log(self.classes) if metric == "loss" else guess_accuracy(shares.tolist(), "test")
 
     def _slices(self, scores: Scores, i: int, clients: list[int]) -> list[Row]:
         """Accuracy and loss of model i on test and, with ``own``, on the own and other data of these clients."""

@@ -27,6 +27,7 @@ from fldiag.execution.start import started
 from fldiag.registry import Choice, Progress, diagnostic
 from fldiag.results.provenance import digest
 from fldiag.results.select import only
+from fldiag.results.standing import at_centre
 from fldiag.results.table import table
 from fldiag.surface import grid as grids
 
@@ -140,7 +141,8 @@ def landscape(problem: Problem, progress: Progress | None = None, *,
               seed: Annotated[int, Field(description="Random seed.")] = 0, store: Any = None) -> pd.DataFrame:
     """Draw the loss surface around checkpoints, with λ1 and λ1/λ5: picture, interactive page and table.
 
-    Rows ``loss``: the mean loss at a grid of points w + x d1 + y d2, with standard errors over the examples.
+    Rows ``loss``: the mean loss at a grid of points w + x d1 + y d2, with standard errors over the examples; ``accuracy`` at the
+    centre.
 
     ``directions``: ``eigen`` (top two Hessian eigenvectors; adds the rows of the spectrum), ``random``
     (filter-normalised, ``seed``), ``plane`` (with the two weight sets of ``through``; adds rows ``point``) or
@@ -183,12 +185,12 @@ def landscape(problem: Problem, progress: Progress | None = None, *,
     import torch
 
     from fldiag.diagnostics.landscape.measure import Grid, Surface, values
-    from fldiag.problem.eigenpairs import finite_loss
+    from fldiag.problem.eigenpairs import loss_rows
     from fldiag.surface import directions as rules
     from fldiag.surface.directions import Directions
     from fldiag.surface.points import Points
 
-    finite_loss(problem)
+    scored = loss_rows(problem)
     ends = dict(through) if isinstance(through, Mapping) else list(through) if isinstance(through, Sequence) else None
     kept = Points((points, points), store, lambda: digest(
         problem.digest(), directions, points, span, ends, k, tol, max_products, seed, bf16,
@@ -218,4 +220,5 @@ def landscape(problem: Problem, progress: Progress | None = None, *,
             filled = surface.fill(0.0 if full else grid_rtol, None if isinstance(pool, Serial) else pool)
     finally:  # also on Ctrl-C
         kept.save()
-    return table([*surface.rows(filled), *(surface.tree(filled) if merge_tree else []), *found.rows], **problem.common)
+    rows = at_centre(surface.rows(filled), scored, x=0.0, y=0.0)
+    return table([*rows, *(surface.tree(filled) if merge_tree else []), *found.rows], **problem.common)

@@ -81,4 +81,5 @@ def lora(history: History, progress: Progress | None = None, *,
     rows = of_rounds(history, complete(), of_round)
     for stored in last if k else ():
         rows += [{"round": stored.round, **row} for row in spectra.rows(history, stored, k, tol, max_products, seed, progress)]
+    rows += history.final_rows()
     return table([{"masked": row["value"] is None, **row} for row in rows] + history.notes, **history.common)

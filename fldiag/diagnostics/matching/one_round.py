@@ -16,7 +16,7 @@ from fldiag.errors import FldiagError
 from fldiag.execution.pool import Pool
 from fldiag.problem import stack as stacks
 from fldiag.problem.diagonal import Diagonal, diagonal_of, norm
-from fldiag.problem.eigenpairs import NOISE, eigenvalue_rows, loss_row, strict_pairs
+from fldiag.problem.eigenpairs import NOISE, eigenvalue_rows, loss_rows, strict_pairs
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress
 from fldiag.results.table import Row
@@ -236,7 +236,7 @@ class Round:
         options, common = self.options, {**problem.common, **columns}
         if not bool(torch.isfinite(problem.w).all()):
             raise FldiagError("its weights are not finite", "choose rounds from before the training diverged")
-        mine = [loss_row(problem)]
+        mine = loss_rows(problem)
         d = options.diagonal(problem, self._tell(who))
         assert d.values is not None  # entries were asked for
         size, error = norm(d.values, d.stderr)

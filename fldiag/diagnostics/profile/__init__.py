@@ -13,6 +13,7 @@ from fldiag.diagnostics.profile import picture
 from fldiag.diagnostics.profile.summary import summary
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.provenance import digest
+from fldiag.results.standing import at_centre
 from fldiag.results.table import table
 
 if TYPE_CHECKING:
@@ -56,11 +57,11 @@ def profile(problem: Problem, progress: Progress | None = None, *,
     not finite.
     """
     from fldiag.diagnostics.profile.measure import Job
-    from fldiag.problem.eigenpairs import finite_loss
+    from fldiag.problem.eigenpairs import loss_rows
     from fldiag.surface import directions as rules
     from fldiag.surface.points import Points
 
-    finite_loss(problem)
+    scored = loss_rows(problem)
     job = Job(problem, progress, points or (21 if directions == "through" else 41), seed)
     ends = dict(through) if isinstance(through, Mapping) else list(through) if isinstance(through, Sequence) else None
 
@@ -75,4 +76,4 @@ def profile(problem: Problem, progress: Progress | None = None, *,
         places = axis(job.points, span)
         rows = job.lines(directions, places, kept((lines, job.points)),
                          {"k": max(k, lines), "tol": tol, "max_products": max_products})
-    return table(rows, **problem.common)
+    return table(at_centre(rows, scored, x=0.0), **problem.common)

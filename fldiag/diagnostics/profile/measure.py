@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fldiag.errors import FldiagError
-from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows, finite_loss, noise_of
+from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows, finite_scores, noise_of
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress
 from fldiag.results.table import Row
@@ -48,7 +48,7 @@ class Job:
             found = {"rows": [], "curvature": [float(d @ p.hvp(d.to(p.dtype))) for d in along],
                      "residual": [None] * count}
         kept.keep({"directions": along.cpu().numpy()}, found)
-        gradient, centre = p.gradient(), finite_loss(p)[0]
+        gradient, centre = p.gradient(), finite_scores(p).loss
         rows: list[Row] = []
         try:
             for i, d in enumerate(along):

@@ -134,7 +134,7 @@ def spectrum(problem: Problem, progress: Progress | None = None, *,
              seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
     """Compute the top-k Hessian eigenvalues with residuals and convergence; optionally trace, diagonal and density.
 
-    Rows ``loss`` (with its standard error over the examples), ``eigenvalue`` (index 1..k, each with the
+    Rows ``loss`` and ``accuracy`` (with standard errors over the examples), ``eigenvalue`` (index 1..k, each with the
     residual ||Hv - lambda v||: an eigenvalue lies that close) and ``eigenvalue_ratio`` (not from the smallest ones, nor to
     a zero one); columns ``which`` (largest, smallest, magnitude) and ``matrix``. ``tol`` is the
     relative error of every eigenvalue; ``converged`` is false where ``max_products`` Hessian-vector products
@@ -164,5 +164,6 @@ def spectrum(problem: Problem, progress: Progress | None = None, *,
     if trace or diagonal:
         measured = diagonal_table if diagonal else trace_table
         limit = {} if max_products is None else {"max_products": max_products}
-        found.append(measured(problem, progress, rtol=rtol, seed=seed, **limit))
+        traces = measured(problem, progress, rtol=rtol, seed=seed, **limit)
+        found.append(traces[~traces["metric"].isin(["loss", "accuracy"])])
     return pd.concat(found, ignore_index=True) if len(found) > 1 else found[0]

@@ -12,7 +12,7 @@ from fldiag.problem.eigenpairs import (
     eigenpairs,
     eigenvalue_rows,
     in_form,
-    loss_row,
+    loss_rows,
     noise_of,
     strict_pairs,
 )
@@ -24,7 +24,7 @@ from fldiag.results.table import Row, table
 
 def eigenvalues(problem: Problem, progress: Progress | None, k: int, which: Which, tol: float, max_products: int | None,
                  matrix: Matrix, params: str | None, per_layer: bool, strict: bool, seed: int) -> pd.DataFrame:
-    rows = [loss_row(problem)]
+    rows = loss_rows(problem)
     budget, forms = max_products or default_products(k), {matrix: problem.hessian(matrix=matrix)}
     labels = [] if not per_layer else [*problem.layout.layers]
     pieces = [(params, params, k), *((label or "(model)", list(problem.layout.layers[label]), 1) for label in labels)]

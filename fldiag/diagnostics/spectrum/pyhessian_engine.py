@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fldiag.errors import FldiagError, first_line
-from fldiag.problem.eigenpairs import RATIO_INDEX, loss_row
+from fldiag.problem.eigenpairs import RATIO_INDEX, finite_scores, loss_rows
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress
 from fldiag.results.table import Row, table
@@ -131,7 +131,7 @@ def eigenvalues(problem: Problem, k: int = 5, *, tol: float = 1e-3, most: int = 
     """
     if k < 1 or most < 2 or not 0 < tol < 1:
         raise FldiagError(f"no eigenvalues for k = {k}, most = {most}, tol = {tol}", "k >= 1, most >= 2, 0 < tol < 1", usage=True)
-    rows, k = [loss_row(problem)], min(k, problem.layout.size)
+    rows, k = loss_rows(problem), min(k, problem.layout.size)
     loader = _Loader(problem, sampling or Sampling(), seed)
     total = k * (most + 1)
     engine = _engine(problem, loader, lambda n: progress(min(n, total), total, "power iteration") if progress else None)
@@ -169,7 +169,7 @@ def trace(problem: Problem, *, tol: float = 1e-3, most: int = MOST, sampling: Sa
     """
     if most < 2 or not 0 < tol < 1:
         raise FldiagError(f"no trace for most = {most}, tol = {tol}", "most >= 2, 0 < tol < 1", usage=True)
-    loss_row(problem)  # refuses a loss that is not finite
+    finite_scores(problem)
     loader = _Loader(problem, sampling or Sampling(), seed)
     engine = _engine(problem, loader, lambda n: progress(n, most, "trace by probes") if progress else None)
     samples = np.asarray(_run(problem, seed, "pyhessian trace", lambda: engine.trace(maxIter=most, tol=tol)), dtype=float)

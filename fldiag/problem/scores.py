@@ -1,0 +1,179 @@
+"""The loss and the right answers of one forward pass, and what guessing would give."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fldiag.problem.objective import IGNORED, _entropy
+from fldiag.problem.trees import Tree
+
+if TYPE_CHECKING:
+    from fldiag.problem.problem import Problem
+
+#: Relative difference below which two losses in single precision are the same one.
+SAME = 1e-4
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What one set of weights does on a slice.
+
+    Args:
+        loss: the mean loss.
+        each: the loss of each example [n] in float64; None where it cannot be taken.
+        right: whether the answer to each example is right [n]; with several targets an example their number, scaled so that the
+            mean is over all targets. None where the loss is no classification.
+        guess_loss: the loss of outputs that favour no class; None where these are unknown.
+        shares: how often each class is the label, as a share of 1.
+    """
+
+    loss: float
+    each: Tensor | None
+    right: Tensor | None
+    guess_loss: float | None = None
+    shares: tuple[float, ...] = ()
+
+    @property
+    def accuracy(self) -> float | None:
+        return None if self.right is None else float(self.right.double().mean())
+
+    @property
+    def accuracy_stderr(self) -> float | None:
+        """The standard error of the accuracy over the examples; None of a single one."""
+        if self.right is None or len(self.right) < 2:
+            return None
+        return float(self.right.double().std()) / math.sqrt(len(self.right))
+
+
+def score(problem: Problem, batches: Iterable[tuple[Any, Tree]]) -> Scores:
+    """The scores of (outputs, targets) of all the problem's batches, in their order."""
+    one_by_one, n, answers = problem.probe().per_example, problem.n, AnswerCounter(problem)
+    each, means = [], []
+    with problem.guarded(), torch.no_grad():
+        for (z, y), (start, stop) in zip(batches, problem.bounds, strict=True):
+            if one_by_one is None:
+                means.append(float(problem.criterion(z, y)) * (stop - start) / n)
+            else:
+                each.append(one_by_one(z, y))
+            answers.add(z, y)
+    losses = torch.cat(each) if each else None
+    loss = math.fsum(means) if losses is None else float(losses.mean())
+    return answers.scores(loss, losses)
+
+
+class AnswerCounter:
+    """Counts the right answers batch by batch; what kind of classification it is follows from the first batch."""
+
+    def __init__(self, problem: Problem):
+        self.problem, self.entropy = problem, _entropy(problem.given_loss)
+        self.kind: _Kind | None = None
+        self.batches = 0
+        self.right: list[Tensor] = []
+        self.counts, self.guess_loss, self.several = torch.zeros(0, dtype=torch.float64), 0.0, False
+
+    def add(self, z: Any, y: Any) -> None:
+        if not self.batches:
+            self.kind = self._kind(z, y)
+        self.batches += 1
+        if self.kind is None:
+            return
+        outputs, labels = _parts(z, y)
+        counted = labels != self.kind.ignored
+        named = labels[counted].long()
+        if named.numel() and not 0 <= int(named.min()) <= int(named.max()) < self.kind.classes:
+            self.kind = None  # numbers, not classes
+            return
+        counts = torch.bincount(named, minlength=self.kind.classes).double().cpu()
+        self.counts = counts + self.counts if len(self.counts) else counts
+        right = (self.kind.answer(outputs, labels) == labels) & counted
+        self.several |= (labels.ndim > 1 and labels[0].numel() > 1) or not bool(counted.all())
+        self.right.append(right.reshape(len(labels), -1).sum(1))
+        if self.kind.uniform is None or isinstance(z, Mapping):
+            self.guess_loss = math.nan
+        else:
+            loss = float(self.problem.criterion(torch.full_like(z, self.kind.uniform), y))
+            self.guess_loss += loss * len(labels) / self.problem.n
+
+    def scores(self, loss: float, losses: Tensor | None) -> Scores:
+        total = float(self.counts.sum())
+        if self.kind is None or not total:
+            return Scores(loss, losses, None)
+        right = torch.cat(self.right)
+        right = right.double() * (len(right) / total) if self.several else right.bool()
+        return Scores(loss, losses, right, None if math.isnan(self.guess_loss) else self.guess_loss,
+                      tuple((self.counts / total).tolist()))
+
+    def _kind(self, z: Any, y: Any) -> _Kind | None:
+        outputs, labels = _parts(z, y)
+        if not isinstance(outputs, Tensor) or not isinstance(labels, Tensor):
+            return None
+        if not outputs.is_floating_point() or not outputs.ndim or not labels.ndim:
+            return None
+        if outputs.numel() == labels.numel() == len(outputs) == len(labels):
+            return self._binary(z, y, outputs, labels)
+        whole = not labels.is_floating_point() and labels.dtype != torch.bool
+        if not whole or outputs.ndim != labels.ndim + 1 or (labels.ndim > 1 and self.entropy is None):
+            return None
+        axis = 1 if outputs[:, 0].shape == labels.shape else outputs.ndim - 1
+        if outputs.shape[axis] < 2 or outputs.select(axis, 0).shape != labels.shape:
+            return None
+        uniform = None if isinstance(z, Mapping) else self._uniform(outputs, y, axis)
+        return _Kind(outputs.shape[axis], axis, uniform, IGNORED if self.entropy is None else self.entropy.ignored)
+
+    def _uniform(self, outputs: Tensor, y: Any, axis: int) -> float | None:
+        """The output of every class that favours none: a probability, its logarithm or, where the loss sees differences
+        alone, 0."""
+        classes = outputs.shape[axis]
+        if bool((outputs >= 0).all()) and bool(((outputs.sum(axis) - 1).abs() < 1e-3).all()):
+            return 1 / classes
+        if bool((outputs.logsumexp(axis).abs() < 1e-3).all()):
+            return -math.log(classes)
+        try:
+            value, shifted = (float(self.problem.criterion(outputs + shift, y)) for shift in (0, 1))
+        except Exception:  # a loss that takes such outputs only as its model gives
+            return None
+        return 0.0 if math.isclose(value, shifted, rel_tol=SAME, abs_tol=1e-5) else None
+
+    def _binary(self, z: Any, y: Any, outputs: Tensor, labels: Tensor) -> _Kind | None:
+        """One output for two classes: only where the loss is a binary cross entropy."""
+        if isinstance(z, Mapping) or not bool(((labels == 0) | (labels == 1)).all()):
+            return None
+        value, flat, target = float(self.problem.criterion(z, y)), outputs.reshape(-1), labels.reshape(-1).to(outputs.dtype)
+        loss = self.problem.given_loss
+        if isinstance(loss, nn.BCEWithLogitsLoss) or \
+                math.isclose(float(F.binary_cross_entropy_with_logits(flat, target)), value, rel_tol=SAME, abs_tol=1e-7):
+            return _Kind(2, None, 0.0)
+        if bool(((flat >= 0) & (flat <= 1)).all()) and (isinstance(loss, nn.BCELoss) or math.isclose(
+                float(F.binary_cross_entropy(flat, target)), value, rel_tol=SAME, abs_tol=1e-7)):
+            return _Kind(2, None, 0.5)
+        return None
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """``axis``: of the classes; None where one output decides between two, on which side of ``uniform`` it is. ``uniform``: what
+    outputs are that favour no class. ``ignored``: a label that does not count."""
+
+    classes: int
+    axis: int | None
+    uniform: float | None
+    ignored: int = IGNORED
+
+    def answer(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        if self.axis is not None:
+            return outputs.argmax(self.axis)
+        assert self.uniform is not None  # it is where the loss is a binary one
+        return (outputs > self.uniform).reshape(labels.shape).to(labels.dtype)
+
+
+def _parts(z: Any, y: Any) -> tuple[Any, Any]:
+    """Outputs and labels, also of models and data that name them as those of transformers do."""
+    return (z.get("logits") if isinstance(z, Mapping) else z,
+            y.get("labels", y.get("label")) if isinstance(y, Mapping) else y)

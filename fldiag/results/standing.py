@@ -1,0 +1,148 @@
+"""Where a result stands: loss and accuracy of the weights that it is about, how their inputs were normalised, and whether a
+guess does as well."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from fldiag.results.summary import number
+from fldiag.results.table import Row
+
+#: The metric of an accuracy that stands beside a loss, by the metric of that.
+METRICS = {"loss": "accuracy", "model_loss": "model_accuracy"}
+#: A number is better than a guess's only if it is so by so many standard errors.
+ERRORS = 2.0
+#: Models that one sentence names.
+MOST = 3
+
+
+def guess_accuracy(shares: Sequence[float], slice_name: str, loss: float = math.inf) -> float:
+    """The accuracy of a guess: always the most frequent label, or one of the classes, all alike.
+
+    All alike on a client's examples (a global model need not know how often a client has which), and for a model whose loss is
+    below that of the labels' frequencies: it knows more than these, however often it says the most frequent label.
+
+    Args:
+        shares: how often each class is the label, as a share of 1.
+        slice_name: of the examples.
+        loss: an upper bound of the cross entropy, where the loss is that.
+
+    >>> guess_accuracy([0.75, 0.25], "test"), guess_accuracy([0.75, 0.25], "client:3/train")
+    (0.75, 0.5)
+    """
+    alike = 1 / len(shares)
+    entropy = -sum(p * math.log(p) for p in shares if p)
+    return alike if slice_name.startswith("client:") or loss < entropy else max(alike, *shares)
+
+
+def at_centre(rows: Sequence[Row], scored: Sequence[Row], **place: float) -> list[Row]:
+    """Rows of losses at many weights; ``scored`` holds loss and accuracy of those at ``place``."""
+    loss, *accuracy = scored
+    marks = {key: loss[key] for key in ("guess", "inputs")}
+
+    def is_there(row: Row) -> bool:
+        return row["metric"] == "loss" and all(row[key] == value for key, value in place.items())
+
+    return [*({**row, **marks} if is_there(row) else row for row in rows), *({**row, **place} for row in accuracy)]
+
+
+def standing(table: pd.DataFrame) -> list[Row]:
+    """Loss and accuracy (of a classification) of the models that a table is about, and what a guess gives.
+
+    Of a run these are the global models of the last round.
+
+    Args:
+        table: a result table; the rows that count have ``inputs``.
+
+    Returns:
+        For each model and slice ``run``, ``slice``, ``n_examples``, ``inputs``, ``round``, ``client``, ``scope``, ``moment``, and
+        as far as they are known ``loss`` and ``accuracy``, each with ``_stderr`` and ``_guess``.
+    """
+    if "inputs" not in table.columns:
+        return []
+    rows = table[table["inputs"].notna() & table["value"].notna()]
+    rows = rows[rows["metric"].isin([*METRICS, *METRICS.values()])]
+    found: list[Row] = []
+    for _, own in rows.groupby("run", sort=False, dropna=False):
+        for column, best in (("scope", "global"), ("round", own["round"].max()), ("moment", "aggregated")):
+            if (chosen := own[column].eq(best).fillna(False).astype(bool)).any():
+                own = own[chosen]
+        for _, same in own.groupby(["slice", "client"], sort=False, dropna=False):
+            found.append(_of_rows(same))
+    return found
+
+
+def _of_rows(rows: pd.DataFrame) -> Row:
+    keys = ("run", "slice", "n_examples", "inputs", "round", "client", "scope", "moment")
+    made = {key: rows[key].iloc[0] for key in keys}
+    for metrics in METRICS.items():
+        for name, metric in zip(("loss", "accuracy"), metrics, strict=True):
+            for _, row in rows[rows["metric"] == metric].head(1).iterrows():
+                made |= {name: row["value"], f"{name}_stderr": row["stderr"], f"{name}_guess": row.get("guess")}
+    return {key: None if pd.isna(value) else value for key, value in made.items()}
+
+
+def sentences(table: pd.DataFrame) -> list[str]:
+    """Loss, accuracy and inputs of every model that a table is about, a sentence each."""
+    found = standing(table)
+    made = []
+    for row in found:
+        who = f"{row['run']}: " if len({r["run"] for r in found}) > 1 else ""
+        parts = [f"{row['n_examples']:,} examples of {row['slice']}"]
+        parts += [f"loss {_with_error(row, 'loss')}"] if "loss" in row else []
+        parts += [f"accuracy {row['accuracy']:.1%}"] if "accuracy" in row else []
+        made.append(f"{who}{', '.join(parts)}; inputs {row['inputs']}")
+    return made
+
+
+def _with_error(row: Row, name: str) -> str:
+    error = row.get(f"{name}_stderr")
+    return number(row[name]) + ("" if error is None else f" ± {number(error, 2)}")
+
+
+def about(table: pd.DataFrame) -> dict[str, Any]:
+    """What the json beside a table says of this: ``standing`` and, where there are some, ``warnings``."""
+    warnings = doubts(table)
+    rows = [{key: getattr(value, "item", lambda value=value: value)() for key, value in row.items()} for row in standing(table)]
+    return {"standing": rows, **({"warnings": warnings} if warnings else {})}
+
+
+def doubts(table: pd.DataFrame) -> list[str]:
+    """A warning where models of a table are no better than a guess; one for all of them.
+
+    A loss is no better than that of outputs that favour no class, and an accuracy no better than that of a guess
+    (``guess_accuracy``), unless it is so by ``ERRORS`` of its standard errors. Of a global model one of the two suffices; of a
+    client's, which knows little of other clients' classes, both must be so.
+    """
+    found = []
+    for row in standing(table):
+        reasons = _reasons(row)
+        if reasons and (row["scope"] != "client" or len(reasons) == 2):
+            who = row["run"] or "the model"
+            found.append((row, f"{who} is no better than a guess on {row['slice']}: {' and '.join(reasons)}"))
+    if not found:
+        return []
+    named = "; ".join(text for _, text in found[:MOST]) + (f"; and {len(found) - MOST} more" if len(found) > MOST else "")
+    inputs = " | ".join(dict.fromkeys(str(row["inputs"]) for row, _ in found))
+    return [f"{named}. Either the model is untrained, or its inputs are not normalised as in training "
+            f"(here: {inputs}; --normalise with --data, in Python normalise=), or these are other examples or labels than it was trained for "
+            "(--slice, in Python slice=)"]
+
+
+def _reasons(row: Row) -> list[str]:
+    """In what a model is no better than a guess; nothing where the examples are too few to tell even a perfect model from it."""
+    reasons = []
+    guess, value = row.get("accuracy_guess"), row.get("accuracy")
+    bound = -math.inf if guess is None else guess + ERRORS * math.sqrt(guess * (1 - guess) / row["n_examples"])
+    if bound >= 1:
+        return []
+    if value is not None and value <= bound:
+        reasons.append(f"accuracy {value:.1%} (a guess gives {guess:.1%})")
+    guess, value = row.get("loss_guess"), row.get("loss")
+    if guess is not None and value is not None and value >= guess - ERRORS * (row["loss_stderr"] or 0.0):
+        reasons.append(f"loss {number(value)} (equal probabilities give {number(guess)})")
+    return reasons
