@@ -123,8 +123,7 @@ class Reader:
             if losses is None:
                 raise FldiagError("the loss cannot be taken example by example")
             outputs, y = made.outputs()
-            classes = getattr(y, "ndim", 0) == 1 and not y.is_floating_point() and getattr(outputs, "ndim", 0) == 2
-            right = (outputs.argmax(1) == y).cpu().numpy() if classes else None
+            right = (outputs.argmax(1) == y).cpu().numpy() if made.is_classification else None
             return Tested(right, losses.double().cpu().numpy(), y.cpu().numpy() if hasattr(y, "cpu") else np.empty(0))
 
         return self._once(("tested", id(member)), find)

@@ -48,7 +48,9 @@ SHARED = (
                                 "pkg.mod:function of (outputs, y). Default: chosen by the type of the labels; own if batches "
                                 "are dicts.",
            WEIGHTS, any=True),
-    Shared("reduction", "str", None, "What the given loss returns for a batch: mean or sum (default: mean).", WEIGHTS),
+    Shared("reduction", "str", None, "What the given loss returns for a batch: mean (the default), sum, or batch where it "
+                                     "couples the examples (contrastive, Dice, RMSE): the whole slice is then one batch.",
+           WEIGHTS),
     Shared("trainable", "bool", False, "Treat only parameters with requires_grad as weights; frozen parameters "
                                        "are constants.", WEIGHTS),
     Shared("differences", "bool", False, "Compute Hessian-vector products by finite differences of the gradient, for models "

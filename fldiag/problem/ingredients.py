@@ -67,8 +67,9 @@ def spread(n: int, count: int = 32) -> list[range]:
     return [range(i * n // 4, i * n // 4 + count // 4) for i in range(4)] if n > count else [range(n)]
 
 
-#: What a loss returns for a batch: its mean over the examples, or its sum.
-Reduction = Literal["mean", "sum"]
+#: What a loss returns for a batch: its mean over the examples, its sum, or one number that couples them (the whole slice is then
+#: one batch).
+Reduction = Literal["mean", "sum", "batch"]
 Criterion = Callable[[Any, Any], Tensor]
 
 
@@ -92,7 +93,8 @@ class Ingredients:
             raise FldiagError(f"loss is a {type(loss).__name__}",
                               "give a function of (outputs, y)", usage=True)
         if reduction not in get_args(Reduction):
-            raise FldiagError(f"reduction = {reduction!r}", "say what the loss returns for a batch: 'mean' or 'sum'", usage=True)
+            raise FldiagError(f"reduction = {reduction!r}", "say what the loss returns for a batch: 'mean', 'sum' or 'batch' (it "
+                              "couples the examples)", usage=True)
         if dtype not in (torch.float32, torch.float64):
             raise FldiagError(f"dtype = {dtype} is too coarse for curvature",
                               "use torch.float32 or torch.float64", usage=True)
@@ -167,7 +169,7 @@ class Ingredients:
             data = [digest(*self.read(i, min(i + 1024, self.n))) for i in range(0, self.n, 1024)]
         return digest(names, list(self.layout.names), self.w, self.buffers, data, str(self.dtype),
                       *([self.frozen] if self.frozen else []), *(["differences"] if self.differences else []),
-                      *(["sum"] if self.reduction == "sum" else []))
+                      *([self.reduction] if self.reduction != "mean" else []))
 
     @property
     def in_memory(self) -> bool:

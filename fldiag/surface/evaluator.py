@@ -194,8 +194,7 @@ class Evaluator:
         targets = [p.batch(i)[1] for i in range(len(found))]
         with p.guarded(), torch.no_grad():
             each = None if one_by_one is None else torch.cat([one_by_one(z, y) for z, y in zip(found, targets, strict=True)])
-        right = torch.cat([z.argmax(1) == y for z, y in zip(found, targets, strict=True)]) if _classes(found[0], targets[0]) \
-            else None
+        right = torch.cat([z.argmax(1) == y for z, y in zip(found, targets, strict=True)]) if p.is_classification else None
         return Scores(float(each.mean()) if each is not None else self._mean(found), each, right)
 
 
@@ -211,11 +210,6 @@ class Scores:
     @property
     def accuracy(self) -> float | None:
         return None if self.right is None else float(self.right.double().mean())
-
-
-def _classes(outputs: Any, y: Any) -> bool:
-    return isinstance(outputs, Tensor) and isinstance(y, Tensor) and outputs.ndim == 2 and y.ndim == 1 \
-        and not y.is_floating_point()
 
 
 def _weighted(m: nn.Module) -> bool:
