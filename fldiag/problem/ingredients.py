@@ -62,6 +62,11 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, list[str]]:
         model = inner
 
 
+def forward_of(model: Any) -> inspect.Signature | None:
+    """The arguments of a module's forward; None for what is no module."""
+    return inspect.signature(unwrapped(model)[0].forward) if isinstance(model, nn.Module) else None
+
+
 def spread(n: int, count: int = 32) -> list[range]:
     """Up to ``count`` examples in four runs spread over n (a slice is often sorted by class)."""
     return [range(i * n // 4, i * n // 4 + count // 4) for i in range(4)] if n > count else [range(n)]
@@ -114,7 +119,8 @@ class Ingredients:
         self.name, self.dtype, self.memory, self.labels = name, dtype, int(memory), dict(labels or {})
         self.device = torch.device(device_of(device, dtype)) if device is not None else next(model.parameters()).device
         with self.guarded():  # a loader may shuffle
-            self._data = inputs.as_data(data)
+            self._data = inputs.as_data(data, forward_of(model))
+        self.remarks += self.taken
         self.n, self.slice_name = int(self._data.n), str(self._data.name)
         if isinstance(params, Mapping) and (prefix := foreign.prefix_of(params, model)):
             params = foreign.strip(dict(params), prefix)
@@ -175,6 +181,11 @@ class Ingredients:
     def in_memory(self) -> bool:
         """Whether the examples themselves were given, not a slice of a data set."""
         return isinstance(self._data, inputs.TensorData)
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """As what the entries of the data are taken, in words, where there is a choice."""
+        return getattr(self._data, "remarks", ())
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:

@@ -74,7 +74,9 @@ def _check_model(problem: Ingredients, x: Tree, tolerance: float) -> Any:
         z = problem.call(w, seen, held)
     except FAILURES as error:
         what = f"shape {list(x.shape)} and type {x.dtype}" if isinstance(x, Tensor) else described(x)
-        raise FldiagError(f"the model failed on a batch of {what}: {error}",
+        raise FldiagError(f"the model failed on a batch of {what}: {error}" + "".join(f" ({text})" for text in problem.taken),
+                          "give pairs (inputs, target), with inputs that belong together in a tuple, such as "
+                          "[((a, b), y) for a, b, y in loader]" if problem.taken else
                           "check that the data are what the model takes (shape, type, normalised)") from error
     if not same(x, seen, 0.0):
         raise FldiagError("the model changes its input in place", "let it work on a copy (first layer inplace=False)")
