@@ -110,7 +110,8 @@ def diagnose(target: Target | str | Path | Sequence[Target | str | Path], name: 
         tell: is told remarks in words, such as how long it will take.
         **options: the diagnostic's own (``fldiag explain NAME``), its flags, and those that all diagnostics share (for a
             checkpoint or a run given by its path): ``slice``, ``samples``, ``client``, ``round``, ``rounds``, ``device``,
-            ``precision``, ``memory``, ``stack``, ``name``, ``model``, ``data``, ``root``, ``download``, ``executor``.
+            ``precision``, ``memory``, ``stack``, ``name``, ``model``, ``data``, ``key``, ``root``, ``download``,
+            ``executor``.
 
     Returns:
         One row per number. ``attrs`` names the diagnostic, for ``fldiag.draw``. If a flag added another diagnostic
@@ -126,7 +127,7 @@ def diagnose(target: Target | str | Path | Sequence[Target | str | Path], name: 
     ['loss', 'eigenvalue', 'eigenvalue', 'eigenvalue_ratio']
     """
     given: Sequence[Any] = target if isinstance(target, (list, tuple)) else [target]
-    targets = [load(t) if isinstance(t, (str, Path)) else t for t in given]
+    targets = [load(t, key=options.get("key")) if isinstance(t, (str, Path)) else t for t in given]
     asked = question(name, targets, options)
     found = tables(asked, bar=lambda title: _bar(progress), tell=tell or (lambda text: None),
                    cache=None if cache is None else Path(cache))

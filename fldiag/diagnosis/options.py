@@ -41,6 +41,8 @@ SHARED = (
     Shared("model", "str", None, "Model of a plain state_dict: NAME or pkg.mod:factory.", any=True),
     Shared("data", "str", None, "Data: NAME, npz:PATH, csv:PATH or pkg.mod:loader (a function that returns a data set's four "
                                 "arrays, or (x, y), a dict, a Dataset or a DataLoader).", any=True),
+    Shared("key", "str", None, "Set of weights to use of a file that holds several, such as model_ema (default: the plain one).",
+           WEIGHTS),
     Shared("normalise", "str", None, "How data given with --data are normalised: none (as stored), unit (pixels / 255) or "
                                      "standard (subtract the mean, divide by the standard deviation). Default: unit for uint8 "
                                      "pixels, else none."),

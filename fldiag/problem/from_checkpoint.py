@@ -198,10 +198,13 @@ def _named(c: Checkpoint, module: nn.Module) -> tuple[foreign.State, list[str]]:
     module = unwrapped(module)[0]
     if not c.manifest:
         c = replace(c, state=foreign.with_first_names(c.state, module))
-    prefix = "" if c.manifest else foreign.prefix_of(c.state, module)
-    if not prefix:
+    if c.manifest:
         return c.state, []
-    return foreign.strip(c.state, prefix), [f"{c.path.name}: the names fit the model without {prefix!r} before them"]
+    state, prefix, others = foreign.without_prefix(c.state, module)
+    told = [foreign.several(c.key, c.others)] if c.others else []
+    told += [foreign.several(prefix, others)] if others else []
+    told += [f"the names fit the model without {prefix!r} before them"] if prefix else []
+    return state, [f"{c.path.name}: {text}" for text in told]
 
 
 def _weights(c: Checkpoint, module: nn.Module, state: foreign.State, client: int | None) -> tuple[Any, Any]:

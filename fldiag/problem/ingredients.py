@@ -122,9 +122,10 @@ class Ingredients:
             self._data = inputs.as_data(data, forward_of(model))
         self.remarks += self.taken
         self.n, self.slice_name = int(self._data.n), str(self._data.name)
-        if isinstance(params, Mapping) and (prefix := foreign.prefix_of(params, model)):
-            params = foreign.strip(dict(params), prefix)
-            self.remarks.append(f"the names of the weights fit the model without {prefix!r} before them")
+        if isinstance(params, Mapping):
+            params, prefix, others = foreign.without_prefix(dict(params), model)
+            self.remarks += [f"params: {foreign.several(prefix, others)}"] if others else []
+            self.remarks += [f"the names of the weights fit the model without {prefix!r} before them"] if prefix else []
         self._take(model, params, buffers)
         with self.guarded():
             try:

@@ -43,8 +43,10 @@ class Problem(Ingredients):
             smoothing of torch's ``cross_entropy`` are understood, and so is the ``loss`` that a transformers model returns
             itself (``lambda out, batch: out.loss``).
         data: a pair (x, y); a dict, from which the model gets the arguments of its forward and the loss all entries; a
-            ``Dataset`` or ``DataLoader``, drawn once; or a slice with ``n``, ``name`` and ``batch(start, stop)``. x and y are
-            tensors, or tensors in dicts (passed by name) and tuples (passed by place). Integers stay integers.
+            ``Dataset`` or ``DataLoader``, drawn once, or a list of batches; or a slice with ``n``, ``name`` and
+            ``batch(start, stop)``. x and y are tensors, or tensors in dicts (passed by name) and tuples (passed by place).
+            Integers stay integers. Of three or more entries the required arguments of forward are the inputs, the next one is
+            the target, and ``remarks`` says so.
         params: weights to take instead of the module's: a vector [P] or a dict of named tensors.
         buffers: buffers to take instead of the module's, by name.
         name: what tables and pictures call it.
