@@ -37,10 +37,17 @@ def per_example(outputs: Tensor, y: Tensor) -> Tensor:
     """What training minimises: cross entropy for class labels, half the squared residual for real targets.
 
     ``outputs`` [..., C]; ``y`` [...] integer labels or [..., C] floats. Returns [...].
+
+    Raises FldiagError for labels outside 0..C-1.
     """
     if y.is_floating_point():
         return half_squared_error(outputs, y, reduction="none")
-    return F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
+    try:
+        return F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
+    except IndexError as error:
+        raise FldiagError(f"the targets are taken as class numbers, and the model has {outputs.shape[-1]} outputs: {error}",
+                          f"labels must lie in 0..{outputs.shape[-1] - 1}; of counts, times or ranks ask spectrum, landscape or "
+                          "connectivity, with the loss that they were trained with: --loss pkg.mod:function") from None
 
 
 def cross_entropy_and_slope(outputs: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -119,7 +119,7 @@ def _check_mean(problem: Ingredients, loss: Criterion, z: Tensor, y: Tensor, val
     twice = _tried(loss, torch.cat([z, z]), torch.cat([y, y]))
     doubles = same(twice, 2 * value, 1e-3) and float(value.abs()) > 0
     fair = same(twice, value, 1e-3) and _is_mean(loss, z, y) is not False and _shaken(problem, loss, z, y) is not False
-    if (doubles or not fair) and y.is_floating_point() and z.shape != y.shape and z.numel() == y.numel() \
+    if (doubles or not fair) and z.shape != y.shape and z.numel() == y.numel() \
             and _is_mean(loss, z, y.reshape(z.shape)):
         raise FldiagError(f"the loss compares outputs {list(z.shape)} with targets {list(y.shape)}: broadcasting "
                           "pairs every example with every other one",
@@ -198,7 +198,7 @@ def _check_whole(problem: Ingredients, loss: Criterion, x: Tree, y: Tree) -> Non
 
 def _is_mean(loss: Criterion, z: Tensor, y: Tree) -> bool | None:
     """Whether the loss of the batch is the mean of those of its parts; None where it is not finite."""
-    b, whole = len(z), float(loss(z, y))
+    b, whole = len(z), float(_tried(loss, z, y))
     if not math.isfinite(whole):
         return None
     sizes, fair = {1, b // 2} - {0, b}, []

@@ -83,6 +83,7 @@ BROKEN = {
     "broadcast mean": (single, lambda z, y: (z - y).square().mean(), (data()[0], torch.randn(10)),
                        r"outputs \[10, 1\] with targets \[10\]: broadcasting.*reshape the targets to \[n, 1\]"),
     "broadcast sum": (single, lambda z, y: (z - y).square().sum(1).mean(), (data()[0], torch.randn(10)), "broadcasting"),
+    "broadcast counts": (single, nn.PoissonNLLLoss(), (data()[0], torch.arange(10) % 4), r"outputs \[10, 1\] .* broadcasting"),
     "random loss": (mlp, lambda z, y: CE(z, y) + torch.rand(()), data(), "same outputs disagree"),
     "label too large": (mlp, CE, labels(3), "example 201 .* has label 3, the model has 3 outputs"),
     "label negative": (mlp, CE, labels(-1), "example 201 .* has label -1"),
