@@ -120,8 +120,8 @@ def diagnose(target: Target | str | Path | Sequence[Target | str | Path], name: 
         allow_code: user code (``pkg.mod:name``, one or several) that may be imported although only a run or checkpoint names it.
         **options: the diagnostic's own (``fldiag explain NAME``), its flags, and those that all diagnostics share (for a
             checkpoint or a run given by its path): ``slice``, ``samples``, ``client``, ``round``, ``rounds``, ``device``,
-            ``precision``, ``memory``, ``stack``, ``name``, ``model``, ``data``, ``normalise``,
-            ``root``, ``download``, ``executor``.
+            ``precision``, ``memory``, ``stack``, ``name``, ``model``, ``data``, ``key``, ``normalise``, ``root``, ``download``,
+            ``executor``.
 
     Returns:
         One row per number. ``attrs`` names the diagnostic, for ``fldiag.draw``. If a flag added another diagnostic
@@ -137,7 +137,7 @@ def diagnose(target: Target | str | Path | Sequence[Target | str | Path], name: 
     ['loss', 'accuracy', 'eigenvalue', 'eigenvalue', 'eigenvalue_ratio']
     """
     given: Sequence[Any] = target if isinstance(target, (list, tuple)) else [target]
-    targets = [load(t) if isinstance(t, (str, Path)) else t for t in given]
+    targets = [load(t, key=options.get("key")) if isinstance(t, (str, Path)) else t for t in given]
     targets = [t.allow(allow_code) if isinstance(t, (Run, Checkpoint)) else t for t in targets]
     asked = question(name, targets, options)
     found = tables(asked, bar=lambda title: _bar(progress), tell=tell or (lambda text: None),

@@ -37,7 +37,9 @@ def per_example(outputs: Tensor, y: Tensor) -> Tensor:
     """What training minimises: cross entropy for class labels, half the squared residual for real targets.
 
     ``outputs`` [..., C]; ``y`` [...] integer labels or [..., C] floats. Returns [...]. One output is the logit of label 1
-    against label 0. Raises FldiagError for more labels than that.
+    against label 0.
+
+    Raises FldiagError for labels outside 0..C-1, of one output for labels above 1.
     """
     if y.is_floating_point():
         return half_squared_error(outputs, y, reduction="none")
@@ -46,7 +48,12 @@ def per_example(outputs: Tensor, y: Tensor) -> Tensor:
             raise FldiagError(f"the model has one output, and there are labels up to {int(y.max())}",
                               "give a model with an output for each label", usage=True)
         return F.binary_cross_entropy_with_logits(outputs.squeeze(-1), y.to(outputs.dtype), reduction="none")
-    return F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
+    try:
+        return F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
+    except IndexError as error:
+        raise FldiagError(f"the targets are taken as class numbers, and the model has {outputs.shape[-1]} outputs: {error}",
+                          f"labels must lie in 0..{outputs.shape[-1] - 1}; of counts, times or ranks ask spectrum, landscape or "
+                          "connectivity, with the loss that they were trained with: --loss pkg.mod:function") from None
 
 
 def predicted(outputs: Tensor) -> Tensor:

@@ -2,41 +2,117 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, nearest
 
-#: Names under which training programs keep the model's weights beside epoch, optimiser and the like, best first.
+#: Names under which training programs keep the model's weights beside epoch, optimiser and the like.
 CONTAINERS = ("state_dict", "model_state_dict", "model", "net", "network", "module", "weights", "params", "parameters")
+#: Words in the names of weights that average or follow others.
+AVERAGES = {"ema", "swa", "avg", "average", "averaged", "averages", "teacher", "target", "momentum", "shadow", "polyak"}
 State = dict[str, Tensor]
 
 
-def unwrap(path: Path, content: Any) -> tuple[State, list[str]]:
-    """The state_dict in what a file holds: itself, or under a usual name, or the only one there is.
+@dataclass(frozen=True)
+class Weights:
+    """A state_dict out of a file. ``key``: the name of its set there, "" where the file is the state_dict. ``others``: the file's
+    other sets of weights. ``left``: its entries that are no weights."""
 
-    Second: the names of the entries left out. Raises FldiagError when there is none, or no telling which.
+    state: State
+    key: str = ""
+    others: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+
+
+def unwrap(path: Path, content: Any, key: str | None = None) -> Weights:
+    """The weights in what a file holds: the set that ``key`` names, or the plain one, which averages no others.
+
+    A set is a dict of tensors, named by the entries that lead to it (``model``, ``model.state_dict``), or within such a dict
+    what stands behind a common beginning of names (``ema_model`` for ``ema_model.0.weight``).
+
+    Raises FldiagError when there is none, none of this name, or no telling which.
     """
-    if _is_state(content):
-        return dict(content), []
-    if isinstance(content, Mapping):
-        inner = {str(k): v for k, v in content.items() if isinstance(v, Mapping)}
-        named = [k for k in CONTAINERS if k in inner]
-        states = [k for k, v in inner.items() if _is_state(v)]
-        if not named and len(states) > 1:
-            raise FldiagError(f"checkpoint {path} holds several sets of tensors: {', '.join(sorted(states)[:6])}",
-                              "save one of them alone: torch.save(model.state_dict(), path)")
-        for key in named or states:
-            try:
-                state, left = unwrap(path, inner[key])
-            except FldiagError:
-                continue
-            return state, sorted({str(k) for k in content} - {key}) + left
-    raise FldiagError(f"checkpoint {path} is not a state_dict (names with tensors): {_describe(content)}",
-                      "save it with torch.save(model.state_dict(), path)")
+    sets = {"": dict(content)} if _is_state(content) else _sets(content) if isinstance(content, Mapping) else {}
+    if not sets:
+        raise FldiagError(f"checkpoint {path} is not a state_dict (names with tensors): {_describe(content)}",
+                          "save it with torch.save(model.state_dict(), path)")
+    if key is not None:
+        return _named_set(path, sets, key)
+    chosen = plain(sets)
+    if chosen is None:
+        names = sorted(sets)
+        raise FldiagError(f"checkpoint {path} holds several sets of weights: {', '.join(names[:6])}",
+                          _choose(names[0]))
+    if not chosen:
+        return Weights(sets[chosen])
+    large = _size(sets[chosen]) / 2  # what holds about as many numbers may be weights, too
+    roots = {name.partition(".")[0] for name in sets}
+    entries = {str(k): v for k, v in content.items() if k not in roots and not _is_optimiser(str(k), v)}
+    others = [name for name, value in [*sets.items(), *entries.items()] if name != chosen and _size(value) >= large]
+    left = {str(k) for k in content} - {name.partition(".")[0] for name in [chosen, *others]}
+    return Weights(sets[chosen], chosen, tuple(sorted(others)), tuple(sorted(left)))
+
+
+def plain(names: Iterable[str]) -> str | None:
+    """Of names of sets of weights that of the trained weights themselves; None where that is not clear."""
+    known = list(names)
+    trained = [name for name in known if not AVERAGES & set(re.split("[^a-z]+", name.lower()))]
+    usual = [name for name in trained if all(part in CONTAINERS for part in name.split("."))]
+    for candidates in (trained if "" in trained else usual, trained, known):
+        if candidates:
+            return candidates[0] if len(candidates) == 1 else None
+    return None
+
+
+def _choose(key: str) -> str:
+    return f"choose one, such as --key {key} (fldiag.load(path, key={key!r})), or save it alone: torch.save(state_dict, path)"
+
+
+def several(key: str, others: Sequence[str]) -> str:
+    """What is said of a choice between sets of weights."""
+    key, names = key.removesuffix(".") or "the one without a name", [name.removesuffix(".") for name in others]
+    return f"of several sets of weights, {key} is read, and {', '.join(names)} {'is' if len(names) == 1 else 'are'} not " \
+           "(choose with --key NAME or key=NAME)"
+
+
+def _sets(content: Mapping[Any, Any], beginning: str = "") -> dict[str, State]:
+    """The dicts of tensors in a container, by the entries that lead to them."""
+    sets: dict[str, State] = {}
+    for name, value in content.items():
+        if isinstance(name, str) and isinstance(value, Mapping) and not _is_optimiser(name, value):
+            sets |= {beginning + name: dict(value)} if _is_state(value) else _sets(value, f"{beginning}{name}.")
+    return sets
+
+
+def _named_set(path: Path, sets: Mapping[str, State], key: str) -> Weights:
+    """The set of this name, or the only one within it, or within one of them what stands behind this beginning of names."""
+    inside = [name for name in sets if name == key or name.startswith(f"{key}.")]
+    if inside and (chosen := key if key in inside else plain(inside)) is not None:
+        return Weights(sets[chosen], chosen)
+    for name, state in sets.items():
+        beginning = key.removeprefix(f"{name}.") + "."
+        if behind := strip(state, beginning):
+            return Weights(behind, key)
+    names = sorted(set(sets) - {""}) or sorted({name.partition(".")[0] for name in sets[""]})
+    raise FldiagError(f"checkpoint {path} holds no set of weights {key!r}", nearest(key, inside or names), usage=True)
+
+
+def _is_optimiser(name: str, content: Any) -> bool:
+    return "optim" in name.lower() or (isinstance(content, Mapping) and "param_groups" in content)
+
+
+def _size(content: Any) -> int:
+    """How many numbers are in a container."""
+    if isinstance(content, Tensor):
+        return content.numel()
+    inner = content.values() if isinstance(content, Mapping) else content if isinstance(content, (list, tuple)) else ()
+    return sum(_size(value) for value in inner)
 
 
 def _is_state(content: Any) -> bool:
@@ -53,27 +129,38 @@ def _describe(content: Any) -> str:
     return odd or "its names are not text"
 
 
-def prefix_of(names: Mapping[str, Any], module: nn.Module) -> str:
-    """What stands before the module's own names in ``names`` ("module." of DataParallel, "model." of Lightning,
-    "_orig_mod." of torch.compile, ...), "" when they fit as they are or not at all.
-
-    Raises FldiagError when they fit behind several prefixes.
-    """
-    needed = _needed(module)
-    if not needed or needed <= names.keys():
-        return ""
+def prefixes(names: Iterable[str], module: nn.Module) -> list[str]:
+    """What stands before the module's own names in ``names``: "module." of DataParallel, "model." of Lightning, "_orig_mod." of
+    torch.compile, "" where they fit as they are. Several where there are several sets of weights; none where none fits."""
+    needed, known = _needed(module), set(names)
+    if not needed:
+        return [""]
     first = min(needed)
-    found = sorted({k[: -len(first)] for k in names if k.endswith("." + first)})
-    fits = [p for p in found if all(p + n in names for n in needed)]
-    if len(fits) > 1:
+    candidates = {name.removesuffix(first) for name in known if name == first or name.endswith("." + first)}
+    return sorted(p for p in candidates if all(p + n in known for n in needed))
+
+
+def without_prefix(state: State, module: nn.Module) -> tuple[State, str, list[str]]:
+    """The plain weights under the module's own names, the prefix that they had, and those of other sets of weights.
+
+    Raises FldiagError when names fit behind several prefixes, and it is not clear which of them is the plain one.
+    """
+    fits = prefixes(state, module)
+    prefix = plain([p.removesuffix(".") for p in fits]) if fits else ""
+    if prefix is None:
         raise FldiagError(f"the names fit the model behind each of {', '.join(map(repr, fits))}",
-                          "save the one model that is meant: torch.save(model.state_dict(), path)")
-    return fits[0] if fits else ""
+                          _choose(fits[-1].removesuffix(".")))
+    prefix += "." * bool(prefix)
+    others = [p for p in fits if p != prefix]
+    if not prefix:
+        own = {name for p in others for name in state if name.startswith(p)} - module.state_dict().keys()
+        return ({k: v for k, v in state.items() if k not in own} if own else state), "", others
+    return strip(state, prefix), prefix, others
 
 
 def strip(state: State, prefix: str) -> State:
     """The tensors behind the prefix, without it; those elsewhere are left out."""
-    return {k[len(prefix):]: v for k, v in state.items() if k.startswith(prefix)} if prefix else state
+    return {k[len(prefix):]: v for k, v in state.items() if k.startswith(prefix)}
 
 
 def with_first_names(state: State, module: nn.Module) -> State:
@@ -92,8 +179,7 @@ def fit(state: State, module: nn.Module) -> tuple[State, str]:
 
     Raises FldiagError naming the first tensor that has another shape, is missing or is unexpected.
     """
-    prefix = prefix_of(state, module)
-    state = strip(state, prefix)
+    state, prefix, _ = without_prefix(state, module)
     shapes = {n: t.shape for n, t in [*module.named_parameters(), *module.named_buffers()]}
     known = shapes.keys() | module.state_dict().keys()  # also the second names of tied tensors
     said = [f"{n} is {list(state[n].shape)} there and {list(s)} in the model" for n, s in shapes.items()

@@ -45,6 +45,8 @@ class Checkpoint:
         model: a module, a registered name or ``pkg.mod:factory``, instead of what the manifest names.
         data: (x, y), a slice, a data set's name, ``npz:PATH`` or ``pkg.mod:loader``, instead of what the manifest names.
         allow_code: user code that may be imported although only the manifest names it.
+        key: which of the file's sets of weights ``state`` is, where it holds several or one was named.
+        others: the sets of weights that were passed over.
 
     Raises:
         FldiagError: from what reads a file: it is damaged, foreign or unsafe.
@@ -59,6 +61,8 @@ class Checkpoint:
     model: Any = None  # what the user gave: a module, a name or pkg.mod:factory
     data: Any = None
     allow_code: frozenset[str] = frozenset()
+    key: str = ""
+    others: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         size = sum(t.numel() for t in self.state.values())
@@ -89,7 +93,8 @@ class Checkpoint:
     def label(self) -> str:
         """Short name for tables and captions."""
         if not self.manifest:
-            return self.path.absolute().parent.name if (self.path.parent / "config.json").is_file() else self.path.stem
+            name = self.path.absolute().parent.name if (self.path.parent / "config.json").is_file() else self.path.stem
+            return f"{name} {self.key}".strip()
         return f"{self.manifest['method']['name']} round {self.round}"
 
     @cached_property
@@ -113,10 +118,11 @@ def content(manifest: dict[str, Any], state: dict[str, Tensor], **tensors: Any) 
             **{k: v for k, v in tensors.items() if v is not None}}
 
 
-def read(path: str | Path) -> Checkpoint:
-    """A checkpoint file of fldiag, or any state_dict (of tensors), also inside a training program's own container.
+def read(path: str | Path, key: str | None = None) -> Checkpoint:
+    """A checkpoint file of fldiag, or any state_dict (of tensors), also inside a training program's own container; ``key``: of
+    several sets of weights this one.
 
-    Raises FldiagError when the content is neither, or was written by a later schema.
+    Raises FldiagError when the content is neither, was written by a later schema, or has no such set of weights.
     """
     from fldiag.checkpoint import foreign
     from fldiag.checkpoint.tensor_files import check_kinds, read_tensors
@@ -124,6 +130,9 @@ def read(path: str | Path) -> Checkpoint:
     path = Path(path)
     content = read_tensors(path)
     if isinstance(content, dict) and isinstance(content.get("manifest"), str):
+        if key is not None:
+            raise FldiagError(f"key = {key!r}, and {path} is a checkpoint of fldiag, which holds one global model",
+                              "leave it out (--client chooses a client's weights)", usage=True)
         try:
             manifest = json.loads(content["manifest"])
             version = int(manifest["schema"])
@@ -143,12 +152,12 @@ def read(path: str | Path) -> Checkpoint:
                               "restore the original file; to diagnose this one as it is, copy it out of the run folder")
         return checkpoint
     try:
-        state = foreign.unwrap(path, content)[0]
+        weights = foreign.unwrap(path, content, key)
     except RecursionError:
         raise FldiagError(f"checkpoint {path} holds a container that holds itself",
                           "save only the state_dict: torch.save(model.state_dict(), path)") from None
-    check_kinds(path, state)
-    return Checkpoint(path, state)
+    check_kinds(path, weights.state)
+    return Checkpoint(path, weights.state, key=weights.key if weights.others or key is not None else "", others=weights.others)
 
 
 def _check(c: Checkpoint) -> None:

@@ -22,7 +22,7 @@ def ask(console: Console, name: str, paths: Sequence[Path], options: Mapping[str
         strict: bool = False, allow_code: Sequence[str] = ()) -> None:
     """Exit code 3 where a check failed, which ``strict`` takes strictly. Raises FldiagError for whatever cannot be asked or
     answered."""
-    given = {k: options[k] for k in ("model", "data") if k in options}
+    given = {k: options[k] for k in ("model", "data", "key") if k in options}
     of_runs = registry.diagnostic.get(name).on in ("run", "runs")
     targets = [_opened(p, given, of_runs).allow(allow_code) for p in paths]
     found = answer(name, targets, options, out=out, bar=console.progress, tell=console.note)

@@ -32,6 +32,8 @@ def convert(source: Annotated[Path, typer.Argument(metavar="IN", help="A .pt or 
             data: Data = None, method: Annotated[str, typer.Option(help="Name of the method in tables.")] = "foreign",
             seed: Annotated[int, typer.Option(help="Seed that the training used; only shown in tables.")] = 0,
             evaluate: Annotated[bool, typer.Option(help="Test the global model of every round if data are given.")] = True,
+            key: Annotated[str | None, typer.Option(help="Set of weights to read of files that hold several, such as model_ema "
+                                                         "(default: the plain one).")] = None,
             root: Root = None, download: Download = False, json: Json = False, debug: Debug = False) -> None:
     """Convert .pt to .safetensors or back (with the manifest), or turn a folder of client checkpoints into a run.
 
@@ -43,7 +45,7 @@ def convert(source: Annotated[Path, typer.Argument(metavar="IN", help="A .pt or 
 
         verb.convert(Console(json), source, target, pattern=pattern, global_pattern=global_pattern, global_is=global_is,
                      initial=initial, partition=partition, model=model, data=data, root=root, download=download, method=method,
-                     seed=seed, evaluate=evaluate)
+                     seed=seed, evaluate=evaluate, key=key)
 
 
 @app.command()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from fldiag.checkpoint.run import Run
 from fldiag.choices import FEWEST
@@ -124,13 +125,12 @@ class Reader:
                     if target.data is None:
                         raise
                     made = problem(target, **where)
-            losses = made.losses()
-            if losses is None:
+            scores, targets = made.scores(), list(made.targets())
+            if scores.each is None:
                 raise FldiagError("the loss cannot be taken example by example", "give data with one label an example")
-            outputs, y = made.outputs()
-            classes = getattr(y, "ndim", 0) == 1 and not y.is_floating_point() and getattr(outputs, "ndim", 0) == 2
-            right = (outputs.argmax(1) == y).cpu().numpy() if classes else None
-            return Tested(right, losses.double().cpu().numpy(), y.cpu().numpy() if hasattr(y, "cpu") else np.empty(0))
+            one_each = scores.right is not None and scores.right.dtype == torch.bool  # not several targets an example
+            y = torch.cat(targets) if all(isinstance(t, torch.Tensor) for t in targets) else torch.empty(0)
+            return Tested(scores.right.cpu().numpy() if one_each else None, scores.each.cpu().numpy(), y.cpu().numpy())
 
         return self._once(("tested", id(member)), find)
 

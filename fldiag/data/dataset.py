@@ -31,7 +31,7 @@ class Dataset:
     batches only when a generator is given. ``repeat``: channels are repeated this often for the model, so
     that gray images fit a network for colour. ``side``: the model sees side x side pixels of larger stored
     images: the central square, or what a ``resizedcrop`` among the augmentations makes of the whole.
-    ``packed``: the rows of whole numbers are inputs of several tensors, laid out so.
+    ``packed``: the rows of whole numbers are inputs of several tensors, laid out so. ``remarks``: how the examples were read.
 
     Where ``made``, a ``Made`` stands for each of ``train_x`` and ``train_y``.
 
@@ -52,6 +52,7 @@ class Dataset:
     words: Words | None = None
     texts: tuple[Text, ...] = field(default=(), repr=False)
     packed: Packed | None = None
+    remarks: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):

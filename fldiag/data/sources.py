@@ -91,8 +91,8 @@ def remarks(dataset: Dataset) -> list[str]:
     """What a user should know of a data set that no registered name stands for: how a model sees it."""
     known = dataset.name.partition("@")[0] in registry.dataset
     if known or dataset.tokens:
-        return []
-    return [f"inputs of {dataset.name}: {dataset.scaling} (data.normalise, --normalise)"]
+        return [*dataset.remarks]
+    return [f"inputs of {dataset.name}: {dataset.scaling} (data.normalise, --normalise)", *dataset.remarks]
 
 
 def _load(name: str, root: str | os.PathLike[str] | None, download: bool, variant: str | None,

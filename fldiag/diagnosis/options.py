@@ -41,6 +41,8 @@ SHARED = (
     Shared("model", "str", None, "Model of a plain state_dict: NAME or pkg.mod:factory.", any=True),
     Shared("data", "str", None, "Data: NAME, npz:PATH, csv:PATH or pkg.mod:loader (a function that returns a data set's four "
                                 "arrays, or (x, y), a dict, a Dataset or a DataLoader).", any=True),
+    Shared("key", "str", None, "Set of weights to use of a file that holds several, such as model_ema (default: the plain one).",
+           WEIGHTS),
     Shared("normalise", "str", None, "How data given with --data are normalised: none (as stored), unit (pixels / 255), "
                                      "standard (subtract the mean, divide by the standard deviation of the training split), or "
                                      "with these given: MEAN/DEVIATION such as 0.1307/0.3081 or "
@@ -50,7 +52,9 @@ SHARED = (
                                 "pkg.mod:function of (outputs, y). Default: chosen by the type of the labels; own if batches "
                                 "are dicts.",
            WEIGHTS, any=True),
-    Shared("reduction", "str", None, "What the given loss returns for a batch: mean or sum (default: mean).", WEIGHTS),
+    Shared("reduction", "str", None, "What the given loss returns for a batch: mean (the default), sum, or batch where it "
+                                     "couples the examples (contrastive, Dice, RMSE): the whole slice is then one batch.",
+           WEIGHTS),
     Shared("trainable", "bool", False, "Treat only parameters with requires_grad as weights; frozen parameters "
                                        "are constants.", WEIGHTS),
     Shared("differences", "bool", False, "Compute Hessian-vector products by finite differences of the gradient, for models "

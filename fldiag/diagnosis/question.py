@@ -74,7 +74,7 @@ def question(name: str, targets: Sequence[Target], options: Mapping[str, Any]) -
 
 
 def _of_weights(entry: Diagnostic, targets: Sequence[Target], where: dict[str, Any], own: dict[str, Any]) -> Question:
-    given = {k: where.pop(k) for k in ("model", "data") if where.get(k) is not None}
+    given = {k: where.pop(k) for k in ("model", "data", "key") if where.get(k) is not None}
     opened: list[Run | Checkpoint | Problem] = []
     for t in targets:
         if isinstance(t, History):
@@ -119,8 +119,9 @@ def _file(target: Checkpoint | Problem, problem: Problem, named: Sequence[Checkp
     given = {k: v for k, v in (("model", target.model), ("data", target.data)) if v is not None}
     more = {"digest": problem.digest(), "remarks": list(problem.remarks),
             **{k: v for k, v in given.items() if isinstance(v, str)}} if given else {}
-    return {"file": target.path.name, "sha256": target.sha256, "run": target.manifest.get("run"), "slice": problem.slice_name,
-            "n": problem.n, "inputs": problem.inputs, **more}
+    key = {"key": target.key} if target.key else {}
+    return {"file": target.path.name, "sha256": target.sha256, **key, "run": target.manifest.get("run"),
+            "slice": problem.slice_name, "n": problem.n, "inputs": problem.inputs, **more}
 
 
 def _of_run(entry: Diagnostic, targets: Sequence[Target], where: dict[str, Any], own: dict[str, Any]) -> Question:

@@ -35,13 +35,15 @@ Target = Run | Checkpoint | Problem | History
 OPEN = (Problem, History)
 
 
-def load(path: str | Path, *, model: Any = None, data: Any = None, allow_code: str | Iterable[str] = ()) -> Run | Checkpoint:
+def load(path: str | Path, *, model: Any = None, data: Any = None, key: str | None = None,
+         allow_code: str | Iterable[str] = ()) -> Run | Checkpoint:
     """A run folder as Run; a ``.pt`` or ``.safetensors`` file, or a model's folder of transformers, as Checkpoint.
 
     Args:
         path: a run folder, its run.json, a checkpoint file, or what ``save_pretrained`` wrote (config.json and safetensors).
         model: for a plain state_dict: a module, a registered name or ``pkg.mod:factory``; overrides what a checkpoint says.
         data: what ``Problem`` takes, a data set's name, ``npz:PATH`` or ``pkg.mod:loader``.
+        key: which set of weights to read of a file that holds several (``model``, ``model_ema``); by default the plain one.
         allow_code: user code (``pkg.mod:name``, one or several) that may be imported although only the file names it.
 
     Returns:
@@ -54,15 +56,20 @@ def load(path: str | Path, *, model: Any = None, data: Any = None, allow_code: s
         raise FldiagError(f"a {type(path).__name__} is not a path", "give a run folder or a checkpoint file", usage=True)
     path = Path(path)
     if pretrained.is_folder(path):
-        return given(pretrained.read(path), model, data).allow(allow_code)
+        return given(pretrained.read(path), model, data, key).allow(allow_code)
     if os.path.isdir(path) or path.name == "run.json":
-        return given(Run.open(path), model, data).allow(allow_code)
+        return given(Run.open(path), model, data, key).allow(allow_code)
     verify(path)
-    return given(schema.read(path), model, data).allow(allow_code)
+    return replace(schema.read(path, key), model=model, data=data).allow(allow_code)
 
 
-def given(target: Run | Checkpoint, model: Any = None, data: Any = None) -> Run | Checkpoint:
-    """The target with another model, other data, or both."""
+def given(target: Run | Checkpoint, model: Any = None, data: Any = None, key: str | None = None) -> Run | Checkpoint:
+    """The target with another model, other data, or another of its file's sets of weights."""
+    if key is not None and isinstance(target, Run):
+        raise FldiagError(f"key = {key!r} chooses among the sets of weights of a file, and {target.path} is a run",
+                          "leave it out", usage=True)
+    if key is not None and isinstance(target, Checkpoint) and key != target.key:
+        target = replace(schema.read(target.path, key), model=target.model, data=target.data)
     model, data = target.model if model is None else model, target.data if data is None else data
     if isinstance(target, Run):
         target = copy(target)

@@ -21,7 +21,7 @@ Moment = Literal["aggregated", "received"]
 def convert(source: str | Path, out: str | Path, *, pattern: str | None = None, global_pattern: str | None = None,
             global_is: Moment = "aggregated", initial: str | Path | None = None, partition: str | Path | None = None,
             model: str | None = None, data: str | None = None, method: str = "foreign", seed: int = 0, evaluate: bool = True,
-            root: str | None = None, download: bool = False, on_event: Event | None = None) -> Run | Path:
+            key: str | None = None, root: str | None = None, download: bool = False, on_event: Event | None = None) -> Run | Path:
     """A checkpoint file in the other format, or another program's folder of clients' files as a run.
 
     Args:
@@ -38,6 +38,7 @@ def convert(source: str | Path, out: str | Path, *, pattern: str | None = None, 
         method: what tables call the method.
         seed: of that training, for the tables.
         evaluate: test the global model of every round, when data are given.
+        key: which set of weights to read of files that hold several; by default the plain one.
         root: folder that holds the data.
         download: fetch a missing public data set.
         on_event: gets a dict for every remark (``note``) and every round.
@@ -59,22 +60,20 @@ def convert(source: str | Path, out: str | Path, *, pattern: str | None = None, 
         return folder_to_run(source, out, told, clients=pattern, globals_=global_pattern, moment=global_is,
                              initial=None if initial is None else Path(initial),
                              partition=None if partition is None else Path(partition), model=model, data=data, data_root=root,
-                             download=download, method=method, seed=seed, scores=evaluate)
+                             download=download, method=method, seed=seed, scores=evaluate, key=key)
     given = [name for name, value in (("pattern", pattern), ("global-pattern", global_pattern), ("partition", partition),
                                       ("initial", initial), ("model", model), ("data", data)) if value is not None]
     if given and os.path.isfile(source):
         raise FldiagError(f"--{given[0]} is for a folder, and {source} is a file", "leave it out, or give the folder", usage=True)
-    left = convert_file(source, out)
-    if left:
-        more = " ..." if len(left) > 8 else ""
-        told({"event": "note", "text": f"left out, because they are not weights: {', '.join(left[:8])}{more}"})
+    for text in convert_file(source, out, key):
+        told({"event": "note", "text": text})
     return out
 
 
-def convert_file(source: Path, out: Path) -> list[str]:
+def convert_file(source: Path, out: Path, key: str | None = None) -> list[str]:
     """``.pt`` as ``.safetensors`` or back: a checkpoint of fldiag with all it holds, else the state_dict, tensor by tensor.
 
-    Returns the entries of a training program's container that are no weights and were left out. Raises FldiagError
+    Returns what is to be said of the entries of a training program's container that were left out. Raises FldiagError
     when the names do not say two formats, ``out`` is there already, or ``source`` cannot be read.
     """
     kinds = [".safetensors" if p.suffix == ".safetensors" else ".pt" if p.suffix in folder.SUFFIXES else None
@@ -85,17 +84,23 @@ def convert_file(source: Path, out: Path) -> list[str]:
     if os.path.exists(out):
         raise FldiagError(f"{out} is already there", "choose another name, or remove it first", usage=True)
     verify(source)
-    content, left = read_tensors(source), list[str]()
+    content, notes = read_tensors(source), list[str]()
     if isinstance(content, dict) and isinstance(content.get("manifest"), str):
-        schema.read(source)  # refuses what no reader would take
+        schema.read(source, key)  # refuses what no reader would take
     else:
-        content, left = foreign.unwrap(source, content)
+        weights = foreign.unwrap(source, content, key)
+        content = weights.state
+        if weights.others:
+            notes.append(f"{source.name}: {foreign.several(weights.key, weights.others)}")
+        if weights.left:
+            more = " ..." if len(weights.left) > 8 else ""
+            notes.append(f"left out, because they are not weights: {', '.join(weights.left[:8])}{more}")
     if kinds[1] == ".pt":
         files.write_atomic(out, lambda f: torch.save(content, f))
-        return left
+        return notes
     from safetensors.torch import save
 
     tensors, metadata = flat.flatten(content)
     written = save(tensors, metadata)
     files.write_atomic(out, lambda f: f.write(written))
-    return left
+    return notes

@@ -48,7 +48,7 @@ class _Globals:
 
 def folder_to_run(root: Path, out: Path, told: Event, *, clients: str | None, globals_: str | None, moment: str,
                   initial: Path | None, partition: Path | None, model: str | None, data: str | None, data_root: str | None,
-                  download: bool, method: str, seed: int, scores: bool) -> Run:
+                  download: bool, method: str, seed: int, scores: bool, key: str | None = None) -> Run:
     """Every round as it is read: what is missing or damaged is said and left out."""
     if (root / "run.json").is_file():
         raise FldiagError(f"{root} is a run of fldiag already", "give it to the other verbs as it is", usage=True)
@@ -82,11 +82,12 @@ def folder_to_run(root: Path, out: Path, told: Event, *, clients: str | None, gl
         after[start + shift - 1] = initial
     recipe = {"kind": "folder", "clients": clients, "globals": globals_, "global_is": moment, "model": model, "data": data,
               "partition": digest({str(k): v for k, v in parts.items()}) if parts is not None else None,
-              "initial": initial.name if initial else None, "method": method, "seed": seed, "scores": scores}
+              "initial": initial.name if initial else None, "method": method, "seed": seed, "scores": scores,
+              **({"key": key} if key else {})}
     with owner.hold(out):
         recording = Recording(out, module, origin=recipe, model=model, data=data, root=data_root, dataset=dataset, parts=parts,
                               method=method, seed=seed)
-        work = _Work(told, layout, module, recording, numbers, parts, shift)
+        work = _Work(told, layout, module, recording, numbers, parts, shift, key)
         if any(not name.isdigit() or int(name) != k for name, k in numbers.items()):
             recording.know(names={k: name for name, k in numbers.items()})
             work.say("clients are numbered " + ", ".join(f"{k} = {name}" for name, k in list(numbers.items())[:6])
@@ -132,10 +133,11 @@ class _Work:
     """The conversion at work: reads, says what is missing, writes."""
 
     def __init__(self, told: Event, layout: folder.Layout, module: nn.Module, recording: Recording,
-                 numbers: Mapping[str, int], parts: Mapping[int, Any] | None, shift: int):
+                 numbers: Mapping[str, int], parts: Mapping[int, Any] | None, shift: int, key: str | None = None):
         self.told, self.layout, self.module, self.recording = told, layout, module, recording
-        self.numbers, self.parts, self.shift = numbers, parts, shift
+        self.numbers, self.parts, self.shift, self.key = numbers, parts, shift, key
         self.prefixes: set[str] = set()
+        self.sets: set[tuple[str, ...]] = set()
         self.remedy = "copy them again"  # of the last file that could not be read
 
     def say(self, text: str, keep: bool = True) -> None:
@@ -184,7 +186,8 @@ class _Work:
         name = path.relative_to(self.layout.root) if path.is_relative_to(self.layout.root) else path
         try:
             verify(path)
-            state = schema.read(path).state
+            checkpoint = schema.read(path, self.key)
+            state = checkpoint.state
         except FldiagError as error:
             self.say(f"{whose}: {error.what}: left out")
             self.remedy = error.remedy
@@ -195,6 +198,9 @@ class _Work:
             raise FldiagError(f"{whose} ({name}) does not fit the model: {error.what}",
                               "a run has one architecture: give the --model of these files, or a --pattern that leaves others out"
                               ) from None
+        if checkpoint.others and (checkpoint.key, *checkpoint.others) not in self.sets:
+            self.sets.add((checkpoint.key, *checkpoint.others))
+            self.say(f"{name}: {foreign.several(checkpoint.key, checkpoint.others)}")
         if prefix and prefix not in self.prefixes:
             self.prefixes.add(prefix)
             self.say(f"the names fit the model without {prefix!r} before them ({name})", keep=False)

@@ -21,6 +21,7 @@ from fldiag.data.arrays import KEYS, UNTESTED
 from fldiag.data.packed import FORM
 from fldiag.errors import FldiagError, first_line
 from fldiag.problem.in_memory import dataset_of, one_each, pair
+from fldiag.problem.ingredients import forward_of
 from fldiag.problem.trees import count, join
 from fldiag.results.table import Row
 
@@ -28,21 +29,24 @@ from fldiag.results.table import Row
 KEPT = 256 * 2**20
 
 
-def examples_of(data: Any, test: Any = None) -> tuple[Dataset | None, dict[str, np.ndarray] | None]:
+def examples_of(data: Any, test: Any = None, model: Any = None) -> tuple[Dataset | None, dict[str, np.ndarray] | None]:
     """The data set, and what to keep of it (None: it is known by its name, too large, or of a kind that an npz does not hold).
 
     ``data``: a name, a ``Dataset`` of fldiag, or what ``dataset_of`` takes. None for none, and for targets of another kind (of
-    every token, say): such a run has weights, and its data are given with every question.
+    every token, say): such a run has weights, and its data are given with every question. ``model``: a module decides which of
+    several entries are inputs.
     """
     if data is None or isinstance(data, Dataset):
         return data, None
     if isinstance(data, str):
         return datasets.load(data), None
+    forward, remarks = forward_of(model), tuple[str, ...]()
     if not (isinstance(data, (tuple, list)) and len(data) == 4):
-        data = pair(data, "data")  # drawn once: a loader may shuffle
-        if not one_each(data[1]):
+        x, y, remarks = pair(data, "data", forward)  # drawn once: a loader may shuffle
+        if not one_each(y):
             return None, None
-    made = _two_classes(dataset_of(data, test))
+        data = x, y
+    made = _two_classes(replace(dataset_of(data, test, forward), remarks=remarks))
     parts = made.train_x, made.train_y, made.test_x, made.test_y
     if made.regression or sum(t.nbytes for t in parts) > KEPT:
         return made, None
@@ -64,12 +68,12 @@ def seen_as(keep: Mapping[str, np.ndarray] | None) -> str | None:
     return None if keep is None else "unit" if keep["train_images"].dtype == np.uint8 else "none"
 
 
-def read_clients(clients: Any) -> tuple[Any, dict[int, np.ndarray] | None]:
+def read_clients(clients: Any, model: Any = None) -> tuple[Any, dict[int, np.ndarray] | None]:
     """Examples of each client -> those of all, and whose is which; indices alone say nothing about the examples."""
     pairs = dict(clients.items() if isinstance(clients, Mapping) else enumerate(clients))
     if all(isinstance(v, (range, np.ndarray, list, tuple, Tensor)) and not _is_pair(v) for v in pairs.values()):
         return None, clients
-    held = {k: pair(v, f"the data of client {k}") for k, v in pairs.items()}
+    held = {k: pair(v, f"the data of client {k}", forward_of(model))[:2] for k, v in pairs.items()}
     parts, at = {}, 0
     for k, (_, y) in held.items():
         parts[int(k)] = np.arange(at, at + count(y))

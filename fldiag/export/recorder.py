@@ -95,8 +95,8 @@ class Recorder:
                  origin: Mapping[str, Any] | None = None, trainable: bool = False):
         path = Path(out)
         if data is None and clients is not None and not isinstance(clients, (str, Path)):
-            data, clients = read_clients(clients)
-        self.dataset, keep = examples_of(data, test)
+            data, clients = read_clients(clients, model)
+        self.dataset, keep = examples_of(data, test, model)
         if isinstance(model, str):
             shape = None if self.dataset is None else self.dataset.shape
             classes = 0 if self.dataset is None else self.dataset.classes
@@ -145,6 +145,8 @@ class Recorder:
         _OPEN[self._folder] = self
         if self.dataset is not None and not self.dataset.tested:
             self.note(UNTESTED)
+        for text in () if self.dataset is None else self.dataset.remarks:
+            self.note(text)
         if data is not None and self.dataset is None:
             self.note("not every example has one label: the run holds weights alone, and its data are given with a question")
         if there and lost is not None:

@@ -38,7 +38,7 @@ def inexact(problem: Problem) -> str | None:
 
 def _inexact(problem: Problem) -> str | None:
     if problem.batch_dependent:
-        return "outputs depend on the batch"
+        return "the loss depends on the batch" if problem.reduction == "batch" else "outputs depend on the batch"
     why = obstacle(problem.module)
     if why:
         return why

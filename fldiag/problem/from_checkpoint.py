@@ -22,7 +22,7 @@ from fldiag.models import pretrained
 from fldiag.params import Layout
 from fldiag.problem import inputs
 from fldiag.problem.in_memory import as_logits, dataset_of, reading
-from fldiag.problem.ingredients import Reduction, unwrapped
+from fldiag.problem.ingredients import Reduction, forward_of, unwrapped
 from fldiag.problem.problem import Problem
 from fldiag.sections import FILES, Normalise, Partition
 
@@ -46,10 +46,11 @@ def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | No
     checkpoint = target.checkpoint(round) if isinstance(target, Run) else target
     checkpoint = replace(checkpoint, data=_loaded(checkpoint.data))
     check_code(checkpoint)
-    examples = inputs.as_data(checkpoint.data) if _is_examples(checkpoint.data) else None
-    checkpoint = checkpoint if examples is None else replace(checkpoint, data=examples)
-    dataset = None if examples is not None else _dataset(checkpoint, root, download, normalise)
+    drawn = inputs.draw(checkpoint.data) if _is_examples(checkpoint.data) else None
+    checkpoint = checkpoint if drawn is None else replace(checkpoint, data=drawn)
+    dataset = None if drawn is not None else _dataset(checkpoint, root, download, normalise)
     module = _module(checkpoint, dataset)
+    examples = None if drawn is None else inputs.as_data(drawn, forward_of(module))
     state, told = _named(checkpoint, module)
     params, buffers = _weights(checkpoint, module, state, client)
     where: Any = examples
@@ -128,7 +129,7 @@ def _dataset(c: Checkpoint, root: str | None, download: bool, normalise: Normali
         raise FldiagError(f"normalise = {normalise!r} is for data that are given by name, and these are not",
                           "leave it out, or give the data: --data npz:PATH", usage=True)
     if given is not None:
-        return given if isinstance(given, Dataset) else dataset_of(given)
+        return given if isinstance(given, Dataset) else dataset_of(given, forward=forward_of(c.model))
     spec = c.config.get("data", {})
     if "name" not in spec:
         raise FldiagError(f"{c.path} does not say which data it belongs to",
@@ -190,7 +191,8 @@ def _built(c: Checkpoint, dataset: Dataset | None) -> nn.Module:
 def _shapes(c: Checkpoint) -> tuple[tuple[int, ...] | None, int]:
     if c.manifest:
         return tuple(c.manifest["shape"]), c.manifest["classes"]
-    x, y = c.data.batch(0, c.data.n)
+    examples = inputs.as_data(c.data)
+    x, y = examples.batch(0, examples.n)
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
         return None, 0
     return tuple(x.shape[1:]), int(y.shape[1]) if y.is_floating_point() else int(y.max()) + 1
@@ -201,10 +203,13 @@ def _named(c: Checkpoint, module: nn.Module) -> tuple[foreign.State, list[str]]:
     module = unwrapped(module)[0]
     if not c.manifest:
         c = replace(c, state=foreign.with_first_names(c.state, module))
-    prefix = "" if c.manifest else foreign.prefix_of(c.state, module)
-    if not prefix:
+    if c.manifest:
         return c.state, []
-    return foreign.strip(c.state, prefix), [f"{c.path.name}: the names fit the model without {prefix!r} before them"]
+    state, prefix, others = foreign.without_prefix(c.state, module)
+    told = [foreign.several(c.key, c.others)] if c.others else []
+    told += [foreign.several(prefix, others)] if others else []
+    told += [f"the names fit the model without {prefix!r} before them"] if prefix else []
+    return state, [f"{c.path.name}: {text}" for text in told]
 
 
 def _weights(c: Checkpoint, module: nn.Module, state: foreign.State, client: int | None) -> tuple[Any, Any]:

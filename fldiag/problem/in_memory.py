@@ -30,16 +30,18 @@ LABELS = ("labels", "label")
 _SHAPES = ("View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Select", "Slice", "Alias", "Clone", "ToCopy")
 
 
-def dataset_of(given: Any, test: Any = None) -> Dataset:
+def dataset_of(given: Any, test: Any = None, forward: inspect.Signature | None = None) -> Dataset:
     """A data set of ``(x, y)``, a dict with labels, a torch ``Dataset`` or a ``DataLoader``, or of ``(x, y, test_x, test_y)``;
     ``test`` likewise, and without it there are no test examples. Inputs that are no plain tensor are packed into rows.
+    ``forward``: of the model, see ``inputs.as_data``.
 
     Raises FldiagError where inputs and targets do not fit each other, or the targets are not one label, or one row of numbers,
     an example.
     """
     if isinstance(given, (tuple, list)) and len(given) == 4:
         given, test = tuple(given[:2]), tuple(given[2:])
-    pairs = [pair(given, "data"), *([] if test is None else [pair(test, "test")])]
+    drawn = [pair(given, "data", forward), *([] if test is None else [pair(test, "test", forward)])]
+    pairs, remarks = [(x, y) for x, y, _ in drawn], drawn[0][2]
     for _, y in pairs:
         if not one_each(y):
             raise FldiagError(f"the targets are {described(y)}, and this question needs one label, or one row of numbers, an "
@@ -52,16 +54,17 @@ def dataset_of(given: Any, test: Any = None) -> Dataset:
     x, y = pairs[0]
     test_x, test_y = pairs[1] if test is not None else (x[:0], y[:0])
     classes = y.shape[1] if y.is_floating_point() else 1 + int(torch.cat([y, test_y]).max())
-    return Dataset(NAME, x, y, test_x, test_y, classes=classes, packed=packed)
+    return Dataset(NAME, x, y, test_x, test_y, classes=classes, packed=packed, remarks=remarks)
 
 
-def pair(given: Any, what: str) -> tuple[Any, Any]:
-    """Inputs and targets; tensors on the CPU, with floats in single precision, and of a dict without its labels the rest."""
+def pair(given: Any, what: str, forward: inspect.Signature | None = None) -> tuple[Any, Any, tuple[str, ...]]:
+    """Inputs, targets and remarks; tensors on the CPU, with floats in single precision, and of a dict without its labels the
+    rest."""
     if isinstance(given, (tuple, list)) and len(given) == 2 and isinstance(given[1], list) and \
             all(isinstance(label, (int, float, np.number)) for label in given[1]):
         given = given[0], np.asarray(given[1])
     try:
-        drawn = as_data(given)
+        drawn = as_data(given, forward)
     except FldiagError as error:
         raise FldiagError(f"{what}: {error.what}", error.remedy, usage=True) from None
     x, y = drawn.batch(0, drawn.n)
@@ -74,7 +77,7 @@ def pair(given: Any, what: str) -> tuple[Any, Any]:
         x = (x.float() if x.is_floating_point() else x if x.dtype == torch.uint8 else x.long()).cpu()
     if isinstance(y, Tensor):
         y = ((y[:, None] if y.ndim == 1 else y).float() if y.is_floating_point() else y.long()).cpu()
-    return x, y
+    return x, y, getattr(drawn, "remarks", ())
 
 
 def one_each(y: Any) -> bool:

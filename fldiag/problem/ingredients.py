@@ -62,13 +62,19 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, list[str]]:
         model = inner
 
 
+def forward_of(model: Any) -> inspect.Signature | None:
+    """The arguments of a module's forward; None for what is no module."""
+    return inspect.signature(unwrapped(model)[0].forward) if isinstance(model, nn.Module) else None
+
+
 def spread(n: int, count: int = 32) -> list[range]:
     """Up to ``count`` examples in four runs spread over n (a slice is often sorted by class)."""
     return [range(i * n // 4, i * n // 4 + count // 4) for i in range(4)] if n > count else [range(n)]
 
 
-#: What a loss returns for a batch: its mean over the examples, or its sum.
-Reduction = Literal["mean", "sum"]
+#: What a loss returns for a batch: its mean over the examples, its sum, or one number that couples them (the whole slice is then
+#: one batch).
+Reduction = Literal["mean", "sum", "batch"]
 Criterion = Callable[[Any, Any], Tensor]
 
 
@@ -92,7 +98,8 @@ class Ingredients:
             raise FldiagError(f"loss is a {type(loss).__name__}",
                               "give a function of (outputs, y)", usage=True)
         if reduction not in get_args(Reduction):
-            raise FldiagError(f"reduction = {reduction!r}", "say what the loss returns for a batch: 'mean' or 'sum'", usage=True)
+            raise FldiagError(f"reduction = {reduction!r}", "say what the loss returns for a batch: 'mean', 'sum' or 'batch' (it "
+                              "couples the examples)", usage=True)
         if dtype not in (torch.float32, torch.float64):
             raise FldiagError(f"dtype = {dtype} is too coarse for curvature",
                               "use torch.float32 or torch.float64", usage=True)
@@ -112,11 +119,13 @@ class Ingredients:
         self.name, self.dtype, self.memory, self.labels = name, dtype, int(memory), dict(labels or {})
         self.device = torch.device(device_of(device, dtype)) if device is not None else next(model.parameters()).device
         with self.guarded():  # a loader may shuffle
-            self._data = inputs.as_data(data)
+            self._data = inputs.as_data(data, forward_of(model))
+        self.remarks += self.taken
         self.n, self.slice_name = int(self._data.n), str(self._data.name)
-        if isinstance(params, Mapping) and (prefix := foreign.prefix_of(params, model)):
-            params = foreign.strip(dict(params), prefix)
-            self.remarks.append(f"the names of the weights fit the model without {prefix!r} before them")
+        if isinstance(params, Mapping):
+            params, prefix, others = foreign.without_prefix(dict(params), model)
+            self.remarks += [f"params: {foreign.several(prefix, others)}"] if others else []
+            self.remarks += [f"the names of the weights fit the model without {prefix!r} before them"] if prefix else []
         self._take(model, params, buffers)
         with self.guarded():
             try:
@@ -167,7 +176,7 @@ class Ingredients:
             data = [digest(*self.read(i, min(i + 1024, self.n))) for i in range(0, self.n, 1024)]
         return digest(names, list(self.layout.names), self.w, self.buffers, data, str(self.dtype),
                       *([self.frozen] if self.frozen else []), *(["differences"] if self.differences else []),
-                      *(["sum"] if self.reduction == "sum" else []))
+                      *([self.reduction] if self.reduction != "mean" else []))
 
     @property
     def in_memory(self) -> bool:
@@ -178,6 +187,11 @@ class Ingredients:
     def inputs(self) -> str:
         """What was done to the inputs before the model sees them, in words."""
         return str(getattr(self._data, "inputs", "as passed"))
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """As what the entries of the data are taken, in words, where there is a choice."""
+        return getattr(self._data, "remarks", ())
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:

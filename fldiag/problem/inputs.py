@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from fldiag.errors import FldiagError, first_line
+from fldiag.errors import FldiagError, counted, first_line
 from fldiag.params import Layout, flatten
-from fldiag.problem.trees import Tree, count, cut, join, named
+from fldiag.problem.trees import Tree, count, cut, described, join, named
 
 
 class Data(Protocol):
@@ -26,10 +28,10 @@ class Data(Protocol):
 
 
 class TensorData:
-    """Inputs and targets held in memory, seen as a slice."""
+    """Inputs and targets held in memory, seen as a slice; ``remarks``: how entries of the source were taken."""
 
-    def __init__(self, x: Tree, y: Tree, name: str = "data"):
-        self.x, self.y, self.n, self.name = x, y, count(x), name
+    def __init__(self, x: Tree, y: Tree, name: str = "data", remarks: tuple[str, ...] = ()):
+        self.x, self.y, self.n, self.name, self.remarks = x, y, count(x), name, remarks
         kinds = list(dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in named(x).values()))
         self.inputs = f"as passed ({', '.join(kinds)})"
 
@@ -38,38 +40,168 @@ class TensorData:
         return x, x if self.y is self.x else cut(self.y, slice(start, stop))
 
 
-def as_data(data: Any) -> Data:
-    """A slice as it is; a pair (x, y), a dict, a ``Dataset`` or a ``DataLoader`` as a slice.
+@dataclass(frozen=True)
+class Entries:
+    """What a source yields, as it is: the entries of every batch (one, where a batch is a dict)."""
 
-    A dict is both inputs and targets: the model gets the entries that its forward names, the loss all of them. Raises
-    FldiagError for anything else, and for parts of unequal length.
+    batches: list[tuple[Any, ...]]
+    source: str
+    remarks: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.batches[0])
+
+
+def as_data(data: Any, forward: inspect.Signature | None = None) -> Data:
+    """A slice as it is; a pair (x, y), a dict, a list of batches, a ``Dataset`` or a ``DataLoader`` as a slice.
+
+    A dict is both inputs and targets: the model gets the entries that its forward names, the loss all of them. Of three or more
+    entries the required arguments of ``forward`` are the inputs, and the next one is the target.
+
+    Raises FldiagError for anything else, for parts of unequal length, and where it is not clear which entry is the target.
     """
+    drawn = draw(data)
+    return split(drawn, forward) if isinstance(drawn, Entries) else drawn
+
+
+def draw(data: Any) -> Data | Entries:
+    """A slice as it is, and of anything else its entries; a loader or a data set is read once."""
+    if isinstance(data, Entries):
+        return data
     if all(hasattr(data, a) for a in ("n", "name", "batch")):
         if data.n < 1:
             raise FldiagError(f"the slice {data.name!r} is empty", "choose a slice with at least one example")
         return data
     plain = isinstance(data, (Mapping, tuple, list, str, Tensor, np.ndarray))
     if isinstance(data, (DataLoader, Dataset)) or (not plain and hasattr(data, "__getitem__") and hasattr(data, "__len__")):
-        x, y = _drawn(data)
-    elif isinstance(data, Mapping):
-        x, y = data, data
-    elif isinstance(data, (tuple, list)) and len(data) == 2:
-        x, y = data
-    else:
-        raise FldiagError(f"data is a {type(data).__name__}",
-                          "give a pair (x, y) of tensors, a dict of tensors, a Dataset, a DataLoader, or a slice with n, name "
-                          "and batch(start, stop)", usage=True)
-    held = _tensors(x, "x")
-    target = held if y is x else _tensors(y, "y")
-    lengths = {f"{what}{'.' if n and n[0] != '[' else ''}{n}": len(t)
-               for what, part in (("x", held), *((("y", target),) if y is not x else ())) for n, t in named(part).items()}
-    (first, n), *others = lengths.items()
-    for name, length in others:
-        if length != n:
-            raise FldiagError(f"{first} has {n} examples and {name} has {length}", "give each example a target", usage=True)
+        return _drawn(data)
+    if isinstance(data, Mapping):
+        return Entries([(data,)], "the data")
+    if _is_list_of_examples(data):
+        return _drawn(data)
+    if _is_list_of_batches(data):
+        batches = [_entries(batch, i) for i, batch in enumerate(data)]
+        return Entries(batches, f"the {type(data).__name__}", (f"the data are a {type(data).__name__} of {len(data)} batches",))
+    if isinstance(data, (tuple, list)) and len(data) > 1:
+        return Entries([tuple(data)], f"the {type(data).__name__}")
+    raise FldiagError(f"data is a {type(data).__name__}",
+                      "give a pair (x, y) of tensors, a dict of tensors, a list of such batches, a Dataset, a DataLoader, or a "
+                      "slice with n, name and batch(start, stop)", usage=True)
+
+
+def split(entries: Entries, forward: inspect.Signature | None) -> TensorData:
+    """Inputs and targets of what was drawn, for a model with this ``forward`` (None: it takes one input)."""
+    inputs, remarks = len(entries) - 1, entries.remarks
+    if len(entries) > 2:
+        inputs, remark = _input_count(entries, forward)
+        remarks = (*remarks, remark)
+    several = len(entries.batches) > 1
+    pairs = []
+    for i, batch in enumerate(entries.batches):
+        of = f" of batch {i + 1}" if several else ""
+        if inputs == 0:
+            x = y = _tensors(batch[0], f"batch {i + 1}" if several else "x")
+        else:
+            x = _tensors(batch[0] if inputs == 1 else batch[:inputs], f"x{of}")
+            y = x if batch[inputs] is batch[0] else _tensors(batch[inputs], f"y{of}")
+        pairs.append((x, y))
+        _check_rows(*pairs[-1], f" in batch {i + 1}" if several else "")
+    if not several:
+        return TensorData(*pairs[0], remarks=remarks)
+    _check_batches(pairs, entries.source)
+    x = join([x for x, _ in pairs])
+    return TensorData(x, x if pairs[0][0] is pairs[0][1] else join([y for _, y in pairs]), remarks=remarks)
+
+
+def _input_count(entries: Entries, forward: inspect.Signature | None) -> tuple[int, str]:
+    """How many of three or more entries are inputs, and which entry is what, in words.
+
+    Raises FldiagError where the required arguments of forward do not decide it.
+    """
+    size = len(entries)
+    parameters = [] if forward is None else list(forward.parameters.values())
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    least = max(1, sum(p.default is p.empty for p in positional))
+    most = size - 1 if any(p.kind is p.VAR_POSITIONAL for p in parameters) else min(size - 1, max(1, len(positional)))
+    inside = ", ".join(f"entry {i + 1}: {_spelled(part)}" for i, part in enumerate(entries.batches[0]))
+    what = f"{entries.source} has {size} entries ({inside}), and the model takes {forward or 'one input'}"
+    if least >= size:
+        raise FldiagError(f"{what}: there is no target", "yield a target after the inputs, or a dict that holds both", usage=True)
+    if least < most:
+        raise FldiagError(f"{what}: it is not clear which entry is the target",
+                          "give pairs (inputs, target), with several inputs in a tuple; of a loader a list of them: "
+                          "[((a, b), y) for a, b, y in loader] or [(x, y) for x, y, _ in loader]", usage=True)
+    names = [f"entry {i + 1}" for i in range(size)]
+    unused = names[least + 1:]
+    return least, f"of {size} entries, {_listed(names[:least])} {'is the input' if least == 1 else 'are the inputs'} and " \
+                  f"{names[least]} is the target" + (f"; {_listed(unused)} {'is' if len(unused) == 1 else 'are'} not used"
+                                                     if unused else "")
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def _spelled(part: Any) -> str:
+    """Type and shape of an entry."""
+    if isinstance(part, (Tensor, np.ndarray)):
+        return f"{str(part.dtype).removeprefix('torch.')} {list(part.shape)}"
+    return described(part)
+
+
+def _is_list_of_batches(data: Any) -> bool:
+    """Whether these are batches, and not inputs and targets: all of one form. Two in a tuple are inputs and targets."""
+    if not isinstance(data, (tuple, list)) or not data or (isinstance(data, tuple) and len(data) < 3):
+        return False
+    forms = [_form(batch) if isinstance(batch, (Mapping, tuple, list)) else None for batch in data]
+    return forms[0] is not None and all(form == forms[0] for form in forms)
+
+
+def _is_list_of_examples(data: Any) -> bool:
+    """Whether a list holds what a ``Dataset`` yields one by one: tensors, and numbers without an axis."""
+    return isinstance(data, list) and bool(data) and all(
+        isinstance(example, (Mapping, tuple, list)) and _has_examples(named(example).values()) for example in data)
+
+
+def _has_examples(leaves: Collection[Any]) -> bool:
+    axes = [leaf.ndim for leaf in leaves if isinstance(leaf, (Tensor, np.ndarray))]
+    return bool(axes) and (0 in axes or any(isinstance(leaf, (int, float, np.number)) for leaf in leaves))
+
+
+def _form(batch: Any) -> Any:
+    """What batches of one source have in common: the places of tensors, their axes and types."""
+    return [(place, leaf.ndim, str(leaf.dtype)) if isinstance(leaf, (Tensor, np.ndarray)) else (place, type(leaf))
+            for place, leaf in named(batch).items()]
+
+
+def _check_rows(x: Tree, y: Tree, where: str) -> None:
+    """Raises FldiagError where inputs and targets do not have one row an example."""
+    rows = {f"{what}{'.' if place and place[0] != '[' else ''}{place}": leaf
+            for what, part in (("x", x), *((("y", y),) if y is not x else ())) for place, leaf in named(part).items()}
+    (first, leaf), *others = rows.items()
+    n = len(leaf)
+    for name, other in others:
+        if len(other) != n:
+            graph = any(t.ndim == 2 and 2 in t.shape and not t.is_floating_point() for t in rows.values())
+            raise FldiagError(
+                f"{name} has {counted(len(other), 'row')} and {first} has {n}{where}: every entry needs one row an example",
+                "a graph with its edges is one example: give ((nodes[None], edges[None]), targets[None]) and a model that goes "
+                "over its examples: torch.stack([net(*graph) for graph in zip(nodes, edges)])" if graph else
+                "give every example its inputs and its target", usage=True)
     if n == 0:
         raise FldiagError("the data are empty", "give at least one example", usage=True)
-    return TensorData(held, target)
+
+
+def _check_batches(pairs: list[tuple[Tree, Tree]], source: str) -> None:
+    """Raises FldiagError for batches that do not fit each other."""
+    shapes = [{f"{what} {place}": list(leaf.shape[1:]) for what, part in zip("xy", pair, strict=True)
+               for place, leaf in named(part).items()} for pair in pairs]
+    for i, others in enumerate(shapes):
+        for name, shape in shapes[0].items():
+            if others.get(name) != shape:
+                raise FldiagError(f"batch {i + 1} of {source} has {name.strip()} of shape {others.get(name)} an example, and "
+                                  f"the first {shape}: the batches have unequal lengths",
+                                  "pad all examples to one length (padding='max_length')", usage=True)
 
 
 def _tensors(part: Any, what: str) -> Tree:
@@ -91,32 +223,21 @@ def _tensors(part: Any, what: str) -> Tree:
     return held
 
 
-def _drawn(source: DataLoader[Any] | Dataset[Any]) -> tuple[Tree, Tree]:
+def _drawn(source: Any) -> Entries:
     """Everything that a loader or a data set yields, drawn once and kept in that order.
 
-    Raises FldiagError where nothing comes, where batches do not fit each other, or another number than was announced.
+    Raises FldiagError where nothing comes, or another number of batches than was announced.
     """
     loader = source if isinstance(source, DataLoader) else DataLoader(
         source, batch_size=256, collate_fn=_collated)
-    parts = [_pair(batch, i) for i, batch in enumerate(loader)]
+    batches = [_entries(batch, i) for i, batch in enumerate(loader)]
     kind = type(source).__name__
-    if not parts:
+    if not batches:
         raise FldiagError(f"the {kind} yields nothing", "give at least one example", usage=True)
     announced = None if isinstance(loader.dataset, IterableDataset) else len(loader)
-    if announced not in (None, len(parts)):
-        raise FldiagError(f"the {kind} announces {announced} batches and yields {len(parts)}", "fix its sampler", usage=True)
-    shapes = [{f"{what} {n}": list(t.shape[1:]) for what, part in zip("xy", pair, strict=True) for n, t in named(part).items()}
-              for pair in parts]
-    for i, found in enumerate(shapes):
-        for name, shape in shapes[0].items():
-            if found.get(name) != shape:
-                raise FldiagError(f"batch {i + 1} of the {kind} has {name.strip()} of shape {found.get(name)} an example, and "
-                                  f"the first {shape}: the batches have unequal lengths",
-                                  "pad all examples to one length (padding='max_length')", usage=True)
-    same = parts[0][1] is parts[0][0]
-    x = join([p[0] for p in parts])
-    y = x if same else join([p[1] for p in parts])
-    return x, y
+    if announced not in (None, len(batches)):
+        raise FldiagError(f"the {kind} announces {announced} batches and yields {len(batches)}", "fix its sampler", usage=True)
+    return Entries(batches, f"the {kind}")
 
 
 def _collated(examples: list[Any]) -> Any:
@@ -127,16 +248,14 @@ def _collated(examples: list[Any]) -> Any:
                           "pad all examples to one length, or give a DataLoader with a collate_fn", usage=True) from None
 
 
-def _pair(batch: Any, i: int) -> tuple[Tree, Tree]:
-    """Inputs and targets of a batch: of a dict both are the whole, of a tuple the last is the target."""
+def _entries(batch: Any, i: int) -> tuple[Any, ...]:
+    """The entries of a batch: of a dict the whole."""
     if isinstance(batch, Mapping):
-        whole = _tensors(batch, f"batch {i + 1}")
-        return whole, whole
+        return (batch,)
     if not isinstance(batch, (tuple, list)) or len(batch) < 2:
         raise FldiagError(f"batch {i + 1} of the data is a {type(batch).__name__} without targets",
                           "yield (inputs, targets), or a dict that holds both", usage=True)
-    first = batch[0] if len(batch) == 2 else tuple(batch[:-1])
-    return _tensors(first, f"x of batch {i + 1}"), _tensors(batch[-1], f"y of batch {i + 1}")
+    return tuple(batch)
 
 
 def convert(x: Tree, y: Tree, dtype: torch.dtype, device: torch.device) -> tuple[Tree, Tree]:

@@ -12,9 +12,10 @@ the same loss, gradient and curvature.
 
 from __future__ import annotations
 
+import copy
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,9 +24,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, first_line
 from fldiag.problem.each import Each, mapped
-from fldiag.problem.ingredients import Criterion, Ingredients, spread
+from fldiag.problem.ingredients import Criterion, Ingredients
 from fldiag.problem.trees import Tree, clone, count, cut, described, rows
 
 #: (outputs, y) of a batch -> the sum of its losses, and how much is counted in it.
@@ -38,12 +39,11 @@ IGNORED = -100
 class Objective:
     """``criterion``: (outputs, y) of a batch -> the mean over its examples. ``each``: the loss of every example, None where
     nobody knows how to take it. ``counts``: by how much every example is counted, 1 on average (None: all alike).
-    ``classes``: labels that are still to be checked must lie below it. ``told``: what was found out, in words."""
+    ``told``: what was found out, in words."""
 
     criterion: Criterion
     each: Each | None = None
     counts: Each | None = None
-    classes: int | None = None
     told: tuple[str, ...] = ()
 
 
@@ -52,19 +52,19 @@ def settle(problem: Ingredients, x: Tree, y: Tree, z: Any) -> Objective:
 
     Raises FldiagError when the loss fails, returns neither a number nor a pair, or counts nothing.
     """
-    loss = problem.given_loss
-    if problem.reduction == "sum":
-        return _summed(problem, _value(loss, z, y))
-    entropy = _entropy(loss)
+    loss, entropy = problem.given_loss, _entropy(problem.given_loss)
     if entropy is not None and isinstance(z, Tensor) and isinstance(y, Tensor) and _whole(y) and z.ndim > 1:
-        return _classes(problem, entropy, z, y)
-    classes, numbers = _class_count(z, y), [i for r in spread(problem.n, count(y)) for i in r]
-    try:
-        check_labels(y, classes, numbers, problem.slice_name)
-    except FldiagError:  # a loss of its own may pass over such labels; on an accelerator one that does not would bring it down
-        if not isinstance(_tried(loss, z, y), (tuple, list)):
-            raise
+        if problem.reduction == entropy.reduction == "mean":
+            return _classes(problem, entropy, z, y)
+        for start, labels in _pieces(problem):
+            check_labels(labels, z.shape[_class_axis(z, y)], start, problem.slice_name, entropy.ignored)
+    else:
+        _check_failing_labels(problem, z, y)
     value = _value(loss, z, y)
+    if problem.reduction == "sum":
+        return _summed(problem, value)
+    if problem.reduction == "batch":
+        return _coupled(problem, value)
     if isinstance(value, Tensor) and isinstance(z, Mapping) and value is z.get("loss"):
         return _own(problem, x, y)
     if isinstance(value, (tuple, list)) and len(value) == 2:
@@ -72,21 +72,87 @@ def settle(problem: Ingredients, x: Tree, y: Tree, z: Any) -> Objective:
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise FldiagError(f"the loss returns {described(value)} for {count(y)} examples, not one number",
                           'use the mean over examples (reduction="mean"), or return (sum, count)')
-    return Objective(loss, classes=classes)
+    return Objective(loss)
+
+
+def _pieces(problem: Ingredients) -> Iterator[tuple[int, Tree]]:
+    """The targets of the whole slice in pieces, each with the number of its first example."""
+    start = 0
+    for targets in problem.targets():
+        yield start, targets
+        start += count(targets)
+
+
+def _check_failing_labels(problem: Ingredients, z: Any, y: Any) -> None:
+    """Raises FldiagError for labels outside 0..outputs-1 on which the loss fails, though it takes others.
+
+    Only a trial tells whether integers are class numbers: counts, times and ranks are integers, too. It is made on the CPU, as
+    an accelerator does not survive an index out of range.
+    """
+    classes = _class_count(z, y)
+    if classes is None:
+        return
+    loss, outputs = problem.given_loss, z.detach().cpu()
+    criterion = copy.deepcopy(loss).cpu() if isinstance(loss, nn.Module) else loss
+    for start, labels in _pieces(problem):
+        labels = labels.cpu().long()
+        outside = ((labels < 0) | (labels >= classes)).reshape(len(labels), -1).any(1).nonzero().flatten()
+        for numbers in outside.split(len(outputs)):
+            if _failure(criterion, outputs, labels[numbers], classes) is None:
+                continue
+            for number in numbers.tolist():
+                error = _failure(criterion, outputs, labels[number:number + 1], classes)
+                if error is not None:
+                    check_labels(labels[number:number + 1], classes, start + number, problem.slice_name,
+                                 reason=f" ({first_line(error)})")
+
+
+def _failure(criterion: Criterion, outputs: Tensor, labels: Tensor, classes: int) -> Exception | None:
+    """What the loss raises for these labels, and not for labels within range."""
+    outputs = outputs[:len(labels)]
+    try:
+        criterion(outputs, labels)
+    except Exception as error:  # of whatever kind the user's loss raises
+        try:
+            criterion(outputs, labels.clamp(0, classes - 1))
+        except Exception:  # the labels are not what is wrong
+            return None
+        return error
+    return None
 
 
 def _class_count(z: Any, y: Any) -> int | None:
-    """How many classes the labels must come from, where the shapes say it."""
-    if not isinstance(z, Tensor) or not isinstance(y, Tensor) or not _whole(y) or z.ndim != 2 or y.ndim != 1:
+    """The number of outputs that a label may choose from, where the shapes say it."""
+    if not isinstance(z, Tensor) or not isinstance(y, Tensor) or not _whole(y) or z.ndim != y.ndim + 1:
         return None
-    return z.shape[1] if z.shape[1] > 1 else None
+    first, last = y.shape == z[:, 0].shape, y.shape == z.shape[:-1]
+    classes = z.shape[1] if first else z.shape[-1]
+    return classes if first != last or (z.ndim == 2 and classes > 1) else None
 
 
-def _tried(loss: Callable[..., Any], z: Any, y: Any) -> Any:
+def takes_classes(problem: Ingredients, criterion: Criterion, z: Any, y: Any) -> bool:
+    """Whether the targets [n] are class numbers to the loss, and so the largest of an example's outputs [n, classes] its answer.
+
+    Another label within range must then pull its own output up and let the former one's down, in every example.
+    """
+    if not isinstance(z, Tensor) or z.ndim != 2 or _class_count(z, y) is None:
+        return False
+    classes = z.shape[1]
+    if any(int(labels.min()) < 0 or int(labels.max()) >= classes for labels in problem.targets()):
+        return False
+    if _entropy(problem.given_loss) is not None:
+        return True
+    other = (y + 1) % classes
     try:
-        return loss(z.cpu(), y.cpu())
-    except Exception:  # then the labels are what is wrong
-        return None
+        with torch.enable_grad():
+            outputs = z.detach().requires_grad_()
+            before, after = (torch.autograd.grad(criterion(outputs, labels).sum(), outputs)[0] for labels in (y, other))
+    except Exception:  # the user's loss takes no other labels, or has no gradient
+        return False
+    pull = (before - after).double()
+    if not pull.any():  # the labels are nothing to the loss, which contradicts nothing
+        return True
+    return bool((pull.gather(1, other[:, None]) > 0).all() and (pull.gather(1, y[:, None]) < 0).all())
 
 
 def _whole(y: Tensor) -> bool:
@@ -134,13 +200,21 @@ def _summed(problem: Ingredients, value: Any) -> Objective:
     return Objective(_scaled(pair, n), each=_alone(pair, 0, n), told=(f"the loss is the sum over all {problem.n:,} examples",))
 
 
+def _coupled(problem: Ingredients, value: Any) -> Objective:
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        raise FldiagError(f"the loss returns {described(value)}, and reduction = 'batch' wants the loss of a batch",
+                          "return one number")
+    return Objective(problem.given_loss, told=(f"the loss is that of all {problem.n:,} examples in one batch",))
+
+
 # -- a loss that says itself what it counts
 
 def _counted(problem: Ingredients, pair: Pair, z: Any, y: Tree) -> Objective:
     b, parts = count(y), []
     if float(pair(z, y)[1]) != float(pair(_other(z), y)[1]):
         raise FldiagError("what the loss counts depends on the outputs",
-                          "let the second of (sum, count) depend on the targets alone")
+                          "let the second of (sum, count) depend on the targets alone, or return their quotient as the loss of "
+                          "the whole batch: Problem(..., reduction='batch'), --reduction batch")
     for some in problem.targets():  # the outputs decide nothing here, so any will do
         for i in range(0, count(some), b):
             piece = cut(some, slice(i, i + b))
@@ -175,6 +249,7 @@ class _Entropy:
     take: Callable[..., Tensor]
     weight: Tensor | None
     ignored: int
+    reduction: str
     more: dict[str, Any]
 
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
@@ -188,18 +263,18 @@ class _Entropy:
 
 
 def _entropy(loss: Any) -> _Entropy | None:
-    """The settings of a mean that torch takes over labels; None for any other loss."""
+    """The settings of torch's losses of class labels; None for any other loss."""
     if type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss):
         take = F.cross_entropy if isinstance(loss, nn.CrossEntropyLoss) else F.nll_loss
         given = {k: getattr(loss, k) for k in ("weight", "ignore_index", "reduction", "label_smoothing") if hasattr(loss, k)}
     else:
         take, given = (loss.func, dict(loss.keywords)) if isinstance(loss, functools.partial) and not loss.args else (loss, {})
-    if take not in (F.cross_entropy, F.nll_loss) or given.pop("reduction", "mean") != "mean":
+    if take not in (F.cross_entropy, F.nll_loss):
         return None
-    weight, ignored = given.pop("weight", None), given.pop("ignore_index", IGNORED)
+    weight, ignored, reduction = given.pop("weight", None), given.pop("ignore_index", IGNORED), given.pop("reduction", "mean")
     if set(given) - {"label_smoothing"}:
         return None
-    return _Entropy(take, weight, ignored, given)
+    return _Entropy(take, weight, ignored, reduction, given)
 
 
 def _classes(problem: Ingredients, entropy: _Entropy, z: Tensor, y: Tensor) -> Objective:
@@ -210,11 +285,10 @@ def _classes(problem: Ingredients, entropy: _Entropy, z: Tensor, y: Tensor) -> O
                           "give one weight per class")
     parts: list[Tensor] = []
     missing = 0
-    for some in problem.targets():
-        start = sum(map(len, parts))
-        check_labels(some, classes, range(start, start + len(some)), problem.slice_name, entropy.ignored)
-        parts.append(entropy.weights(some).reshape(len(some), -1).sum(1))
-        missing += int((some == entropy.ignored).sum())
+    for start, labels in _pieces(problem):
+        check_labels(labels, classes, start, problem.slice_name, entropy.ignored)
+        parts.append(entropy.weights(labels).reshape(len(labels), -1).sum(1))
+        missing += int((labels == entropy.ignored).sum())
     known = Objective(problem.given_loss)
     if axis != 1:
         told.append(f"outputs {list(z.shape[1:])} an example: the classes are on the last axis")
@@ -251,17 +325,17 @@ def _class_axis(z: Tensor, y: Tensor) -> int:
     return 1 if first else z.ndim - 1
 
 
-def check_labels(y: Any, classes: int | None, numbers: Sequence[int], where: str, ignored: int | None = None) -> None:
-    """Raises FldiagError naming the first label outside 0..classes-1; ``numbers``: of the examples."""
-    if classes is None or (int(y.min()) >= 0 and int(y.max()) < classes):
+def check_labels(y: Tensor, classes: int, start: int, where: str, ignored: int | None = None, reason: str = "") -> None:
+    """Raises FldiagError naming the first label outside 0..classes-1; ``start``: the number of the first example."""
+    if int(y.min()) >= 0 and int(y.max()) < classes:
         return
     bad = ((y < 0) | (y >= classes)).reshape(len(y), -1)
     if ignored is not None:
         bad &= (y != ignored).reshape(len(y), -1)
     if bool(bad.any()):
         at = int(bad.any(1).nonzero()[0])
-        raise FldiagError(f"example {numbers[at]} of slice {where!r} has label {int(y.reshape(len(y), -1)[at][bad[at]][0])}, "
-                          f"the model has {classes} outputs", f"labels must lie in 0..{classes - 1}")
+        raise FldiagError(f"example {start + at} of slice {where!r} has label {int(y.reshape(len(y), -1)[at][bad[at]][0])}, "
+                          f"the model has {classes} outputs{reason}", f"labels must lie in 0..{classes - 1}")
 
 
 # -- a loss that the model takes itself
@@ -309,5 +383,6 @@ def _fitting(problem: Ingredients, x: Tree, rules: dict[str, Callable[[Any], flo
     name = min(errors, key=lambda k: errors[k])
     if not errors[name] <= 1e-4:
         raise FldiagError("the model's own loss is the mean neither over the examples nor over the labels",
-                          "give a loss (outputs, batch) that returns (sum, count)")
+                          "give a loss (outputs, batch) that returns (sum, count), or where it couples the examples of a batch, "
+                          "say Problem(..., reduction='batch'), --reduction batch")
     return name, rules[name]

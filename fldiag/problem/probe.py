@@ -28,6 +28,8 @@ from fldiag.seeding import torch_rng
 
 #: Examples that the checks look at.
 SAMPLE = 32
+#: What a model or loss of one's own raises for what it does not take.
+FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError, AssertionError)
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,11 @@ def _check_model(problem: Ingredients, x: Tree, tolerance: float) -> Any:
     seen, held, w = clone(x), {n: b.clone() for n, b in problem.buffers.items()}, problem.w.clone()
     try:
         z = problem.call(w, seen, held)
-    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
+    except FAILURES as error:
         what = f"shape {list(x.shape)} and type {x.dtype}" if isinstance(x, Tensor) else described(x)
-        raise FldiagError(f"the model failed on a batch of {what}: {error}",
+        raise FldiagError(f"the model failed on a batch of {what}: {error}" + "".join(f" ({text})" for text in problem.taken),
+                          "give pairs (inputs, target), with inputs that belong together in a tuple, such as "
+                          "[((a, b), y) for a, b, y in loader]" if problem.taken else
                           "check that the data are what the model takes (shape, type, normalised)") from error
     if not same(x, seen, 0.0):
         raise FldiagError("the model changes its input in place", "let it work on a copy (first layer inplace=False)")
@@ -100,37 +104,79 @@ def _check_loss(problem: Ingredients, criterion: Criterion, x: Tree, z: Any, y: 
                           "diagnose a checkpoint from before the training diverged")
     if not same(value, criterion(z, y), tolerance):
         raise FldiagError("two evaluations of the loss on the same outputs disagree", "make the loss deterministic")
+    if problem.reduction == "batch":
+        return value
     if not isinstance(z, Tensor):
         _check_whole(problem, criterion, x, y)
     elif z.ndim and isinstance(y, Tensor) and len(z) == len(y):
         _check_mean(problem, criterion, z, y, value)
     elif z.ndim and len(z) == count(y) and _is_mean(criterion, z, y) is False:
-        raise _uneven()
+        raise _uneven(criterion, z, y)
     return value
 
 
 def _check_mean(problem: Ingredients, loss: Criterion, z: Tensor, y: Tensor, value: Tensor) -> None:
-    twice = loss(torch.cat([z, z]), torch.cat([y, y]))
+    twice = _tried(loss, torch.cat([z, z]), torch.cat([y, y]))
     doubles = same(twice, 2 * value, 1e-3) and float(value.abs()) > 0
     fair = same(twice, value, 1e-3) and _is_mean(loss, z, y) is not False and _shaken(problem, loss, z, y) is not False
-    if (doubles or not fair) and y.is_floating_point() and z.shape != y.shape and z.numel() == y.numel():
+    if (doubles or not fair) and z.shape != y.shape and z.numel() == y.numel() \
+            and _is_mean(loss, z, y.reshape(z.shape)):
         raise FldiagError(f"the loss compares outputs {list(z.shape)} with targets {list(y.shape)}: broadcasting "
                           "pairs every example with every other one",
                           f"reshape the targets to {['n', *z.shape[1:]]}".replace("'", ""))
-    if problem.reduction == "sum" and not fair:
+    if problem.reduction == "sum" and not fair and not _couples(loss, z, y):
         raise FldiagError("reduction = 'sum', and the loss of a batch is not the sum over its examples",
                           "leave reduction out for a mean")
     if doubles:
         raise FldiagError("the loss doubles when every example is given twice: it is a sum",
                           'use the mean over examples (reduction="mean"), or say Problem(..., reduction="sum")')
     if not fair:
-        raise _uneven()
+        raise _uneven(loss, z, y)
 
 
-def _uneven() -> FldiagError:
+def _uneven(loss: Criterion, z: Any, y: Tree) -> FldiagError:
+    """What is wrong with a loss that is not the mean over the examples: it couples them, or weighs them differently."""
+    batch = "Problem(..., reduction='batch'), --reduction batch: the whole slice is then one batch"
+    if isinstance(z, Tensor) and _couples(loss, z, y):
+        return FldiagError("the loss of a batch is not the mean over its examples: it couples them (as contrastive, Dice, "
+                           "root-mean-square, correlation and ranking losses do), so it has no loss of one example",
+                           f"say {batch}")
     return FldiagError("the loss of a batch is not the mean over its examples: class weights, ignored labels or another "
                        "normalisation make batches count differently",
-                       "return (sum, count): the sum over what counts and how much that is, or give torch's own cross entropy")
+                       "return (sum, count): the sum over what counts and how much that is, or give torch's own cross entropy; "
+                       f"where it couples the examples, say {batch}")
+
+
+def _tried(loss: Criterion, z: Tensor, y: Tree) -> Tensor:
+    """The loss, NaN where it takes no such batch (an odd number of views, say)."""
+    try:
+        return loss(z, y)
+    except FAILURES:
+        return torch.tensor(math.nan)
+
+
+def _couples(loss: Criterion, z: Tensor, y: Tree) -> bool:
+    """Whether what an example's outputs add to the loss depends on those of other examples.
+
+    Otherwise exchanging the outputs of one half and of the other adds up to exchanging both.
+    """
+    half = torch.arange(len(z), device=z.device) < len(z) // 2
+    half = half.reshape(-1, *[1] * (z.ndim - 1))
+    everyone = torch.ones_like(half)
+    for other in (z.roll(1, 0), *_far_outputs(z, y)):
+        values = [float(_tried(loss, torch.where(which, other, z), y)) for which in (~everyone, half, ~half, everyone)]
+        error = abs(values[0] + values[3] - values[1] - values[2])
+        if all(map(math.isfinite, values)) and error > 1e-4 * max(map(abs, values)):
+            return True
+    return False
+
+
+def _far_outputs(z: Tensor, y: Tree) -> list[Tensor]:
+    """Outputs that differ from example to example: far from z, and between 0 and 1 (probabilities, say)."""
+    size = max(1.0, *(float(t.abs().max()) for t in (z, y) if isinstance(t, Tensor) and t.is_floating_point()))
+    rng = torch_rng(0, "outputs to try the loss on")
+    noise, shares = torch.randn(z.shape, generator=rng), torch.rand(z.shape, generator=rng)
+    return [z + 3 * size * noise.to(z), shares.to(z)]
 
 
 def _check_whole(problem: Ingredients, loss: Criterion, x: Tree, y: Tree) -> None:
@@ -147,17 +193,22 @@ def _check_whole(problem: Ingredients, loss: Criterion, x: Tree, y: Tree) -> Non
         whole = values.pop((0, b))
         parts = math.fsum(v * (stop - start) / b for (start, stop), v in values.items())
         if values and math.isfinite(whole) and not abs(parts - whole) <= 1e-3 * max(abs(whole), abs(parts)):
-            raise _uneven()
+            raise _uneven(loss, None, y)
 
 
 def _is_mean(loss: Criterion, z: Tensor, y: Tree) -> bool | None:
     """Whether the loss of the batch is the mean of those of its parts; None where it is not finite."""
-    b, whole = len(z), float(loss(z, y))
-    for k in {1, b // 2} - {0, b}:
-        parts = [k / b * float(loss(z[:k], cut(y, slice(0, k)))), (1 - k / b) * float(loss(z[k:], cut(y, slice(k, b))))]
-        if math.isfinite(whole) and not abs(sum(parts) - whole) <= 1e-3 * abs(whole) + 1e-5 * max(map(abs, parts)):
-            return False
-    return True if math.isfinite(whole) else None
+    b, whole = len(z), float(_tried(loss, z, y))
+    if not math.isfinite(whole):
+        return None
+    sizes, fair = {1, b // 2} - {0, b}, []
+    for k in sizes:
+        try:
+            parts = [k / b * float(loss(z[:k], cut(y, slice(0, k)))), (1 - k / b) * float(loss(z[k:], cut(y, slice(k, b))))]
+        except FAILURES:  # it takes no batch of this size
+            continue
+        fair.append(abs(sum(parts) - whole) <= 1e-3 * abs(whole) + 1e-5 * max(map(abs, parts)))
+    return all(fair) and len(fair) >= min(len(sizes), 1)
 
 
 def _shaken(problem: Ingredients, loss: Criterion, z: Tensor, y: Tensor) -> bool | None:
@@ -167,12 +218,9 @@ def _shaken(problem: Ingredients, loss: Criterion, z: Tensor, y: Tensor) -> bool
     """
     z, y = z.detach().cpu(), y.cpu()
     criterion = copy.deepcopy(loss).cpu() if isinstance(loss, nn.Module) else loss
-    size = max(1.0, *(float(t.abs().max()) for t in (z, y) if t.is_floating_point()))
-    rng = torch_rng(0, "outputs to try the loss on")
-    noise, shares = torch.randn(z.shape, generator=rng), torch.rand(z.shape, generator=rng)
-    for tried in (z + 3 * size * noise, shares):
+    for tried in _far_outputs(z, y):
         try:
-            found = _is_mean(criterion, tried.to(z), y)
+            found = _is_mean(criterion, tried, y)
         except Exception:  # not one of this loss's outputs
             continue
         if found is not None:
@@ -238,7 +286,7 @@ def examine(problem: Ingredients) -> Facts:
         again = recomputes(problem, cut(x, slice(0, 2)))
         found = settle(problem, x, y, z)
         value = _check_loss(problem, found.criterion, x, z, y, tolerance)
-        each = per_example(found.criterion, z, y, value) if found.each is None else \
+        each = None if problem.reduction == "batch" else per_example(found.criterion, z, y, value) if found.each is None else \
             found.each if fits(found.each, z, y, value) else None
         room = graph_bytes(problem, x) if again else _graph_bytes(problem, found.criterion, x, y)
         return Facts(recomputes=again, batch_dependent=_batch_dependent(problem, x, z, tolerance), objective=found,

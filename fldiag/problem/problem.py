@@ -18,13 +18,16 @@ from fldiag.errors import FldiagError
 from fldiag.problem import recomputation
 from fldiag.problem.batch_size import DEPENDENT, kept, largest, room_for_graphs
 from fldiag.problem.ingredients import Criterion, Ingredients
-from fldiag.problem.objective import check_labels
+from fldiag.problem.objective import takes_classes
 from fldiag.problem.operators import Batches, Form, agrees, build, choose
 from fldiag.problem.probe import Facts, examine
 from fldiag.problem.scores import Scores, score
 from fldiag.problem.trees import Tree, count, join, nbytes
 from fldiag.results.card import card
 from fldiag.seeding import torch_rng
+
+#: Examples whose losses tell whether targets are class numbers.
+CLASS_SAMPLE = 32
 
 
 class Problem(Ingredients):
@@ -41,8 +44,10 @@ class Problem(Ingredients):
             smoothing of torch's ``cross_entropy`` are understood, and so is the ``loss`` that a transformers model returns
             itself (``lambda out, batch: out.loss``).
         data: a pair (x, y); a dict, from which the model gets the arguments of its forward and the loss all entries; a
-            ``Dataset`` or ``DataLoader``, drawn once; or a slice with ``n``, ``name`` and ``batch(start, stop)``. x and y are
-            tensors, or tensors in dicts (passed by name) and tuples (passed by place). Integers stay integers.
+            ``Dataset`` or ``DataLoader``, drawn once, or a list of batches; or a slice with ``n``, ``name`` and
+            ``batch(start, stop)``. x and y are tensors, or tensors in dicts (passed by name) and tuples (passed by place).
+            Integers stay integers. Of three or more entries the required arguments of forward are the inputs, the next one is
+            the target, and ``remarks`` says so.
         params: weights to take instead of the module's: a vector [P] or a dict of named tensors.
         buffers: buffers to take instead of the module's, by name.
         name: what tables and pictures call it.
@@ -50,8 +55,8 @@ class Problem(Ingredients):
         device: auto, cpu, cuda, cuda:N or mps; by default where the model is.
         memory: bytes that a batch and its graph may take.
         labels: columns of every result table, such as method, round, seed, moment, scope, client.
-        reduction: what the loss returns for a batch, ``mean`` or ``sum``; with ``sum`` all results are those of the sum over
-            the slice.
+        reduction: what the loss returns for a batch: ``mean``, ``sum`` (all results are those of the sum over the slice), or
+            ``batch`` where it couples the examples (contrastive, Dice, RMSE, correlation): the whole slice is one batch.
         trainable: only parameters with ``requires_grad`` count as weights (adapters, a head); the others are constants, and
             ``params`` still names them all.
         differences: Hessian-vector products by central differences of the gradient, for models that cannot be differentiated
@@ -105,16 +110,25 @@ class Problem(Ingredients):
 
     @property
     def batch_dependent(self) -> bool:
-        """Whether an example's output depends on its batch (batch-norm without running statistics).
+        """Whether an example's output or loss depends on its batch (batch-norm without running statistics; ``reduction`` batch).
 
-        The slice is then always cut into equal batches of at most ``batch_size.DEPENDENT`` examples.
+        The slice is then always cut into equal batches of at most ``batch_size.DEPENDENT`` examples, or is one batch.
         """
-        return self._facts.batch_dependent
+        return self._facts.batch_dependent or self.reduction == "batch"
+
+    @cached_property
+    def is_classification(self) -> bool:
+        """Whether the loss takes the targets as class numbers, so that there is an accuracy."""
+        with self.guarded(), torch.no_grad():
+            x, y = self.sample(CLASS_SAMPLE)
+            return takes_classes(self, self.criterion, self.call(self.w, x), y)
 
     @cached_property
     def bounds(self) -> list[tuple[int, int]]:
         """The batches as (start, stop), of sizes that differ by at most one; the rule is fixed, never timed."""
         held = self.w.nbytes + sum(t.nbytes for t in self.frozen.values())
+        if self.reduction == "batch":
+            return [(0, self.n)]
         size = DEPENDENT if self.batch_dependent else largest(self._facts.graph_bytes, held, self.memory, self.device)
         many = -(-self.n // size)
         return [(i * self.n // many, (i + 1) * self.n // many) for i in range(many)]
@@ -137,7 +151,6 @@ class Problem(Ingredients):
             start, stop = self.bounds[i]
             with self.guarded():
                 x, y = self.read(start, stop)
-            check_labels(y, self._facts.objective.classes, range(start, stop), self.slice_name)
             if nbytes(x) / count(x) * self.n > self.memory / 4:
                 return x, y
             self._held[i] = x, y

@@ -124,6 +124,8 @@ class AnswerCounter:
         axis = 1 if outputs[:, 0].shape == labels.shape else outputs.ndim - 1
         if outputs.shape[axis] < 2 or outputs.select(axis, 0).shape != labels.shape:
             return None
+        if self.entropy is None and not self.problem.is_classification:
+            return None  # counts, times or ranks
         uniform = None if isinstance(z, Mapping) else self._uniform(outputs, y, axis)
         return _Kind(outputs.shape[axis], axis, uniform, IGNORED if self.entropy is None else self.entropy.ignored)
 

@@ -191,3 +191,55 @@ def test_another_loss(tmp_path, monkeypatch):
             assert other["value"] == pytest.approx(2 * one["value"], rel=1e-3)
     assert "cross_entropy" in run("spectrum", EXAMPLE, "--loss", "crossentropy", code=2).stderr
     assert "cannot import nowhere" in run("spectrum", EXAMPLE, "--loss", "nowhere:f", code=2).stderr
+
+
+CHOICES = '''
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+X, Y = torch.linspace(-1, 1, 60).sin().reshape(20, 3), torch.arange(20) * 7 % 9
+
+
+class Net(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(3, 2)
+
+
+def with_domain():
+    return DataLoader(TensorDataset(X, Y, Y % 2), batch_size=6)
+
+
+def poisson(z, y):
+    return torch.nn.functional.poisson_nll_loss(z.sum(1), y)
+
+
+def root(z, y):
+    return (z[:, 0] - y).square().mean().sqrt()
+'''
+
+
+def test_what_is_a_target_a_loss_and_the_weights_is_said_and_chosen(tmp_path, monkeypatch):
+    """Counts beside a domain, a loss that couples examples, and two sets of weights in one file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "choices.py").write_text(CHOICES)
+    names: dict = {}
+    exec(CHOICES, names)
+    net, average = names["Net"](), names["Net"]()
+    torch.save({"model": net.state_dict(), "model_ema": average.state_dict(), "epoch": 3}, "w.pt")
+    asked = "spectrum", "w.pt", "--model", "choices:Net", "--data", "choices:with_domain", "--k", "1"
+    x, y = names["X"], names["Y"]
+    for more, module, loss in (((), net, "poisson"), (("--key", "model_ema"), average, "poisson"),
+                               (("--reduction", "batch"), net, "root")):
+        result = run(*asked, "--loss", f"choices:{loss}", *more)
+        path = next(line for line in reversed(result.stdout.splitlines()) if line.strip()).strip()
+        table, about = pd.read_csv(Path(path).with_suffix(".csv")), json.loads(Path(path).with_suffix(".json").read_text())
+        value = float(table.loc[table["metric"] == "loss", "value"].iloc[0])
+        assert value == pytest.approx(float(names[loss](module(x), y)), rel=1e-5)
+        key = "model_ema" if module is average else "model"
+        (origin,) = about["checkpoints"].values()
+        assert origin["key"] == key and set(table["run"]) == {f"w {key}"}
+        assert "entry 2 is the target; entry 3 is not used" in " ".join(result.stderr.split())
+        assert ("model is read, and model_ema is not" in " ".join(result.stderr.split())) is (key == "model")
+    refused = run(*asked, "--loss", "choices:root", code=1).stderr
+    assert "it couples them" in " ".join(refused.split()) and "--reduction batch" in " ".join(refused.split())
+    assert "did you mean 'model_ema'?" in " ".join(run(*asked, "--key", "ema", code=2).stderr.split())

@@ -1,6 +1,7 @@
 """State_dicts of other programs, folders of them, and runs made of rounds that another program trained."""
 
 import json
+import re
 
 import helpers
 import numpy as np
@@ -43,7 +44,7 @@ def test_state_dicts_in_containers(tmp_path, wrap):
 
 
 @pytest.mark.parametrize(("content", "expected"), [
-    ({"a": {"w": torch.ones(2)}, "b": {"w": torch.ones(2)}}, "several sets of tensors: a, b"), ({}, "empty dict"),
+    ({"a": {"w": torch.ones(2)}, "b": {"w": torch.ones(2)}}, "several sets of weights: a, b"), ({}, "empty dict"),
     ({"epoch": 3}, "'epoch' is a int"), (torch.ones(3), "holds a Tensor"), ({"model": {"lr": 0.1}}, "'model' is a dict")])
 def test_what_is_no_state_dict_is_said(tmp_path, content, expected):
     torch.save(content, tmp_path / "a.pt")
@@ -68,8 +69,114 @@ def test_a_model_whose_own_names_begin_with_the_prefix_keeps_them():
 
 def test_two_models_in_one_state_dict_are_not_guessed_between():
     state = net().state_dict()
-    with pytest.raises(FldiagError, match=r"'ema\.', 'model\.'"):
-        foreign.fit({p + k: v for p in ("ema.", "model.") for k, v in state.items()}, net())
+    with pytest.raises(FldiagError, match=r"'left\.', 'right\.'"):
+        foreign.fit({p + k: v for p in ("right.", "left.") for k, v in state.items()}, net())
+
+
+# -- several sets of weights in one file
+
+TRAINED, AVERAGED = dict(net(1).state_dict()), dict(net(2).state_dict())
+OPTIMISER = {"state": {0: {"exp_avg": torch.ones(400)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+
+
+def behind(prefix, state):
+    return {prefix + name: tensor for name, tensor in state.items()}
+
+
+#: name -> content, key of the trained weights and of the others.
+SETS = {
+    "two entries": ({"model": TRAINED, "model_ema": AVERAGED, "optimizer": OPTIMISER, "epoch": 3}, "model", "model_ema"),
+    "two state_dicts": ({"state_dict_ema": AVERAGED, "state_dict": TRAINED}, "state_dict", "state_dict_ema"),
+    "the average first": ({"ema": AVERAGED, "net": TRAINED}, "net", "ema"),
+    "a teacher": ({"teacher": AVERAGED, "student": TRAINED, "optimizer_states": [OPTIMISER]}, "student", "teacher"),
+    "stochastic averaging": ({"model": TRAINED, "swa_model": {"n_averaged": torch.tensor(2), **behind("module.", AVERAGED)}},
+                             "model", "swa_model"),
+    "nested": ({"model": {"state_dict": TRAINED, "ema_state_dict": AVERAGED}, "args": {"a": torch.ones(1)}}, "model.state_dict",
+               "model.ema_state_dict"),
+    "deeply nested": ({"trainer": {"weights": {"model": TRAINED, "ema": AVERAGED}}}, "trainer.weights.model", "trainer.weights.ema"),
+    "parallel": ({"model": behind("module.", TRAINED), "model_ema": behind("module.", AVERAGED)}, "model", "model_ema"),
+    "the best so far": ({"model": TRAINED, "best_model": AVERAGED}, "model", "best_model"),
+    "prefixes": ({"state_dict": {**behind("ema_model.", AVERAGED), **behind("model.", TRAINED)}}, "model", "ema_model"),
+    "a prefix": ({**behind("ema.", AVERAGED), **TRAINED}, None, "ema")}
+
+
+def problem_of(path, **options):
+    x = torch.linspace(-1, 1, 40).sin().reshape(10, 4)
+    checkpoint = fldiag.load(path, model=net(), data=(x, torch.arange(10) % 3), **options)
+    return target.problem(checkpoint)
+
+
+def weights(state):
+    return torch.cat([state[name].reshape(-1) for name, _ in net().named_parameters()])
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_of_several_sets_the_trained_one_is_read_with_a_word_and_key_chooses(tmp_path, name):
+    content, trained, averaged = SETS[name]
+    torch.save(content, tmp_path / "a.pt")
+    problem = problem_of(tmp_path / "a.pt")
+    assert torch.equal(problem.w, weights(TRAINED)) and torch.equal(problem.buffers["1.running_var"], TRAINED["1.running_var"])
+    assert f"{trained or 'the one without a name'} is read, and {averaged} is not" in problem.remarks[0]
+    other = problem_of(tmp_path / "a.pt", key=averaged)
+    assert torch.equal(other.w, weights(AVERAGED)) and not any("several sets" in text for text in other.remarks)
+    if trained:
+        assert torch.equal(problem_of(tmp_path / "a.pt", key=trained).w, weights(TRAINED))
+    table = fldiag.diagnose(tmp_path / "a.pt", "spectrum", k=1, model=net(), data=(torch.ones(3, 4), torch.arange(3)), key=averaged)
+    assert set(table["run"]) == {f"a {averaged}"}
+
+
+def test_a_set_that_only_looks_like_one_is_passed_over_silently_and_a_list_of_tensors_is_not(tmp_path):
+    torch.save({"model": TRAINED, "optimizer": OPTIMISER, "args": {"a": torch.ones(1)}, "stats": torch.ones(3)}, tmp_path / "a.pt")
+    assert problem_of(tmp_path / "a.pt").remarks == [] and fldiag.load(tmp_path / "a.pt").label == "a"
+    torch.save({"model": TRAINED, "ema": {"decay": 0.9, "shadow_params": list(AVERAGED.values())}}, tmp_path / "b.pt")
+    assert "model is read, and ema is not" in problem_of(tmp_path / "b.pt").remarks[0]
+
+
+@pytest.mark.parametrize("content", [
+    {"model_1": TRAINED, "model_2": AVERAGED}, {"generator": TRAINED, "discriminator": AVERAGED},
+    {"state_dict": TRAINED, "model": AVERAGED}, {"ema_fast": TRAINED, "ema_slow": AVERAGED},
+    {**behind("left.", TRAINED), **behind("right.", AVERAGED)}, {"best": {"model": TRAINED}, "last": {"model": AVERAGED}}])
+def test_equal_sets_are_refused_and_the_remedy_works(tmp_path, content):
+    torch.save(content, tmp_path / "a.pt")
+    with pytest.raises(FldiagError) as caught:
+        problem_of(tmp_path / "a.pt")
+    key = re.search(r"--key (\S+) ", caught.value.remedy)[1]
+    assert any(torch.equal(problem_of(tmp_path / "a.pt", key=key).w, weights(state)) for state in (TRAINED, AVERAGED))
+
+
+@pytest.mark.parametrize(("content", "key", "message"), [
+    ({"model": TRAINED, "model_ema": AVERAGED}, "model_emma", "no set of weights 'model_emma'; did you mean 'model_ema'? known: model, model_ema"),
+    ({"model": TRAINED, "optimizer": OPTIMISER}, "optimizer", "no set of weights 'optimizer'; known: model"),
+    (TRAINED, "ema", "no set of weights 'ema'; known: 0, 1, 3")])
+def test_a_wrong_key_names_the_sets(tmp_path, content, key, message):
+    torch.save(content, tmp_path / "a.pt")
+    with pytest.raises(FldiagError, match=re.escape(message)):
+        fldiag.load(tmp_path / "a.pt", key=key)
+
+
+def test_a_key_has_no_meaning_for_checkpoints_and_runs_of_fldiag(tmp_path):
+    checkpoint(tmp_path / "a.pt")
+    with pytest.raises(FldiagError, match="leave it out"):
+        fldiag.load(tmp_path / "a.pt", key="model")
+    recorded(tmp_path / "r")
+    with pytest.raises(FldiagError, match="is a run; leave it out"):
+        fldiag.load(tmp_path / "r", key="model")
+
+
+def test_converted_files_say_which_set_they_are(tmp_path):
+    torch.save({"model": TRAINED, "model_ema": AVERAGED, "epoch": 3}, tmp_path / "a.pt")
+    notes = []
+    for out, options, expected in (("b", {}, TRAINED), ("c", {"key": "model_ema"}, AVERAGED)):
+        fldiag.convert(tmp_path / "a.pt", tmp_path / f"{out}.safetensors", on_event=lambda e: notes.append(e["text"]), **options)
+        assert same(fldiag.load(tmp_path / f"{out}.safetensors").state, expected)
+    assert "model is read, and model_ema is not" in notes[0] and notes[1] == "left out, because they are not weights: epoch"
+    assert len(notes) == 2
+
+
+def test_params_that_hold_several_sets():
+    data = torch.ones(3, 4), torch.arange(3)
+    problem = fldiag.Problem(net(), torch.nn.functional.cross_entropy, data, {**behind("ema.", AVERAGED), **behind("model.", TRAINED)})
+    assert torch.equal(problem.w, weights(TRAINED)) and "model is read, and ema is not" in problem.remarks[0]
 
 
 @pytest.mark.parametrize(("edit", "expected"), [

@@ -9,6 +9,7 @@ from problems import Sliced, data, mlp
 from torch import nn
 from torch.nn.functional import cross_entropy as CE
 
+import fldiag
 from fldiag.errors import FldiagError
 from fldiag.problem.problem import Problem
 
@@ -82,6 +83,7 @@ BROKEN = {
     "broadcast mean": (single, lambda z, y: (z - y).square().mean(), (data()[0], torch.randn(10)),
                        r"outputs \[10, 1\] with targets \[10\]: broadcasting.*reshape the targets to \[n, 1\]"),
     "broadcast sum": (single, lambda z, y: (z - y).square().sum(1).mean(), (data()[0], torch.randn(10)), "broadcasting"),
+    "broadcast counts": (single, nn.PoissonNLLLoss(), (data()[0], torch.arange(10) % 4), r"outputs \[10, 1\] .* broadcasting"),
     "random loss": (mlp, lambda z, y: CE(z, y) + torch.rand(()), data(), "same outputs disagree"),
     "label too large": (mlp, CE, labels(3), "example 201 .* has label 3, the model has 3 outputs"),
     "label negative": (mlp, CE, labels(-1), "example 201 .* has label -1"),
@@ -144,3 +146,143 @@ def test_the_number_of_outputs_is_known():
 def test_nan_weights_are_named():
     with pytest.raises(FldiagError, match=r"loss is nan .*weights"):
         Problem(mlp(), CE, data(), params=torch.full((43,), float("nan"))).probe()
+
+
+# -- integers that are no class numbers
+
+def outputs(count):
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, count))
+
+
+def negative_binomial(z, y):
+    return -torch.distributions.NegativeBinomial(F.softplus(z[:, 0]) + 1e-3, logits=z[:, 1]).log_prob(y).mean()
+
+
+def survival(z, y):
+    return F.binary_cross_entropy_with_logits(z, (torch.arange(z.shape[1]) >= y[:, None]).to(z))
+
+
+def expected_rank(z, y):
+    return ((z.softmax(1) * torch.arange(z.shape[1]).to(z)).sum(1) - y).square().mean()
+
+
+COUNTS, RANKS = torch.arange(20) * 7 % 9, torch.arange(20) * 7 % 4
+#: loss, outputs, targets, whether these are class numbers.
+INTEGERS = {
+    "counts": (negative_binomial, 2, COUNTS, False), "rates": (lambda z, y: F.poisson_nll_loss(z.sum(1), y), 3, COUNTS, False),
+    "times": (survival, 4, COUNTS, False), "times within range": (survival, 4, RANKS, False),
+    "ranks": (expected_rank, 4, RANKS, False), "mean and variance": (
+        lambda z, y: F.gaussian_nll_loss(z[:, 0], y.to(z), z[:, 1].exp()), 2, COUNTS, False),
+    "classes": (CE, 4, RANKS, True), "classes in a function": (lambda z, y: F.cross_entropy(z, y), 4, RANKS, True),
+    "classes, squared": (lambda z, y: F.mse_loss(z, F.one_hot(y, 4).to(z)), 4, RANKS, True),
+    "classes, focal": (lambda z, y: (lambda log: ((1 - log.exp()) ** 2 * -log).mean())(z.log_softmax(1).gather(1, y[:, None])), 4,
+                       RANKS, True),
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integer_targets_are_what_the_loss_takes_them_for(name):
+    """The loss is that of the same numbers as floats; an accuracy only where they are class numbers."""
+    loss, count, y, classes = INTEGERS[name]
+    x = data(20)[0]
+    p = Problem(outputs(count), loss, (x, y), dtype=torch.float64)
+    expected = Problem(outputs(count), lambda z, y: loss(z, y.long()), (x, y.double()), dtype=torch.float64)
+    assert p.loss()[0] == pytest.approx(expected.loss()[0], rel=1e-12)
+    v = torch.ones(p.layout.size, dtype=torch.float64)
+    assert torch.allclose(p.hvp(v), expected.hvp(v), rtol=1e-9, atol=1e-12)
+    assert p.is_classification is classes and not expected.is_classification
+    path = fldiag.diagnose([p, p.at(p.w + 0.1)], "connectivity", points=3, mixtures=0)
+    assert ("accuracy" in set(path["metric"])) is classes
+
+
+@pytest.mark.parametrize("at", [2, 201, 399])
+@pytest.mark.parametrize("loss", [lambda z, y: F.cross_entropy(z, y), lambda z, y: F.nll_loss(z.log_softmax(1), y),
+                                  lambda z, y: -(F.one_hot(y, 3) * z.log_softmax(1)).sum(1).mean(),
+                                  functools.partial(CE, reduction="sum"), nn.CrossEntropyLoss(reduction="sum")])
+def test_a_label_on_which_the_loss_fails_is_named_wherever_it_is(loss, at):
+    x, y = data(400)
+    y[at] = 3
+    reduction = "mean" if getattr(loss, "__name__", "") == "<lambda>" else "sum"
+    with pytest.raises(FldiagError, match=f"example {at} .* label 3, the model has 3 outputs") as caught:
+        Problem(mlp(), loss, (x, y), reduction=reduction).loss()
+    assert caught.value.remedy == "labels must lie in 0..2"
+
+
+def test_a_loss_that_fails_for_another_reason_does_not_blame_the_labels():
+    with pytest.raises(FldiagError, match=r"loss failed on outputs .*: index 5 is out of bounds"):
+        Problem(mlp(), lambda z, y: z[:, 5].mean() + y.sum(), (data()[0], torch.arange(10))).loss()
+
+
+# -- losses that couple the examples of a batch
+
+def contrastive(z, y):
+    similar = F.normalize(z) @ F.normalize(z).T / 0.5 - 1e9 * torch.eye(len(z)).to(z)
+    positive = (y[:, None] == y) & ~torch.eye(len(z), dtype=torch.bool)
+    return -(similar.log_softmax(1) * positive).sum() / positive.sum().clamp_min(1)
+
+
+def views(z, y):
+    if len(z) % 2:
+        raise ValueError("an odd number of views")
+    return CE(z[::2] @ z[1::2].T, torch.arange(len(z) // 2))
+
+
+def dice(z, y):
+    return 1 - 2 * (z.sigmoid() * y).sum() / (z.sigmoid().sum() + y.sum())
+
+
+def correlation(z, y):
+    return 1 - torch.corrcoef(torch.cat([z, y], 1).T)[0, 1]
+
+
+def ranking(z, y):
+    return (F.softplus(z.T - z) * (y > y.T)).sum() / (y > y.T).sum().clamp_min(1)
+
+
+def cox(z, y):
+    order = y.argsort(descending=True)
+    return -(z[order, 0] - z[order, 0].logcumsumexp(0)).mean()
+
+
+REAL = torch.linspace(-1, 2, 40).sin()[:, None]
+COUPLED = {
+    "contrastive": (contrastive, 3, torch.arange(40) % 4), "pairs of views": (views, 3, torch.arange(40)),
+    "Dice": (dice, 3, (torch.arange(120) % 7 < 3).reshape(40, 3).float()),
+    "root mean square": (lambda z, y: (z - y).square().mean().sqrt(), 1, REAL), "correlation": (correlation, 1, REAL),
+    "ranking": (ranking, 1, REAL), "ranking by hinges": (lambda z, y: (F.relu(1 + z.T - z) * (y > y.T)).mean(), 1, REAL),
+    "proportional hazards": (cox, 1, REAL[:, 0]), "a variance": (lambda z, y: -z.var(0).mean(), 3, REAL)}
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_the_remedy_for_a_loss_that_couples_examples_works(name):
+    loss, count, y = COUPLED[name]
+    x = data(40)[0]
+    for reduction in ("mean", "sum"):
+        with pytest.raises(FldiagError, match="couples them") as caught:
+            Problem(outputs(count), loss, (x, y), reduction=reduction).loss()
+    assert "reduction='batch'" in caught.value.remedy and "--reduction batch" in caught.value.remedy
+    p = Problem(outputs(count), loss, (x, y), reduction="batch", dtype=torch.float64, memory=2**14)
+    x, y = p.read(0, p.n)
+    f = lambda w: loss(p.call(w, x), y)  # noqa: E731
+    assert p.loss() == (pytest.approx(float(f(p.w)), rel=1e-12), None)
+    assert torch.allclose(p.gradient(), torch.func.grad(f)(p.w), rtol=1e-9, atol=1e-12)
+    hessian = torch.func.hessian(f)(p.w)
+    v = torch.ones(p.layout.size, dtype=torch.float64)
+    assert torch.allclose(p.hvp(v), hessian @ v, rtol=1e-8, atol=1e-10)
+    trace = fldiag.diagnose(p, "trace").query("metric == 'trace'").iloc[0]
+    assert trace["estimator"] == "hutchinson-deflated"  # no sum over pieces of the slice
+    assert p.remarks == ["the loss is that of all 40 examples in one batch"]
+
+
+def test_a_pair_whose_count_depends_on_the_outputs_has_a_remedy():
+    def pair(z, y):
+        return -2 * (z.sigmoid() * y).sum(), z.sigmoid().sum() + y.sum()
+
+    given = data(40)[0], (torch.arange(120) % 7 < 3).reshape(40, 3).float()
+    with pytest.raises(FldiagError, match="depends on the outputs") as caught:
+        Problem(mlp(), pair, given).loss()
+    assert "reduction='batch'" in caught.value.remedy
+    assert Problem(mlp(), lambda z, y: pair(z, y)[0] / pair(z, y)[1], given, reduction="batch").loss()[0] < 0
+    with pytest.raises(FldiagError, match="wants the loss of a batch"):
+        Problem(mlp(), pair, given, reduction="batch").loss()

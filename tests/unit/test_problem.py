@@ -212,7 +212,7 @@ def test_module_buffers_mode_and_randomness_are_untouched(error, at_call):
 
 def test_what_is_wrong_before_any_evaluation():
     x, y = data()
-    for given, message in (((x[:0], y[:0]), "empty"), ((x, y[:3]), "10 examples and y has 3"), (x, "Tensor"),
+    for given, message in (((x[:0], y[:0]), "empty"), ((x, y[:3]), "y has 3 rows and x has 10"), (x, "Tensor"),
                            (Sliced(x[:0], y[:0]), "'client:7/train' is empty")):
         with pytest.raises(FldiagError, match=message):
             Problem(mlp(), CE, given)

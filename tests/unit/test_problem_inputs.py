@@ -228,7 +228,7 @@ def test_tokens_stay_integers():
 
 
 @pytest.mark.parametrize(("given", "message"), [
-    (({"a": X, "b": X[:4]}, Y), r"x\.a has 7 examples and x\.b has 4"), ({"a": X, "b": Y[:2]}, "7 examples and x.b has 2"),
+    (({"a": X, "b": X[:4]}, Y), r"x\.b has 4 rows and x\.a has 7: every entry"), ({"a": X, "b": Y[:2]}, "x.b has 2 rows and x.a has 7"),
     (DataLoader(Sentences(lambda i: 3 + (i > 4)), batch_size=5), r"batch 2 .* of shape \[4\] an example, and the first \[3\].*unequal"),
     (Sentences(lambda i: 3 + i % 2), "cannot be combined into a batch"), ({}, "holds no tensor"), (({"a": "text"}, Y), "x.a of the data is a str"),
     (TensorDataset(X), "without targets")])
@@ -253,3 +253,176 @@ def test_what_does_not_fit_the_outputs_is_named(net, loss, given, message):
     with pytest.raises(FldiagError, match=message) as caught:
         Problem(net(), loss, given).loss()
     assert caught.value.remedy
+
+
+# -- which entry is what
+
+class Inputs(nn.Module):
+    """``of``: the logits of these inputs."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def of(self, x, other=None):
+        return self.a(x) if other is None else torch.tanh(self.a(x)) * self.b(other)
+
+
+class OneInput(Inputs):
+    def forward(self, x, *, scale=1.0):
+        return self.of(x)
+
+
+class TwoInputs(Inputs):
+    def forward(self, x, other, mask=None):
+        return self.of(x, other)
+
+
+class OptionalInput(Inputs):
+    def forward(self, x, other=None):
+        return self.of(x, other)
+
+
+class AllOptional(Inputs):
+    def forward(self, x=None, other=None, labels=None):
+        return self.of(x, other)
+
+
+class AnyInputs(Inputs):
+    def forward(self, *inputs):
+        return self.of(*inputs)
+
+
+class TupleInput(Inputs):
+    def forward(self, pair):
+        x, other = pair
+        return self.of(x, other)
+
+
+class Files(Dataset):
+    """Examples with a name, as of files."""
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, i):
+        return X[i], Y[i], f"{i}.png"
+
+
+OTHER, DOMAIN = X.flip(0), torch.arange(N) % 2
+ONE, TWO = ((X, Y), "of {} entries, entry 1 is the input and entry 2 is the target"), \
+           (((X, OTHER), Y), "of {} entries, entry 1 and entry 2 are the inputs and entry 3 is the target")
+#: net, entries, what they stand for, and what is said after that.
+DECIDED = [
+    (OneInput, (X, Y, DOMAIN), ONE, "; entry 3 is not used"), (OneInput, (X, Y, DOMAIN, DOMAIN), ONE, "; entry 3 and entry 4 are not used"),
+    (TwoInputs, (X, OTHER, Y), TWO, ""), (Two, (X, OTHER, Y), TWO, ""), (Two, (X, OTHER, Y, DOMAIN), TWO, "; entry 4 is not used"),
+    (lambda: nn.Sequential(OneInput()), (X, Y, DOMAIN), ONE, "; entry 3 is not used")]
+
+
+@pytest.mark.parametrize("source", [lambda *t: DataLoader(TensorDataset(*t), 3), TensorDataset, lambda *t: t,
+                                    lambda *t: list(DataLoader(TensorDataset(*t), 3))], ids=["loader", "set", "tuple", "batches"])
+@pytest.mark.parametrize(("net", "entries", "meaning", "more"), DECIDED)
+def test_the_required_arguments_decide_which_entry_is_the_target_and_that_is_said(net, entries, meaning, more, source):
+    (pair, text) = meaning
+    p = Problem(net(), CE, source(*entries))
+    assert p.loss()[0] == pytest.approx(Problem(net(), CE, pair).loss()[0], rel=1e-6)
+    assert p.remarks[-1] == text.format(len(entries)) + more
+
+
+def test_an_entry_that_is_not_used_may_be_anything():
+    p = Problem(OneInput(), CE, DataLoader(Files(), 3))
+    assert p.loss()[0] == pytest.approx(Problem(OneInput(), CE, (X, Y)).loss()[0], rel=1e-6)
+    assert p.remarks == [ONE[1].format(3) + "; entry 3 is not used"]
+
+
+@pytest.mark.parametrize(("net", "entries", "pairs"), [
+    (OptionalInput, (X, Y, DOMAIN), lambda loader: [(a, b) for a, b, _ in loader]),
+    (OptionalInput, (X, OTHER, Y), lambda loader: [((a, b), y) for a, b, y in loader]),
+    (AllOptional, (X, OTHER, Y), lambda loader: [((a, b), y) for a, b, y in loader]),
+    (AnyInputs, (X, OTHER, Y), lambda loader: [((a, b), y) for a, b, y in loader]),
+    (TwoInputs, (X, OTHER, DOMAIN, Y), lambda loader: [((a, b), y) for a, b, _, y in loader]),
+    (TupleInput, (X, OTHER, Y), lambda loader: [((a, b), y) for a, b, y in loader])])
+def test_entries_that_arguments_do_not_decide_are_refused_with_a_remedy_that_works(net, entries, pairs):
+    loader = DataLoader(TensorDataset(*entries), 3)
+    with pytest.raises(FldiagError, match="entry 1") as caught:
+        Problem(net(), CE, loader).loss()
+    assert "give pairs (inputs, target)" in caught.value.remedy
+    if net is not TupleInput:
+        assert "entry 1: float32 [3, 4]" in caught.value.what and "int64 [3]" in caught.value.what and caught.value.usage
+    used = entries[:2] if len(pairs(loader)[0][0]) == 2 else entries[0]
+    target = entries[-1] if isinstance(used, tuple) else Y
+    assert Problem(net(), CE, pairs(loader)).loss()[0] == pytest.approx(Problem(net(), CE, (used, target)).loss()[0], rel=1e-6)
+
+
+def test_entries_without_a_target():
+    class Three(Inputs):
+        def forward(self, x, other, third):
+            return self.of(x, other)
+
+    with pytest.raises(FldiagError, match=r"has 3 entries .* takes \(x, other, third\): there is no target"):
+        Problem(Three(), CE, TensorDataset(X, OTHER, Y))
+
+
+@pytest.mark.parametrize("batches", [
+    [(X[:3], Y[:3]), (X[3:], Y[3:])], [[X[:3].numpy(), Y[:3].numpy()], [X[3:].numpy(), Y[3:].numpy()]],
+    ((X[:2], Y[:2]), (X[2:5], Y[2:5]), (X[5:], Y[5:])), list(TensorDataset(X, Y)),
+    [(x, int(y)) for x, y in zip(X, Y, strict=True)]], ids=["tuples", "arrays", "three", "examples", "examples with numbers"])
+def test_a_list_of_batches_or_examples_is_data(batches):
+    assert Problem(mlp(), CE, batches).loss()[0] == pytest.approx(Problem(mlp(), CE, (X, Y)).loss()[0], rel=1e-6)
+
+
+def test_a_list_of_dicts_is_data_and_two_dicts_are_not_batches():
+    halves = [{k: v[w] for k, v in WORDS.items()} for w in (slice(0, 3), slice(3, N))]
+    p = Problem(Language(), masked, halves)
+    assert p.loss()[0] == pytest.approx(Problem(Language(), masked, WORDS).loss()[0], rel=1e-6)
+    assert p.remarks[0] == "the data are a list of 2 batches"
+    assert Problem(Two(), lambda z, y: CE(z, y["class"]), [{"left": X, "right": OTHER}, {"class": Y}]).remarks == []
+
+
+class Graph(nn.Module):
+    """Every node adds up what its neighbours say."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, nodes, edges):
+        h = self.layer(nodes)
+        return h.index_add(0, edges[1], h[edges[0]])
+
+
+class Graphs(nn.Module):
+    """As the remedy says."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = Graph()
+
+    def forward(self, nodes, edges):
+        return torch.stack([self.net(*graph) for graph in zip(nodes, edges, strict=True)])
+
+
+def test_a_graph_is_one_example():
+    edges = torch.stack([torch.arange(12) % N, (torch.arange(12) * 5) % N])
+    for given in (((X, edges), Y), (X, edges, Y), ((X, edges.T), Y)):
+        with pytest.raises(FldiagError, match=r"x\[1\] has (2|12) rows and x\[0\] has 7: every entry needs one row") as caught:
+            Problem(Graph(), CE, given)
+        assert "(nodes[None], edges[None]), targets[None]" in caught.value.remedy
+    p = Problem(Graphs(), CE, ((X[None], edges[None]), Y[None]), dtype=torch.float64)
+    net, nodes = Graph(), X.double()
+    loss = lambda w: CE(torch.func.functional_call(  # noqa: E731
+        net, {"layer.weight": w[:12].reshape(3, 4), "layer.bias": w[12:]}, (nodes, edges)), Y)
+    assert p.loss()[0] == pytest.approx(float(loss(p.w)), rel=1e-12)
+    v = torch.ones(15, dtype=torch.float64)
+    assert torch.allclose(p.hvp(v), torch.func.hessian(loss)(p.w) @ v, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    (((X, OTHER[:4]), Y), r"x\[1\] has 4 rows and x\[0\] has 7"), ((X, Y[:4]), "y has 4 rows and x has 7"),
+    ([(X[:3], Y[:3]), (X[3:], Y[3:4])], "y has 1 row and x has 4 in batch 2"),
+    ([(X[:3], Y[:3]), (X[3:, :2], Y[3:])], r"batch 2 of the list has x of shape \[2\] an example, and the first \[4\]")])
+def test_unequal_lengths_are_named(given, message):
+    with pytest.raises(FldiagError, match=message):
+        Problem(mlp(), CE, given)

@@ -42,6 +42,11 @@ class Placed(Named):
         return self.logits(tokens, *more)
 
 
+class Masked(Named):
+    def forward(self, tokens, mask):
+        return self.logits(tokens, mask, torch.zeros(len(tokens), D))
+
+
 class Single(Named):
     """The same in one tensor of numbers."""
 
@@ -256,3 +261,34 @@ def test_a_model_by_its_name_needs_the_data_of_a_run_without(tmp_path):
             fldiag.diagnose(fldiag.load(run, model="mlp"), name)
     assert len(fldiag.diagnose(fldiag.load(run, model="mlp", data=(NUMBERS, LABELS)), "drift"))
     assert len(fldiag.diagnose(fldiag.load(run, model=net), "drift"))
+
+
+@pytest.mark.parametrize("one_input", [True, False])
+def test_of_three_entries_the_models_arguments_decide(one_input, tmp_path):
+    """Given when the run is recorded, and with the question."""
+    net, entries = (nn.Linear(D, 3), (NUMBERS, LABELS, TOKENS)) if one_input else (Masked(), (TOKENS, MASK, LABELS))
+    loader = DataLoader(TensorDataset(*entries), 7)
+    said = "entry 2 is the target; entry 3 is not used" if one_input else "entry 3 is the target"
+    run = record(tmp_path / "run", net, data=loader, clients=PARTS)
+    assert any(said in note for note in fldiag.load(run).origin["notes"])
+    told = []
+    fldiag.diagnose(fldiag.load(run, model=net, data=loader), "spectrum", k=1, tell=told.append)
+    assert any(said in text for text in told)
+
+
+def test_counts_are_no_classes_and_the_remedy_works(tmp_path):
+    """Diagnostics that count right answers refuse them; those of a loss surface take the loss."""
+    counts = torch.arange(N) * 7 % 9
+    net = nn.Linear(D, 2)
+    record(tmp_path / "run", net, data=(NUMBERS, counts), clients=PARTS, evaluate=False)
+    run = fldiag.load(tmp_path / "run", model=net)
+    for name in ("forgetting", "drift", "fairness", "matching", "flatness"):
+        with pytest.raises(FldiagError, match=r"2 outputs.*labels must lie in 0\.\.1"):
+            fldiag.diagnose(run, name)
+    loss = lambda z, y: nn.functional.poisson_nll_loss(z.sum(1), y)  # noqa: E731
+    table = fldiag.diagnose(run, "spectrum", k=1, loss=loss)
+    expected = fldiag.diagnose(fldiag.Problem(run.checkpoint().model, loss, (NUMBERS, counts), run.checkpoint().state), "spectrum", k=1)
+    assert np.allclose(table["value"].astype(float), expected["value"].astype(float), rtol=1e-5)
+    path = fldiag.diagnose([fldiag.load(tmp_path / "run" / "rounds" / f"000{r}.pt", model=net, data=(NUMBERS, counts))
+                            for r in (1, 2)], "connectivity", points=3, loss=loss)
+    assert "barrier" in set(path["metric"]) and "accuracy" not in set(path["metric"])
