@@ -28,10 +28,11 @@ from fldiag.seeding import torch_rng
 
 #: Examples of a comparison, directions of the gradient's, and in how many of them it must disagree to be wrong.
 EXAMPLES, DIRECTIONS, MOST = 8, 4, 3
-#: Steps are the square root of the precision, relative to the weights. A longer one, this many times as long, must agree.
-FACTOR = 4.0
+#: Steps, relative to the weights, are this power of the precision (in double precision, and not). A longer one, this many times as
+#: long, must agree.
+STEP, FACTOR = {True: 0.5, False: 0.4}, 4.0
 #: Relative error from which on a derivative is wrong, in double and in single precision.
-WRONG = {torch.float64: 1e-3, torch.float32: 5e-2}
+WRONG = {torch.float64: 1e-3, torch.float32: 1e-2}
 #: Vectors as long as the weights that the comparisons in double precision hold at a time.
 VECTORS = 10
 
@@ -108,7 +109,7 @@ class _Comparison:
         if precision.eps > torch.finfo(torch.float32).eps:
             raise FldiagError(f"the model computes in a precision of {precision.eps:.0e}")
         self.double = precision.eps == torch.finfo(torch.float64).eps
-        self.wrong, self.step = WRONG[torch.float64 if self.double else torch.float32], math.sqrt(precision.eps)
+        self.wrong, self.step = WRONG[torch.float64 if self.double else torch.float32], precision.eps**STEP[self.double]
         self.eps = precision.eps
         self.size = float(w.double().norm()) / math.sqrt(len(w)) or 0.1  # of a weight
         #: Of the loss: the largest number that may cancel in it.
@@ -162,7 +163,9 @@ class _Comparison:
             near, far = self.slopes(v, self.step, value), self.slopes(v, FACTOR * self.step, value)
             slope = sum(near) / 2
             error = abs(slope - expected)
-            apart = max(abs(slope - sum(far) / 2), abs(near[0] - near[1]))  # over a kink, slopes to both sides differ
+            # slopes to both sides differ by a multiple of the step, and over a kink by its jump whatever the step
+            kink = (near[0] - near[1]) - (far[0] - far[1]) / FACTOR
+            apart = max(abs(slope - sum(far) / 2), abs(kink))
             if apart <= error / 10 and error > self.wrong * max(scale, abs(slope)) + 10 * self.rounding / self.step:
                 wrong.append((slope, expected))
         return wrong[0] if len(wrong) >= MOST else None
@@ -236,7 +239,7 @@ def _reads_weights(problem: Ingredients, criterion: Criterion, x: Tree, z: Any, 
     if not same(value, moved, tolerance):
         return True
     with torch.enable_grad():
-        parts = derivative(criterion(z, y), [p for p in parameters if p.requires_grad])
+        parts = derivative(criterion(z, y), [p for p in parameters if p.requires_grad], twice=True)  # the user's graph stays
     if any(part is not None for part in parts):
         return True
     problem.call(1.5 * problem.w + 0.1, clone(x))  # what the model leaves behind for the loss, such as in a forward hook

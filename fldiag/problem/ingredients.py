@@ -132,7 +132,10 @@ class Ingredients:
         self._take(model, params, buffers)
         with self.guarded():
             try:
-                memo: dict[int, Any] = {}  # a loss that holds the model gets the same copy of it
+                # results that forward left behind, as weight_norm does, are copied without their graph; and a loss that holds
+                # the model gets the same copy of it
+                memo: dict[int, Any] = {id(t): t.detach().clone() for m in model.modules() for t in vars(m).values()
+                                        if isinstance(t, Tensor) and t.grad_fn is not None}
                 self.module = copy.deepcopy(model, memo)
                 own_loss = copy.deepcopy(loss, memo) if isinstance(loss, nn.Module) else loss
             except RuntimeError as error:

@@ -247,6 +247,8 @@ class Problem(Ingredients):
 
     def gradient(self, w: Tensor | None = None) -> Tensor:
         """The gradient of the mean loss at w, [P] in float64."""
+        if w is None:
+            self._refuse_infinite_gradient()
         w = self._vector(w)
         if self.probe().recomputes:
             shares = [(stop - start) / self.n for start, stop in self.bounds]
@@ -286,7 +288,9 @@ class Problem(Ingredients):
         Raises FldiagError when the form asked for does not fit the model.
         """
         w = self.w if w is None else self._vector(w).clone()
-        self._refuse_not_finite()
+        self._refuse_infinite_gradient()
+        if self.probe().derivatives.not_finite == "product" and not self.differences:
+            raise not_finite()
         if self.by_differences and form == "auto":
             if matrix != "hessian":
                 raise FldiagError("the Gauss-Newton matrix cannot be computed by differences of gradients",
@@ -303,13 +307,10 @@ class Problem(Ingredients):
         found.shift = self.weight_decay
         return found
 
-    def _refuse_not_finite(self) -> None:
-        kind = self.probe().derivatives.not_finite
-        if kind == "gradient":
+    def _refuse_infinite_gradient(self) -> None:
+        if self.probe().derivatives.not_finite == "gradient":
             raise FldiagError("the loss is finite at these weights and its gradient is not: a square root, power or logarithm at 0",
                               "keep its argument off 0, for example sqrt(x + 1e-12)")
-        if kind == "product" and not self.differences:
-            raise not_finite()
 
     @property
     def step(self) -> Step:
