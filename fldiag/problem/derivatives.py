@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +28,8 @@ from fldiag.seeding import torch_rng
 
 #: Examples of a comparison, directions of the gradient's, and in how many of them it must disagree to be wrong.
 EXAMPLES, DIRECTIONS, MOST = 8, 4, 3
-#: Steps, relative to the weights, are this power of the precision (in double precision, and not). A longer one, this many times as
-#: long, must agree.
+#: Steps, relative to the weights, are this power of the precision (in double precision, and not). A longer one, this many times
+#: as long, must agree.
 STEP, FACTOR = {True: 0.5, False: 0.4}, 4.0
 #: Relative error from which on a derivative is wrong, in double and in single precision.
 WRONG = {torch.float64: 1e-3, torch.float32: 1e-2}
@@ -82,9 +82,9 @@ def remarks(problem: Ingredients, checked: Derivatives) -> tuple[str, ...]:
     """
     if checked.slopes is not None:
         loss, gradient = checked.slopes
-        what = (f"the gradient is not the derivative of the loss: along a random direction the loss changes by {loss:.3g}, by the "
-                f"gradient {gradient:.3g} (detach(), torch.no_grad(), a straight-through estimator, a gradient reversal or another "
-                "backward of one's own)")
+        what = (f"the gradient is not the derivative of the loss: along a random direction the loss changes by {loss:.3g}, by "
+                f"the gradient {gradient:.3g} (detach(), torch.no_grad(), a straight-through estimator, a gradient reversal or "
+                "another backward of one's own)")
         if problem.allow != STOP_GRADIENT:
             held = any(not p.requires_grad for p in problem.module.parameters())
             raise FldiagError(what, f'remove it, or accept results about this gradient: allow = "{STOP_GRADIENT}"' + (
@@ -251,7 +251,7 @@ def _reads_weights(problem: Ingredients, criterion: Criterion, x: Tree, z: Any, 
 class _Moved(TorchDispatchMode):
     """Operations get other values in place of these tensors and of views of them."""
 
-    def __init__(self, tensors: list[Tensor]):
+    def __init__(self, tensors: Sequence[Tensor]):
         super().__init__()
         self._memory = {t.untyped_storage().data_ptr() for t in tensors if t.numel()}
 

@@ -309,8 +309,8 @@ class Problem(Ingredients):
 
     def _refuse_infinite_gradient(self) -> None:
         if self.probe().derivatives.not_finite == "gradient":
-            raise FldiagError("the loss is finite at these weights and its gradient is not: a square root, power or logarithm at 0",
-                              "keep its argument off 0, for example sqrt(x + 1e-12)")
+            raise FldiagError("the loss is finite at these weights and its gradient is not: a square root, power or logarithm at "
+                              "0", "keep its argument off 0, for example sqrt(x + 1e-12)")
 
     @property
     def step(self) -> Step:
