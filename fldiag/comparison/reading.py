@@ -128,9 +128,11 @@ class Reader:
             scores, targets = made.scores(), list(made.targets())
             if scores.each is None:
                 raise FldiagError("the loss cannot be taken example by example", "give data with one label an example")
-            one_each = scores.right is not None and scores.right.dtype == torch.bool  # not several targets an example
+            right = scores.right
+            if right is not None and right.dtype != torch.bool:  # several targets an example
+                right = None
             y = torch.cat(targets) if all(isinstance(t, torch.Tensor) for t in targets) else torch.empty(0)
-            return Tested(scores.right.cpu().numpy() if one_each else None, scores.each.cpu().numpy(), y.cpu().numpy())
+            return Tested(None if right is None else right.cpu().numpy(), scores.each.cpu().numpy(), y.cpu().numpy())
 
         return self._once(("tested", id(member)), find)
 

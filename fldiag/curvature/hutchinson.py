@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fldiag.curvature.basis import Krylov
+from fldiag.curvature.operator import finite
 from fldiag.seeding import torch_rng
 
 #: Fewer samples say too little about their own scatter.
@@ -49,7 +50,7 @@ def hutchinson(operator: Callable[[Tensor], Tensor], size: int, groups: Sequence
     while count < (0 if krylov is not None and krylov.dimension >= size else max(most, 2)):
         rng = torch_rng(seed, "hutchinson probe", count)
         z = (torch.randint(0, 2, (size,), generator=rng, dtype=torch.float64) * 2 - 1).to(device)
-        product = operator(z if krylov is None else krylov.project(z)).to(device, torch.float64)
+        product = finite(operator(z if krylov is None else krylov.project(z)).to(device, torch.float64))
         sample = z * (product if krylov is None else krylov.project(product))
         sums.add(sample)
         if vectors is not None:

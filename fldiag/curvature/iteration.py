@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fldiag.choices import Which
 from fldiag.curvature.basis import Basis
-from fldiag.errors import FldiagError
+from fldiag.curvature.operator import not_finite
 from fldiag.seeding import torch_rng
 
 
@@ -86,8 +86,7 @@ class Iteration:
         u = product.detach().to(self.device, torch.float64, copy=copy)
         size = float(torch.linalg.vector_norm(u))
         if not np.isfinite(size):
-            raise FldiagError("a Hessian-vector product is not finite",
-                              "use dtype float64, or weights from before the training diverged")
+            raise not_finite()
         self.scale = max(self.scale, size)
         coefficients = self.basis.remove_from(u)
         coefficients += self.basis.remove_from(u)  # once leaves what cancellation hid; twice is enough

@@ -25,8 +25,22 @@ def add(total: Tensor, part: Tensor, weight: float) -> None:
         place.add_(wide[:len(piece)].copy_(piece), alpha=weight)
 
 
+def not_finite() -> FldiagError:
+    return FldiagError("a Hessian-vector product is not finite although loss and gradient are: a norm or square root at 0, or "
+                       "weights that diverged",
+                       "keep the argument off 0, for example sqrt(x**2 + 1e-12); or take products by differences of gradients "
+                       "(differences = True), use dtype float64, or diagnose weights from before the training diverged")
+
+
+def finite(product: Tensor) -> Tensor:
+    """The product. Raises FldiagError where it holds NaN or infinite values."""
+    if not bool(torch.isfinite(torch.linalg.vector_norm(product))):
+        raise not_finite()
+    return product
+
+
 class Operator:
-    """``sum_i weights[i] * M_i`` with M_i the [P, P] curvature of batch i, as ``v [P] -> Mv [P]`` in float64.
+    """``sum_i weights[i] * M_i + shift * I`` with M_i the [P, P] curvature of batch i, as ``v [P] -> Mv [P]`` in float64.
 
     A form of the product says how batch i is prepared (what does not depend on v: a graph, activations) and
     how the prepared batch multiplies. What was prepared for a batch stays for the next product while the
@@ -35,6 +49,7 @@ class Operator:
     """
 
     form = ""
+    shift = 0.0
 
     def __init__(self, w: Tensor, weights: Sequence[float], keep: int = 0):
         self._w = w.clone() if w.is_inference() else w.detach()  # made under inference_mode, it could not be differentiated at
@@ -65,15 +80,16 @@ class Operator:
         if v.shape != self._w.shape:
             raise FldiagError(f"the vector has shape {list(v.shape)}, the weights have {list(self._w.shape)}",
                               "give a vector as long as the weights")
+        total = self.shift * v.detach().double() if self.shift else torch.zeros_like(self._w, dtype=torch.float64)
         v = self._narrow(v.detach())
-        total = torch.zeros_like(self._w, dtype=torch.float64)
-        for i, weight in enumerate(self._weights):
-            prepared = self._kept[i] if i in self._kept else self._prepare(i)
-            if i not in self._kept and self._worth_keeping(i, prepared):
-                self._kept[i] = prepared
-            part = self._product(prepared, v)
-            if part is not None:
-                self._add(total, part, weight)
+        with torch.autocast(self._w.device.type, enabled=False):
+            for i, weight in enumerate(self._weights):
+                prepared = self._kept[i] if i in self._kept else self._prepare(i)
+                if i not in self._kept and self._worth_keeping(i, prepared):
+                    self._kept[i] = prepared
+                part = self._product(prepared, v)
+                if part is not None:
+                    self._add(total, part, weight)
         self.products += 1
         return total
 

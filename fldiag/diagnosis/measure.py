@@ -104,7 +104,9 @@ def _build(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], prog
                               f"reduce the work, for example with fewer points or draws (fldiag {entry.name} --help)", usage=True)
         for text in _announced(entry, subject, options, seconds, whole):
             tell(text)
-    with importable():
+    first = subject if isinstance(subject, Problem | History) else next(iter(subject), None)
+    device = first.device.type if isinstance(first, Problem | History) else "cpu"
+    with importable(), torch.autocast(device, enabled=False):
         return check(entry.build(subject, progress, **options))
 
 

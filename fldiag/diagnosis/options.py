@@ -59,6 +59,9 @@ SHARED = (
                                        "are constants.", WEIGHTS),
     Shared("differences", "bool", False, "Compute Hessian-vector products by finite differences of the gradient, for models "
                                          "that cannot be differentiated twice.", WEIGHTS),
+    Shared("weight_decay", "float", None, "Add the term L/2 |w|^2 to the loss, with this L (default: 0).", WEIGHTS, least=0),
+    Shared("allow", "str", None, "stop_gradient: accept a gradient that is not the derivative of the loss (detach(), "
+                                 "straight-through estimators)."),
     Shared("root", "str", None, "Folder that holds the data (default $FLDIAG_DATA).", any=True),
     Shared("download", "bool", False, "Download a missing public data set."),
     Shared("executor", "str", "serial", "Where work runs: serial, processes[:N] or dask[:ADDRESS].", any=True),

@@ -115,7 +115,8 @@ def _file(target: Checkpoint | Problem, problem: Problem, named: Sequence[Checkp
     """What an answer is about: the file, and where model or data were given, these too, since the file does not decide them."""
     if isinstance(target, Problem):
         of = {"file": named[0].path.name, "sha256": named[0].sha256} if len(named) == 1 else {}  # its clients
-        return {"digest": problem.digest(), "slice": problem.slice_name, "n": problem.n, "inputs": problem.inputs, **of}
+        return {"digest": problem.digest(), "slice": problem.slice_name, "n": problem.n, "inputs": problem.inputs,
+                "remarks": list(problem.remarks), **of}
     given = {k: v for k, v in (("model", target.model), ("data", target.data)) if v is not None}
     more = {"digest": problem.digest(), "remarks": list(problem.remarks),
             **{k: v for k, v in given.items() if isinstance(v, str)}} if given else {}
@@ -165,7 +166,8 @@ def _of_runs(entry: Diagnostic, targets: Sequence[Target], where: dict[str, Any]
 def remarks(problems: Sequence[Problem]) -> list[str]:
     """How data of one's own are seen, what a loss is the mean of, and where frozen parameters are counted as weights."""
     for problem in problems:
-        if problem.in_memory and bool(problem.w.isfinite().all()):  # what their targets look like is found out by looking
+        # what their targets look like, and whether what was allowed was there, is found out by looking
+        if (problem.in_memory or problem.allow) and bool(problem.w.isfinite().all()):
             problem.probe()
     told = list(dict.fromkeys(text for problem in problems for text in problem.remarks))
     for problem in problems:

@@ -159,7 +159,7 @@ def divide(entry: Diagnostic, options: Mapping[str, Any]) -> Divided:
 @cache
 def _schema(entry: Diagnostic) -> type[pydantic.BaseModel]:
     """The diagnostic's options and those of its subject, as one."""
-    own, kinds = entry.options.model_fields, {"str": str, "int": int, "bool": bool}
+    own, kinds = entry.options.model_fields, {"str": str, "int": int, "float": float, "bool": bool}
     fields: dict[str, Any] = {}
     for option in shared.shared_by(entry.on, own):
         kind: Any = Annotated[kinds[option.kind], pydantic.Field(ge=option.least)] if option.least is not None else \

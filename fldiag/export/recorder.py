@@ -331,7 +331,7 @@ class Recorder:
         """
         given = named(weights, self.module, self.recording.layout)
         if base := frozen.weights(self.module):
-            given = foreign.strip(given, foreign.prefix_of(given, self.module))
+            given = foreign.without_prefix(given, self.module)[0]
             moved = next((n for n, t in base.items() if n in given and not _equal(given[n], t)), None)
             if moved is not None:
                 raise FldiagError(f"frozen weights of {whose} differ from those of the recorder's model: {moved}",

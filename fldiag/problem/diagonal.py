@@ -50,8 +50,9 @@ class Diagonal:
 
 
 def _exactly(problem: Problem, names: Collection[str], total: bool, progress: Progress | None) -> dict[str, Tensor]:
-    found = {n: torch.zeros(() if total else s, dtype=torch.float64, device=problem.device)
-             for n, s in zip(problem.layout.names, problem.layout.shapes, strict=True) if n in names}
+    found = {n: torch.full(() if total else shape, problem.weight_decay * (shape.numel() if total else 1), dtype=torch.float64,
+                           device=problem.device)
+             for n, shape in zip(problem.layout.names, problem.layout.shapes, strict=True) if n in names}
     only = {n.rpartition(".")[0] for n in found}
     step = at_once(problem)
     for i, (start, stop) in enumerate(problem.bounds):

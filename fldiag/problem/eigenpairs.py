@@ -29,7 +29,7 @@ RATIO_INDEX = 5
 
 def noise_of(problem: Problem) -> float:
     """``NOISE``, or the error of products by differences."""
-    return max(NOISE[problem.dtype], problem.step.error if problem.differences else 0.0)
+    return max(NOISE[problem.dtype], problem.step.error if problem.by_differences else 0.0)
 
 
 def default_products(k: int) -> int:
@@ -81,7 +81,7 @@ def basis_limit(problem: Problem, k: int, size: int) -> int:
 def in_form(problem: Problem, matrix: Matrix, params: str | Sequence[str] | None) -> Matrix:
     """``ggn`` where the Hessian's block of these tensors is that of the Gauss-Newton matrix: of one layer in a network that
     is piecewise linear in each layer's weights. The products then have no negative curvature but rounding."""
-    if params is None or problem.differences:
+    if params is None or problem.by_differences:
         return matrix
     return "ggn" if within_a_layer(problem, block_names(problem, params)) else matrix
 

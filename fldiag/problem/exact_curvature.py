@@ -39,6 +39,8 @@ def inexact(problem: Problem) -> str | None:
 def _inexact(problem: Problem) -> str | None:
     if problem.batch_dependent:
         return "the loss depends on the batch" if problem.reduction == "batch" else "outputs depend on the batch"
+    if problem.probe().derivatives.wrong_products:
+        return "its double backward, with which the exact form is compared, is wrong"
     why = obstacle(problem.module)
     if why:
         return why
@@ -87,7 +89,7 @@ def _affine(problem: Problem) -> tuple[str, ...]:
     owners = {n: n.rpartition(".")[0] for n in problem.layout.names}
     layers = {name for name, m in problem.module.named_modules()
               if rules(m).squares is not None and rules(m).obstacle(m) is None and not hooked(m)}
-    if problem.differences or problem.batch_dependent or not layers & set(owners.values()):
+    if problem.by_differences or problem.batch_dependent or not layers & set(owners.values()):
         return ()
     x, y = problem.sample(4)
     with twice_differentiable(), problem.guarded():

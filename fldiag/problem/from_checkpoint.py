@@ -31,14 +31,14 @@ def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | No
             round: int | None = None, device: str = "auto", dtype: torch.dtype = torch.float32, memory: int = 2 * 2**30,
             root: str | None = None, download: bool = False, normalise: Normalise | None = None,
             name: str | None = None, loss: str | Callable[..., Any] | None = None, reduction: Reduction = "mean",
-            trainable: bool = False, differences: bool = False) -> Problem:
+            trainable: bool = False, differences: bool = False, weight_decay: float = 0.0, allow: str = "") -> Problem:
     """The loss surface of stored weights on a slice.
 
     ``client``: the trained weights of that client instead of the aggregated ones (only if stored). ``slice``,
     ``samples``: see ``fldiag.data.take``. ``round``: of a run (default: the last). ``normalise``: of data that are given,
     see ``fldiag.data.load``. ``loss``: a name of ``losses.BY_NAME``, ``pkg.mod:function`` or a function (outputs, y) -> the mean;
     by default what training minimises on such labels, and of batches that are dicts the model's own. ``reduction``,
-    ``trainable``, ``differences``: see ``Problem``.
+    ``trainable``, ``differences``, ``weight_decay``, ``allow``: see ``Problem``.
 
     Raises FldiagError when model or data are not known and not given, do not fit, or are user code that only
     a file names: such code is never run.
@@ -78,7 +78,7 @@ def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | No
     label = name or (checkpoint.label if client is None else f"{checkpoint.label} client {client}")
     made = Problem(module, made_of, where, params, buffers, name=label, dtype=dtype, device=device,
                    memory=memory, labels=labels, reduction=reduction, trainable=trainable,
-                   differences=differences)
+                   differences=differences, weight_decay=weight_decay, allow=allow)
     made.remarks += [*told, *([] if dataset is None else data.remarks(dataset))]
     return made
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import math
 import random
 import re
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, Literal, Self, get_args
@@ -72,6 +74,8 @@ def spread(n: int, count: int = 32) -> list[range]:
     return [range(i * n // 4, i * n // 4 + count // 4) for i in range(4)] if n > count else [range(n)]
 
 
+#: What ``allow`` may name: a gradient that is not the derivative of the loss.
+STOP_GRADIENT = "stop_gradient"
 #: What a loss returns for a batch: its mean over the examples, its sum, or one number that couples them (the whole slice is then
 #: one batch).
 Reduction = Literal["mean", "sum", "batch"]
@@ -90,7 +94,7 @@ class Ingredients:
                  buffers: Any = None, name: str = "", *, dtype: torch.dtype = torch.float32,
                  device: str | torch.device | None = None, memory: int = 2 * 2**30,
                  labels: Mapping[str, Any] | None = None, reduction: Reduction = "mean", trainable: bool = False,
-                 differences: bool = False):
+                 differences: bool = False, weight_decay: float = 0.0, allow: str = ""):
         if not isinstance(model, nn.Module):
             raise FldiagError(f"model is a {type(model).__name__}", "give a torch.nn.Module", usage=True)
         model, told = unwrapped(model)
@@ -100,6 +104,10 @@ class Ingredients:
         if reduction not in get_args(Reduction):
             raise FldiagError(f"reduction = {reduction!r}", "say what the loss returns for a batch: 'mean', 'sum' or 'batch' (it "
                               "couples the examples)", usage=True)
+        if not 0 <= weight_decay < math.inf:
+            raise FldiagError(f"weight_decay = {weight_decay}", "give a number of at least 0", usage=True)
+        if allow not in ("", STOP_GRADIENT):
+            raise FldiagError(f"allow = {allow!r}", f"what can be allowed is {STOP_GRADIENT!r}", usage=True)
         if dtype not in (torch.float32, torch.float64):
             raise FldiagError(f"dtype = {dtype} is too coarse for curvature",
                               "use torch.float32 or torch.float64", usage=True)
@@ -115,7 +123,11 @@ class Ingredients:
             raise FldiagError(f"{empty[0]!r} of the model lies on the device meta and has no values",
                               "make the model on another device, and load its weights", usage=True)
         self.layout, self.remarks, self.reduction = Layout.of(model, trainable), told, reduction
-        self.differences = differences
+        self.differences, self.weight_decay, self.allow = differences, float(weight_decay), allow
+        #: The user's own parameters, which a loss may read.
+        self.originals = tuple(weakref.ref(p) for p in model.parameters())
+        #: What was established for all problems of this model and loss.
+        self.shared: dict[str, Any] = {}
         self.name, self.dtype, self.memory, self.labels = name, dtype, int(memory), dict(labels or {})
         self.device = torch.device(device_of(device, dtype)) if device is not None else next(model.parameters()).device
         with self.guarded():  # a loader may shuffle
@@ -129,11 +141,17 @@ class Ingredients:
         self._take(model, params, buffers)
         with self.guarded():
             try:
-                self.module = copy.deepcopy(model)
-                own_loss = copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss
+                # results that forward left behind, as weight_norm does, are copied without their graph; and a loss that holds
+                # the model gets the same copy of it
+                memo: dict[int, Any] = {id(t): t.detach().clone() for m in model.modules() for t in vars(m).values()
+                                        if isinstance(t, Tensor) and t.grad_fn is not None}
+                self.module = copy.deepcopy(model, memo)
+                own_loss = copy.deepcopy(loss, memo) if isinstance(loss, nn.Module) else loss
             except RuntimeError as error:
                 raise FldiagError(f"the model cannot be copied: {error}",
                                   "keep no results of forward as attributes of the module") from error
+        if self.weight_decay:
+            self.remarks.append(f"the loss includes weight decay, {self.weight_decay:g}/2 ‖w‖² over all weights")
         self.module.to(self.device, dtype).eval()
         for m in self.module.modules():
             if isinstance(m, nn.Embedding | nn.EmbeddingBag):
@@ -156,6 +174,7 @@ class Ingredients:
         """The same loss on the same examples around other weights and buffers (of the whole model, as for ``Problem``)."""
         made = copy.copy(self)
         made._take(self.module, params, buffers)
+        made.originals = self.originals
         made.name, made.labels = self.name if name is None else name, dict(self.labels if labels is None else labels)
         return made
 
@@ -176,7 +195,12 @@ class Ingredients:
             data = [digest(*self.read(i, min(i + 1024, self.n))) for i in range(0, self.n, 1024)]
         return digest(names, list(self.layout.names), self.w, self.buffers, data, str(self.dtype),
                       *([self.frozen] if self.frozen else []), *(["differences"] if self.differences else []),
-                      *([self.reduction] if self.reduction != "mean" else []))
+                      *([self.reduction] if self.reduction != "mean" else []),
+                      *(["weight decay", self.weight_decay] if self.weight_decay else []))
+
+    def penalty(self, w: Tensor) -> float:
+        """Weight decay's part of the loss at w [P]: half its coefficient times the squared norm."""
+        return self.weight_decay / 2 * float(w.double().square().sum()) if self.weight_decay else 0.0
 
     @property
     def in_memory(self) -> bool:
@@ -195,7 +219,8 @@ class Ingredients:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """Context in which user code runs: global random states may be used and are put back, and the loss is one function.
+        """Context in which user code runs: global random states may be used and are put back, the loss is one function, and
+        computes in the problem's precision whatever autocast is on around the call.
 
         Without gradients, torch's encoder layers would take another way (the "fast path"), on which padded places are zero; the
         loss that is evaluated would not be the one that is differentiated.
@@ -203,7 +228,7 @@ class Ingredients:
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         try:
-            with untouched_randomness(self.device):
+            with untouched_randomness(self.device), torch.autocast(self.device.type, enabled=False):
                 yield
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from fldiag.curvature.hvp import derivative, twice_differentiable
 from fldiag.errors import FldiagError
 from fldiag.models.layers import batch_dependent, kin
+from fldiag.problem.derivatives import Derivatives, compare_derivatives, refuse_weights_in_loss, remarks
 from fldiag.problem.each import Each, fits, per_example
 from fldiag.problem.ingredients import Criterion, Ingredients
 from fldiag.problem.objective import Objective, settle
@@ -43,6 +44,8 @@ class Facts:
     per_example: Each | None  # (outputs, y) -> losses [b], None when the loss cannot be taken apart
     channels_last: bool  # whether evaluations without gradients use the channels-last memory format
     graph_bytes: int  # memory an example takes in a graph that is differentiated twice
+    derivatives: Derivatives  # whether gradient and products are derivatives
+    remarks: tuple[str, ...]  # what stands beside every result
 
 
 def _check_data(problem: Ingredients) -> tuple[Tree, Tree]:
@@ -279,6 +282,9 @@ def _channels_last(problem: Ingredients, x: Tree, z: Any) -> bool:
 
 def examine(problem: Ingredients) -> Facts:
     """The checks on up to 32 examples at the problem's weights. Raises FldiagError naming the culprit."""
+    if torch.is_inference_mode_enabled():
+        raise FldiagError("torch.inference_mode is on, in which nothing can be differentiated",
+                          "leave it out around fldiag's calls; torch.no_grad may stay", usage=True)
     tolerance = 1e-4 if problem.dtype == torch.float32 else 1e-9
     with problem.guarded(), torch.no_grad():
         x, y = _check_data(problem)
@@ -286,9 +292,13 @@ def examine(problem: Ingredients) -> Facts:
         again = recomputes(problem, cut(x, slice(0, 2)))
         found = settle(problem, x, y, z)
         value = _check_loss(problem, found.criterion, x, z, y, tolerance)
+        refuse_weights_in_loss(problem, found.criterion, x, z, y, tolerance)
         each = None if problem.reduction == "batch" else per_example(found.criterion, z, y, value) if found.each is None else \
             found.each if fits(found.each, z, y, value) else None
         room = graph_bytes(problem, x) if again else _graph_bytes(problem, found.criterion, x, y)
+        checked = problem.shared.get("derivatives") or compare_derivatives(problem, found.criterion, x, y)
+        problem.shared["derivatives"] = checked
         return Facts(recomputes=again, batch_dependent=_batch_dependent(problem, x, z, tolerance), objective=found,
                      outputs=z[0].numel() if isinstance(z, Tensor) and z.ndim else 1, per_example=each,
-                     channels_last=_channels_last(problem, x, z), graph_bytes=room)
+                     channels_last=_channels_last(problem, x, z), graph_bytes=room,
+                     derivatives=checked, remarks=(*found.told, *remarks(problem, checked)))

@@ -13,7 +13,7 @@ from torch import Tensor
 from fldiag.choices import Matrix
 from fldiag.curvature.finite_differences import Differences, Step, best_step
 from fldiag.curvature.hvp import derivative
-from fldiag.curvature.operator import Operator
+from fldiag.curvature.operator import Operator, finite, not_finite
 from fldiag.errors import FldiagError
 from fldiag.problem import recomputation
 from fldiag.problem.batch_size import DEPENDENT, kept, largest, room_for_graphs
@@ -61,6 +61,10 @@ class Problem(Ingredients):
             ``params`` still names them all.
         differences: Hessian-vector products by central differences of the gradient, for models that cannot be differentiated
             twice; the step is chosen automatically, and the column ``estimator`` gives its error.
+        weight_decay: λ of the term λ/2 ‖w‖² over these weights (biases included, added once, also to a sum), a part of the
+            loss and of its gradient, curvature and surfaces. Your loss does not contain it.
+        allow: ``"stop_gradient"`` accepts a gradient that is not the derivative of the loss (detach(), straight-through
+            estimators, gradient reversal); results are then about that gradient, and say so.
 
     Raises:
         FldiagError: model, weights, buffers or data do not fit each other.
@@ -75,8 +79,9 @@ class Problem(Ingredients):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what was established once: whoever gets a copy does that again."""
-        kept = {name for name in self.__dict__ if isinstance(getattr(type(self), name, None), cached_property)}
-        return {name: value for name, value in self.__dict__.items() if name not in kept and name != "executor"}
+        left_out = {name for name in self.__dict__ if isinstance(getattr(type(self), name, None), cached_property)}
+        state = {name: value for name, value in self.__dict__.items() if name not in left_out and name != "executor"}
+        return {**state, "originals": ()}
 
     def __repr__(self) -> str:
         name = f"{self.name!r}, " if self.name else ""
@@ -89,18 +94,19 @@ class Problem(Ingredients):
     # -- what is known about the problem
 
     def probe(self) -> Facts:
-        """Checks once, at ``w``, that the loss is a function of the weights alone and the mean over examples.
+        """Checks once, at ``w``, that the loss is a function of the weights alone and the mean over examples, and that its
+        gradient and the products with its Hessian are its derivatives.
 
         Raises FldiagError naming the culprit: active dropout or other randomness, running batch-norm, data
-        that change between readings, a loss that is no mean, labels out of range, NaN. Every evaluation
-        calls it first.
+        that change between readings, a loss that is no mean or reads the weights itself, a gradient that is not the derivative
+        of the loss, labels out of range, NaN. Every evaluation calls it first.
         """
         return self._facts
 
     @cached_property
     def _facts(self) -> Facts:
         facts = examine(self)
-        self.remarks += [text for text in facts.objective.told if text not in self.remarks]
+        self.remarks += [text for text in facts.remarks if text not in self.remarks]
         return facts
 
     @property
@@ -136,7 +142,14 @@ class Problem(Ingredients):
     @property
     def common(self) -> dict[str, Any]:
         """The columns every row of this problem's result tables shares."""
-        return {"run": self.name, "slice": self.slice_name, "n_examples": self.n, **self.labels}
+        decay = {"weight_decay": self.weight_decay} if self.weight_decay else {}
+        allowed = {"allow": self.allow} if self.allow else {}
+        return {"run": self.name, "slice": self.slice_name, "n_examples": self.n, **decay, **allowed, **self.labels}
+
+    @property
+    def by_differences(self) -> bool:
+        """Whether products are taken by differences of gradients: it was said, or double backward is wrong for this model."""
+        return self.differences or self.probe().derivatives.wrong_products
 
     # -- parts of an evaluation
 
@@ -186,12 +199,21 @@ class Problem(Ingredients):
         return join([z for z, _ in parts]), join([y for _, y in parts])
 
     def losses(self, w: Tensor | None = None) -> Tensor | None:
-        """The loss of each example [n] in float64, None when the loss cannot be taken per example."""
+        """The loss of each example [n] in float64, None when the loss cannot be taken per example. Weight decay is in it as far
+        as the example counts."""
         one_by_one = self.probe().per_example
         if one_by_one is None:
             return None
+        w = self._vector(w)
         with self.guarded(), torch.no_grad():
-            return torch.cat([one_by_one(z, y) for z, y in self._outputs(self._vector(w))])
+            return self.with_decay(torch.cat([one_by_one(z, y) for z, y in self._outputs(w)]), w)
+
+    def with_decay(self, losses: Tensor, w: Tensor) -> Tensor:
+        """Losses of the examples [n] with weight decay at w [P], so that their mean is the loss."""
+        if not self.weight_decay:
+            return losses
+        counts = self.recall("counts", self._counts)
+        return losses + self.penalty(w) * (1.0 if counts is None else counts)
 
     def loss(self, w: Tensor | None = None) -> tuple[float, float | None]:
         """Mean loss at w [P] (default: ``.w``) and its standard error over the examples.
@@ -203,15 +225,17 @@ class Problem(Ingredients):
         if losses is not None:
             mean = float(losses.mean())
             return mean, self.stderr(losses)
+        w = self._vector(w)
         with self.guarded(), torch.no_grad():
             parts = [float(self.criterion(z, y)) * (stop - start) / self.n for (z, y), (start, stop)
-                     in zip(self._outputs(self._vector(w)), self.bounds, strict=True)]
-        return math.fsum(parts), None
+                     in zip(self._outputs(w), self.bounds, strict=True)]
+        return math.fsum(parts) + self.penalty(w), None
 
     def scores(self, w: Tensor | None = None) -> Scores:
         """Losses and, where the loss is a classification, right answers at w [P] (default: ``.w``), of one forward pass."""
         self.probe()
-        return score(self, self._outputs(self._vector(w)))
+        w = self._vector(w)
+        return score(self, w, self._outputs(w))
 
     def stderr(self, losses: Tensor) -> float | None:
         """The standard error of the mean of the examples' losses [n]; where they are not counted alike, that of the ratio of
@@ -243,17 +267,21 @@ class Problem(Ingredients):
 
     def gradient(self, w: Tensor | None = None) -> Tensor:
         """The gradient of the mean loss at w, [P] in float64."""
+        if w is None:
+            self._refuse_infinite_gradient()
+        w = self._vector(w)
         if self.probe().recomputes:
             shares = [(stop - start) / self.n for start, stop in self.bounds]
-            return recomputation.gradient(self, self._vector(w), ((*self.batch(i), s) for i, s in enumerate(shares)))
-        at = self._vector(w).clone().requires_grad_()
-        total = torch.zeros_like(at, dtype=torch.float64)
-        for loss, share in zip(*self._terms(), strict=True):
-            with torch.enable_grad():
-                part, = derivative(loss(at), [at])
-            if part is not None:
-                total.add_(part, alpha=share)
-        return total
+            total = recomputation.gradient(self, w, ((*self.batch(i), s) for i, s in enumerate(shares)))
+        else:
+            at = w.clone().requires_grad_()
+            total = torch.zeros_like(w, dtype=torch.float64)
+            for loss, share in zip(*self._terms(), strict=True):
+                with torch.enable_grad(), self.guarded():
+                    part, = derivative(loss(at), [at])
+                if part is not None:
+                    total.add_(part, alpha=share)
+        return total.add_(w, alpha=self.weight_decay) if self.weight_decay else total
 
     @cached_property
     def _recalled(self) -> dict[Any, Any]:
@@ -280,7 +308,10 @@ class Problem(Ingredients):
         Raises FldiagError when the form asked for does not fit the model.
         """
         w = self.w if w is None else self._vector(w).clone()
-        if self.differences and form == "auto":
+        self._refuse_infinite_gradient()
+        if self.probe().derivatives.not_finite == "product" and not self.differences:
+            raise not_finite()
+        if self.by_differences and form == "auto":
             if matrix != "hessian":
                 raise FldiagError("the Gauss-Newton matrix cannot be computed by differences of gradients",
                                   "use matrix = 'hessian'", usage=True)
@@ -293,7 +324,13 @@ class Problem(Ingredients):
         found = build(self, chosen, matrix, w, batches, shares, keep=kept(graph, len(batches), w, memory),
                       room=room_for_graphs(w, memory))
         assert found is not None  # it agreed
+        found.shift = self.weight_decay
         return found
+
+    def _refuse_infinite_gradient(self) -> None:
+        if self.probe().derivatives.not_finite == "gradient":
+            raise FldiagError("the loss is finite at these weights and its gradient is not: a square root, power or logarithm at "
+                              "0", "keep its argument off 0, for example sqrt(x + 1e-12)")
 
     @property
     def step(self) -> Step:
@@ -306,7 +343,7 @@ class Problem(Ingredients):
 
     def said(self, estimator: str) -> str:
         """The estimator's name, with what differences do to it."""
-        return f"{estimator} ({self.step})" if self.differences else estimator
+        return f"{estimator} ({self.step})" if self.by_differences else estimator
 
     def _agrees(self, form: str, matrix: Matrix) -> bool:
         self.probe()
@@ -314,4 +351,4 @@ class Problem(Ingredients):
 
     def hvp(self, v: Tensor, w: Tensor | None = None) -> Tensor:
         """The Hessian at w (default: ``.w``) times v [P], in float64; ``hessian`` is for several."""
-        return self.hessian(w, keep=False)(v)
+        return finite(self.hessian(w, keep=False)(v))

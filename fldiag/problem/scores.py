@@ -52,8 +52,8 @@ class Scores:
         return float(self.right.double().std()) / math.sqrt(len(self.right))
 
 
-def score(problem: Problem, batches: Iterable[tuple[Any, Tree]]) -> Scores:
-    """The scores of (outputs, targets) of all the problem's batches, in their order."""
+def score(problem: Problem, w: Tensor, batches: Iterable[tuple[Any, Tree]]) -> Scores:
+    """The scores at w [P] of (outputs, targets) of all the problem's batches, in their order."""
     one_by_one, n, answers = problem.probe().per_example, problem.n, AnswerCounter(problem)
     each, means = [], []
     with problem.guarded(), torch.no_grad():
@@ -63,9 +63,10 @@ def score(problem: Problem, batches: Iterable[tuple[Any, Tree]]) -> Scores:
             else:
                 each.append(one_by_one(z, y))
             answers.add(z, y)
-    losses = torch.cat(each) if each else None
-    loss = math.fsum(means) if losses is None else float(losses.mean())
-    return answers.scores(loss, losses)
+    losses = problem.with_decay(torch.cat(each), w) if each else None
+    penalty = problem.penalty(w)
+    loss = math.fsum(means) + penalty if losses is None else float(losses.mean())
+    return answers.scores(loss, losses, penalty)
 
 
 class AnswerCounter:
@@ -101,13 +102,13 @@ class AnswerCounter:
             loss = float(self.problem.criterion(torch.full_like(z, self.kind.uniform), y))
             self.guess_loss += loss * len(labels) / self.problem.n
 
-    def scores(self, loss: float, losses: Tensor | None) -> Scores:
+    def scores(self, loss: float, losses: Tensor | None, penalty: float) -> Scores:
         total = float(self.counts.sum())
         if self.kind is None or not total:
             return Scores(loss, losses, None)
         right = torch.cat(self.right)
         right = right.double() * (len(right) / total) if self.several else right.bool()
-        return Scores(loss, losses, right, None if math.isnan(self.guess_loss) else self.guess_loss,
+        return Scores(loss, losses, right, None if math.isnan(self.guess_loss) else self.guess_loss + penalty,
                       tuple((self.counts / total).tolist()))
 
     def _kind(self, z: Any, y: Any) -> _Kind | None:

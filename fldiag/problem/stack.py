@@ -82,8 +82,10 @@ def side_by_side(problems: Sequence[Problem], examples: Sequence[tuple[Tensor, T
         with first.guarded():
             return (one_by_one(z, y) * share.flatten()).sum()
 
-    return ChainOperator(found, summed, [lambda: (x, y)], [1.0], torch.stack([p.w for p in problems]), first.layout,
-                         room=first.memory // 2)
+    operator = ChainOperator(found, summed, [lambda: (x, y)], [1.0], torch.stack([p.w for p in problems]), first.layout,
+                             room=first.memory // 2)
+    operator.shift = first.weight_decay
+    return operator
 
 
 def eigenpairs(problems: Sequence[Problem], k: int, *, tol: float, max_products: int, seed: int = 0,
@@ -138,7 +140,8 @@ def _sound(problem: Problem) -> bool:
         facts = problem.probe()
     except FldiagError:
         return False
-    return facts.per_example is not None and facts.objective.each is None and not facts.batch_dependent
+    return facts.per_example is not None and facts.objective.each is None and not facts.batch_dependent \
+        and not problem.by_differences and not facts.derivatives.not_finite
 
 
 def _agreeing(problems: Sequence[Problem], able: list[int]) -> list[int]:
@@ -156,6 +159,7 @@ def _agreeing(problems: Sequence[Problem], able: list[int]) -> list[int]:
     for i, p, xy, product in zip(able, chosen, some, products, strict=True):
         alone = build(p, "double backward", "hessian", p.w, [lambda xy=xy: xy], [1.0])  # type: ignore[misc]
         assert alone is not None
+        alone.shift = p.weight_decay
         expected = alone(v)
         if bool((product - expected).norm() <= AGREEMENT[p.dtype] * expected.norm()):
             agreeing.append(i)

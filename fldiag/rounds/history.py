@@ -76,7 +76,7 @@ class History(Rounds):
                  shares: Literal["n", "uniform", "batches"] = "n", batch_size: int = 1, samples: int | None = None,
                  stack: Literal["auto", "on", "off"] = "auto", device: str | torch.device = "cpu",
                  dtype: torch.dtype = torch.float32, memory: int = 2 * 2**30, files: Mapping[str, str | None] | None = None,
-                 notes: Sequence[str] = (), steps: Callable[[int], pd.DataFrame | None] | None = None):
+                 notes: Sequence[str] = (), steps: Callable[[int], pd.DataFrame | None] | None = None, allow: str = ""):
         if stack not in ("auto", "on", "off"):
             raise FldiagError(f"stack = {stack!r} is not one of auto, on, off", "choose one of them", usage=True)
         self.device, self.dtype, self.parts = torch.device(device_of(device, dtype)), dtype, list(parts)
@@ -85,7 +85,8 @@ class History(Rounds):
         self.network.buffers = {n: self._place(b) for n, b in self.network.buffers.items()}
         self.layout, self.labels = self.network.layout, dict(labels or {})
         self.shares, self.batch_size, self.samples, self.memory = shares, batch_size, samples, int(memory)
-        self._dataset = dataset
+        self._dataset, self.allow = dataset, allow
+        self._shared: dict[str, Any] = {}  # of the problems, which have model and loss in common
         self._pool = None if dataset is None else Pool(dataset, self.parts, samples, self.device, dtype)
         self.stack = dataset is not None and stacked(self.network, dataset, stack)
         super().__init__(rounds, name, len(self.parts), notes, steps)
@@ -104,7 +105,7 @@ class History(Rounds):
     def of(run: Run, *, rounds: Sequence[int] | None = None, samples: int | None = None,
            stack: Literal["auto", "on", "off"] = "auto", device: str = "auto", dtype: torch.dtype = torch.float32,
            memory: int = 2 * 2**30, root: str | None = None, download: bool = False, normalise: Normalise | None = None,
-           model: Any = None, data: Any = None, name: str | None = None) -> History:
+           model: Any = None, data: Any = None, name: str | None = None, allow: str = "") -> History:
         """The stored rounds of a run (``rounds``: only these). ``model``, ``data`` (seen as ``normalise``
         says): instead of those the run names.
 
@@ -116,7 +117,8 @@ class History(Rounds):
                               f"it has {ranges(run.rounds)}", usage=True)
         recipe = run.path.absolute(), {
             "rounds": rounds, "samples": samples, "stack": stack, "device": device, "dtype": dtype, "memory": memory,
-            "root": root, "normalise": normalise, "model": model, "data": data, "name": name}, run.allow_code
+            "root": root, "normalise": normalise, "model": model, "data": data, "name": name,
+            "allow": allow}, run.allow_code
         chosen = sorted(set(rounds)) if rounds is not None else [r for r in run.rounds if r] or run.rounds  # 0: before training
         first = first_readable(run, chosen, model, data)
         targets.check_code(first)
@@ -149,7 +151,7 @@ class History(Rounds):
                               "metrics": run.metrics_digest,
                               **{f: digest for f, digest in run.index["files"].items() if f.startswith("steps/")}},
                        steps=lambda r: run.steps(r) if r in run.recorded else None,
-                       notes=[*notes, *origin])
+                       notes=[*notes, *origin], allow=allow)
         made.recipe = recipe
         if run.origin:
             made.examples, made.remedy, made.outside = run.origin["examples"], RECEIVED, frozenset(run.origin["outside"])
@@ -196,8 +198,11 @@ class History(Rounds):
         if not len(self.pool.y[where]) and not any(map(len, self.parts)):
             raise FldiagError(UNDEALT, DEAL)
         criterion = losses.criterion(self.dataset.regression)
-        return Problem(self.network.module, criterion, self.pool.take(where, name), *weights, name=self.name, dtype=self.dtype,
-                       device=self.device, memory=self.memory, labels={**self.labels, **labels})
+        problem = Problem(self.network.module, criterion, self.pool.take(where, name), *weights, name=self.name,
+                          dtype=self.dtype, device=self.device, memory=self.memory, labels={**self.labels, **labels},
+                          allow=self.allow)
+        problem.shared = self._shared
+        return problem
 
     def final_rows(self) -> list[Row]:
         """Loss and accuracy of the last round's aggregated model on the test split; none where there are no examples, or where

@@ -9,7 +9,6 @@ layer added up; CIFAR CNN of 2.2 M parameters (bound by its second convolution):
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -112,10 +111,8 @@ class Evaluator:
             x = m(x)
         return x
 
-    def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        if not self.bf16:
-            return contextlib.nullcontext()
-        return torch.autocast(self.problem.device.type, dtype=torch.bfloat16)
+    def _precision(self, bf16: bool) -> torch.autocast:
+        return torch.autocast(self.problem.device.type, dtype=torch.bfloat16, enabled=bf16)
 
     def _sums(self, coefficients: tuple[float, ...]) -> Iterator[Tensor]:
         """The first layer's outputs: all but the first direction's share is kept for the next point of a row."""
@@ -141,21 +138,21 @@ class Evaluator:
             found.append(h)
         return found
 
-    def _called(self, coefficients: tuple[float, ...]) -> list[Any]:
+    def _called(self, coefficients: tuple[float, ...], bf16: bool = False) -> list[Any]:
         views, p = self._views(self.at(*coefficients)), self.problem
         held = None if self.buffers is None else self.buffers(*coefficients)
         found = []
         for i in range(len(p.bounds)):
             own = None if held is None else {n: b.clone() for n, b in held.items()}
-            with p.guarded():
+            with p.guarded(), self._precision(bf16):
                 found.append(p.call(views, self._input(i), own))
         return found
 
     # -- the loss
 
     def _outputs(self, coefficients: tuple[float, ...]) -> list[Any]:
-        with torch.no_grad(), self._precision():
-            found = self._chained(coefficients) if self.chain is not None else self._called(coefficients)
+        with torch.no_grad(), self._precision(self.bf16):
+            found = self._chained(coefficients) if self.chain is not None else self._called(coefficients, self.bf16)
         return [z.float() if isinstance(z, Tensor) and z.dtype == torch.bfloat16 else z for z in found]
 
     def losses(self, *coefficients: float) -> Tensor | None:
@@ -167,7 +164,8 @@ class Evaluator:
             return None
         found = self._outputs(coefficients)
         with self.problem.guarded(), torch.no_grad():
-            return torch.cat([one_by_one(z, self.problem.batch(i)[1]) for i, z in enumerate(found)])
+            losses = torch.cat([one_by_one(z, self.problem.batch(i)[1]) for i, z in enumerate(found)])
+        return self.problem.with_decay(losses, self.at(*coefficients))
 
     def __call__(self, *coefficients: float) -> tuple[float, float | None]:
         """Mean loss and its standard error over the examples, as ``Problem.loss``."""
@@ -179,18 +177,19 @@ class Evaluator:
         each = self.losses(*coefficients)
         if each is not None:
             return float(each.mean()), p.stderr(each)
-        return self._mean(self._outputs(coefficients)), None
+        return self._mean(self._outputs(coefficients), coefficients), None
 
-    def _mean(self, outputs: list[Any]) -> float:
+    def _mean(self, outputs: list[Any], coefficients: tuple[float, ...]) -> float:
         p = self.problem
         with p.guarded(), torch.no_grad():
-            return math.fsum(float(p.criterion(z, p.batch(i)[1])) * (stop - start) / p.n for (i, z), (start, stop)
-                             in zip(enumerate(outputs), p.bounds, strict=True))
+            return p.penalty(self.at(*coefficients)) + math.fsum(
+                float(p.criterion(z, p.batch(i)[1])) * (stop - start) / p.n for (i, z), (start, stop)
+                in zip(enumerate(outputs), p.bounds, strict=True))
 
     def scores(self, *coefficients: float) -> Scores:
         """Losses and right answers of one forward pass."""
         found = self._outputs(coefficients)
-        return score(self.problem, ((z, self.problem.batch(i)[1]) for i, z in enumerate(found)))
+        return score(self.problem, self.at(*coefficients), ((z, self.problem.batch(i)[1]) for i, z in enumerate(found)))
 
 
 def _weighted(m: nn.Module) -> bool:

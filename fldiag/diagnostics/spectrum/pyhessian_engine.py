@@ -71,6 +71,8 @@ def _engine(problem: Problem, loader: _Loader, told: Callable[[int], None]) -> A
         import pyhessian
     except ImportError:
         raise FldiagError("PyHessian is not installed", "pip install pyhessian, or leave out --engine") from None
+    if problem.weight_decay:
+        raise FldiagError("PyHessian sees the model and its loss, not weight decay", "leave out --engine pyhessian", usage=True)
     if problem.dtype != torch.float32:
         raise FldiagError("PyHessian draws its vectors in single precision", "use precision fp32 with this engine", usage=True)
 

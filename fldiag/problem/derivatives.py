@@ -1,0 +1,266 @@
+"""Are gradient and Hessian-vector product the derivatives of the loss? Checked on a few examples, once per model and loss.
+
+All comparisons are made at weights a little beside the problem's, in double precision where the model computes in it. There no
+ReLU, maximum or absolute value lies at its kink, as it may at zero biases or zero inputs, and steps are so short that none is
+crossed. A comparison counts only where two steps of different length agree with each other, and a gradient is wrong only if it
+disagrees in most directions: kinks, jumps and rounding errors disagree with themselves first.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fldiag.curvature.finite_differences import difference
+from fldiag.curvature.hvp import Hessian, derivative
+from fldiag.errors import FldiagError, first_line
+from fldiag.problem.ingredients import STOP_GRADIENT, Criterion, Ingredients
+from fldiag.problem.trees import Tree, clone, count, cut, same
+from fldiag.seeding import torch_rng
+
+#: Examples of a comparison, directions of the gradient's, and in how many of them it must disagree to be wrong.
+EXAMPLES, DIRECTIONS, MOST = 8, 4, 3
+#: Steps, relative to the weights, are this power of the precision (in double precision, and not). A longer one, this many times
+#: as long, must agree.
+STEP, FACTOR = {True: 0.5, False: 0.4}, 4.0
+#: Relative error from which on a derivative is wrong, in double and in single precision.
+WRONG = {torch.float64: 1e-3, torch.float32: 1e-2}
+#: Vectors as long as the weights that the comparisons in double precision hold at a time.
+VECTORS = 10
+
+
+@dataclass(frozen=True)
+class Derivatives:
+    """``slopes``: of the loss along a direction, by differences and by the gradient, where the gradient is not its derivative.
+    ``wrong_products``: double backward is not the derivative of the gradient. ``not_finite``: ``gradient`` or ``product``, where
+    the loss is finite. ``remark``: why nothing could be compared."""
+
+    slopes: tuple[float, float] | None = None
+    wrong_products: bool = False
+    not_finite: str = ""
+    remark: str = ""
+
+
+def compare_derivatives(problem: Ingredients, criterion: Criterion, x: Tree, y: Tree) -> Derivatives:
+    """The comparisons on up to ``EXAMPLES`` of these examples. What keeps them from being made is a remark."""
+    few = torch.arange(0, count(x), max(1, count(x) // EXAMPLES), device=problem.device)[:EXAMPLES]
+    some = clone(cut(x, few))
+    batch = some, some if y is x else clone(cut(y, few))
+    fits = VECTORS * 8 * problem.layout.size <= problem.memory
+    reason = ""
+    for twin, (inputs, targets) in [*([_double(problem, *batch)] if fits else []), (problem, batch)]:
+        try:
+            return _Comparison(twin, criterion, inputs, targets).result()
+        except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, FldiagError) as error:
+            reason = first_line(error)
+    return Derivatives(remark=f"whether the gradient is the derivative of the loss was not checked: {reason}")
+
+
+def _double(problem: Ingredients, x: Tree, y: Tree) -> tuple[Ingredients, tuple[Tree, Tree]]:
+    def wide(t: Tensor) -> Tensor:
+        return t.double() if t.is_floating_point() else t
+
+    twin = copy.copy(problem)
+    twin.dtype, twin.w = torch.float64, problem.w.double()
+    twin.frozen, twin.buffers = ({n: wide(t) for n, t in tensors.items()} for tensors in (problem.frozen, problem.buffers))
+    inputs = tree_map(wide, x)
+    return twin, (inputs, inputs if y is x else tree_map(wide, y))
+
+
+def remarks(problem: Ingredients, checked: Derivatives) -> tuple[str, ...]:
+    """What the comparisons say about every result of the problem.
+
+    Raises FldiagError where the gradient is not the derivative of the loss, and nobody allowed it.
+    """
+    if checked.slopes is not None:
+        loss, gradient = checked.slopes
+        what = (f"the gradient is not the derivative of the loss: along a random direction the loss changes by {loss:.3g}, by "
+                f"the gradient {gradient:.3g} (detach(), torch.no_grad(), a straight-through estimator, a gradient reversal or "
+                "another backward of one's own)")
+        if problem.allow != STOP_GRADIENT:
+            held = any(not p.requires_grad for p in problem.module.parameters())
+            raise FldiagError(what, f'remove it, or accept results about this gradient: allow = "{STOP_GRADIENT}"' + (
+                "; trainable = True leaves parameters that are frozen on purpose out" if held and not problem.frozen else ""))
+        return (f"{what}: gradient and curvature are those of this gradient",)
+    if checked.wrong_products:
+        return ("double backward of this model is not the derivative of its gradient: Hessian-vector products are taken by "
+                "differences of gradients",)
+    return (checked.remark,) if checked.remark else ()
+
+
+class _Comparison:
+    """The loss of a few examples as a function of the weights, with its derivatives beside differences."""
+
+    def __init__(self, problem: Ingredients, criterion: Criterion, x: Tree, y: Tree):
+        self.problem, self.criterion, self.x, self.y = problem, criterion, x, y
+        w = problem.w.clone()
+        precision = _Precision(w.dtype)
+        with torch.no_grad(), precision, problem.guarded():
+            outputs = problem.call(w, clone(x))
+            value = criterion(outputs, y)
+        if precision.eps > torch.finfo(torch.float32).eps:
+            raise FldiagError(f"the model computes in a precision of {precision.eps:.0e}")
+        self.double = precision.eps == torch.finfo(torch.float64).eps
+        self.wrong, self.step = WRONG[torch.float64 if self.double else torch.float32], precision.eps**STEP[self.double]
+        self.eps = precision.eps
+        self.size = float(w.double().norm()) / math.sqrt(len(w)) or 0.1  # of a weight
+        #: Of the loss: the largest number that may cancel in it.
+        self.rounding = self.eps * max([abs(float(value)), *(float(t.abs().max()) for t in tree_leaves(outputs) if _eps(t) and
+                                                             t.numel())])
+        self.w = (w.double() + math.sqrt(self.step) * self.vector("weights beside")).to(w)
+
+    def vector(self, purpose: str, number: int = 0) -> Tensor:
+        """A random direction [P] in which weights change by about their size."""
+        generator = torch_rng(0, f"derivatives: {purpose}", number)
+        return torch.randn(self.problem.layout.size, generator=generator).to(self.problem.device).double() * self.size
+
+    def term(self, w: Any) -> Tensor:
+        with self.problem.guarded():
+            return self.criterion(self.problem.call(w, clone(self.x)), self.y).reshape(())
+
+    def loss(self, w: Tensor) -> float:
+        with torch.no_grad():
+            return float(self.term(w))
+
+    def gradient(self, w: Tensor) -> Tensor:
+        at = w.clone().requires_grad_()
+        with torch.enable_grad(), self.problem.guarded():
+            part, = derivative(self.term(at), [at])
+        return torch.zeros_like(w, dtype=torch.float64) if part is None else part.double()
+
+    def result(self) -> Derivatives:
+        value, gradient = self.loss(self.w), self.gradient(self.w)
+        if not math.isfinite(value):
+            raise FldiagError("the loss is not finite at weights beside the problem's")
+        at_weights = self.gradient(self.problem.w.clone())
+        if not bool(at_weights.isfinite().all()):
+            return Derivatives(not_finite="gradient")
+        slopes = self.wrong_slopes(value, gradient)
+        if slopes is not None or self.problem.differences:
+            return Derivatives(slopes)
+        # of a product in which all that matters cancels
+        rounding = 1e4 * (self.eps * float(gradient.norm()) + self.rounding / float(self.w.double().norm()))
+        try:
+            return self.products(rounding)
+        except FldiagError:  # not differentiable twice, which whoever asks for a product is told
+            return Derivatives()
+
+    def wrong_slopes(self, value: float, gradient: Tensor) -> tuple[float, float] | None:
+        """The first slope, by differences and by the gradient, if they disagree in most directions."""
+        wrong = []
+        scale = float(gradient.norm()) * self.size
+        for i in range(DIRECTIONS):
+            v = self.vector("slope", i)
+            expected = float(gradient @ v)
+            near, far = self.slopes(v, self.step, value), self.slopes(v, FACTOR * self.step, value)
+            slope = sum(near) / 2
+            error = abs(slope - expected)
+            # slopes to both sides differ by a multiple of the step, and over a kink by its jump whatever the step
+            kink = (near[0] - near[1]) - (far[0] - far[1]) / FACTOR
+            apart = max(abs(slope - sum(far) / 2), abs(kink))
+            if apart <= error / 10 and error > self.wrong * max(scale, abs(slope)) + 10 * self.rounding / self.step:
+                wrong.append((slope, expected))
+        return wrong[0] if len(wrong) >= MOST else None
+
+    def slopes(self, v: Tensor, step: float, value: float) -> tuple[float, float]:
+        """Of the loss, which is ``value`` at the weights, ahead and behind."""
+        ahead, behind = (self.loss((self.w.double() + sign * step * v).to(self.w)) for sign in (1, -1))
+        return (ahead - value) / step, (value - behind) / step
+
+    def products(self, rounding: float) -> Derivatives:
+        def product(w: Tensor, v: Tensor) -> Tensor:
+            with self.problem.guarded():
+                return Hessian([self.term], [1.0], w.clone(), 0, self.problem.layout)(v)
+
+        u, v = self.vector("product", 0), self.vector("product", 1)
+        if not bool(product(self.problem.w, v).isfinite().all()):
+            return Derivatives(not_finite="product")
+        hu, hv = product(self.w, u), product(self.w, v)
+        asymmetry = abs(float(u @ hv) - float(v @ hu))
+        wrong = asymmetry > self.size * (self.wrong * float(hv.norm() + hu.norm()) + rounding)
+        # in single precision steps are so long that they cross kinks, and what those add to a difference is no error
+        if self.double and not wrong:
+            near, far = (float(v.norm()) * difference(self.gradient, self.w, v, step)
+                         for step in (self.step, FACTOR * self.step))
+            error = float((near - hv).norm())
+            wrong = float((near - far).norm()) <= error / 10 and error > self.wrong * float(near.norm()) + rounding
+        return Derivatives(wrong_products=wrong)
+
+
+class _Precision(TorchDispatchMode):
+    """The coarsest precision that values are rounded to on their way, at least that of ``dtype``."""
+
+    def __init__(self, dtype: torch.dtype):
+        super().__init__()
+        self.eps = torch.finfo(dtype).eps
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        before = [eps for t in tree_leaves((args, kwargs)) if (eps := _eps(t))]
+        after = [eps for t in tree_leaves(result) if (eps := _eps(t))]
+        if before and after and max(after) > min(before):
+            self.eps = max(self.eps, *after)
+        return result
+
+
+def _eps(t: Any) -> float:
+    return torch.finfo(t.dtype).eps if isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex()) else 0.0
+
+
+# -- a loss that reads the weights
+
+def refuse_weights_in_loss(problem: Ingredients, criterion: Criterion, x: Tree, z: Any, y: Tree, tolerance: float) -> None:
+    """Raises FldiagError where the loss of fixed outputs depends on the model's weights: they are moved without the user's
+    module, so such a term would stay as it is, and gradient and curvature would lack it."""
+    try:
+        reads = _reads_weights(problem, criterion, x, z, y, tolerance)
+    except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, FldiagError):  # it cannot be tried
+        return
+    if reads:
+        raise FldiagError("the loss reads the model's weights beside its outputs, as an L2 penalty does; such a term has no part "
+                          "in gradient and curvature here",
+                          "take it out of the loss: of λ/2 ‖w‖² say Problem(..., weight_decay=λ), any other term let the model "
+                          "return with its outputs")
+
+
+def _reads_weights(problem: Ingredients, criterion: Criterion, x: Tree, z: Any, y: Tree, tolerance: float) -> bool:
+    parameters = [*problem.module.parameters(), *(p for ref in problem.originals if (p := ref()) is not None)]
+    value = criterion(z, y)
+    with _Moved(parameters):
+        moved = criterion(z, y)
+    if not same(value, moved, tolerance):
+        return True
+    with torch.enable_grad():
+        parts = derivative(criterion(z, y), [p for p in parameters if p.requires_grad], twice=True)  # the user's graph stays
+    if any(part is not None for part in parts):
+        return True
+    problem.call(1.5 * problem.w + 0.1, clone(x))  # what the model leaves behind for the loss, such as in a forward hook
+    after = criterion(z, y)
+    problem.call(problem.w, clone(x))
+    return not same(after, criterion(z, y), tolerance)
+
+
+class _Moved(TorchDispatchMode):
+    """Operations get other values in place of these tensors and of views of them."""
+
+    def __init__(self, tensors: Sequence[Tensor]):
+        super().__init__()
+        self._memory = {t.untyped_storage().data_ptr() for t in tensors if t.numel()}
+
+    def _value(self, t: Any) -> Any:
+        if not isinstance(t, Tensor) or not t.is_floating_point() or t.untyped_storage().data_ptr() not in self._memory:
+            return t
+        return 1.5 * t + 0.1
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.is_view:
+            return func(*args, **(kwargs or {}))
+        return func(*tree_map(self._value, args), **tree_map(self._value, kwargs or {}))
