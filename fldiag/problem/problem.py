@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -198,7 +198,11 @@ class Problem(Ingredients):
     def scores(self, w: Tensor | None = None) -> Scores:
         """Losses and, where the loss is a classification, right answers at w [P] (default: ``.w``), of one forward pass."""
         self.probe()
-        return score(self, self._outputs(self._vector(w)))
+        return self.scores_of(self._outputs(self._vector(w)))
+
+    def scores_of(self, batches: Iterable[tuple[Any, Tree]]) -> Scores:
+        """The same of (outputs, targets) of all batches, in their order."""
+        return score(self, batches, self.probe().per_example)
 
     def stderr(self, losses: Tensor) -> float | None:
         """The standard error of the mean of the examples' losses [n]; where they are not counted alike, that of the ratio of

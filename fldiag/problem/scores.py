@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fldiag.problem.each import Each
+from fldiag.problem.ingredients import Ingredients
 from fldiag.problem.objective import IGNORED, _entropy
-from fldiag.problem.trees import Tree
-
-if TYPE_CHECKING:
-    from fldiag.problem.problem import Problem
+from fldiag.problem.trees import Tree, count
 
 #: Relative difference below which two losses in single precision are the same one.
 SAME = 1e-4
@@ -52,16 +51,17 @@ class Scores:
         return float(self.right.double().std()) / math.sqrt(len(self.right))
 
 
-def score(problem: Problem, batches: Iterable[tuple[Any, Tree]]) -> Scores:
-    """The scores of (outputs, targets) of all the problem's batches, in their order."""
-    one_by_one, n, answers = problem.probe().per_example, problem.n, AnswerCounter(problem)
+def score(problem: Ingredients, batches: Iterable[tuple[Any, Tree]], per_example: Each | None) -> Scores:
+    """The scores of (outputs, targets) of all the problem's batches; ``per_example``: the loss of each example, where it can be
+    taken."""
+    answers = AnswerCounter(problem)
     each, means = [], []
     with problem.guarded(), torch.no_grad():
-        for (z, y), (start, stop) in zip(batches, problem.bounds, strict=True):
-            if one_by_one is None:
-                means.append(float(problem.criterion(z, y)) * (stop - start) / n)
+        for z, y in batches:
+            if per_example is None:
+                means.append(float(problem.criterion(z, y)) * count(y) / problem.n)
             else:
-                each.append(one_by_one(z, y))
+                each.append(per_example(z, y))
             answers.add(z, y)
     losses = torch.cat(each) if each else None
     loss = math.fsum(means) if losses is None else float(losses.mean())
@@ -71,7 +71,7 @@ def score(problem: Problem, batches: Iterable[tuple[Any, Tree]]) -> Scores:
 class AnswerCounter:
     """Counts the right answers batch by batch; what kind of classification it is follows from the first batch."""
 
-    def __init__(self, problem: Problem):
+    def __init__(self, problem: Ingredients):
         self.problem, self.entropy = problem, _entropy(problem.given_loss)
         self.kind: _Kind | None = None
         self.batches = 0

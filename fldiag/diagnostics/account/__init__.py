@@ -49,8 +49,8 @@ def account(history: History, progress: Progress | None = None, *,
     the test split) and d a client's update: L(w + d) - L(w) = g'd + d'Hd / 2 + rest. Rows of each client (moment trained)
     and of the aggregated update (moment aggregated), with ``estimator``:
 
-    - ``exact``: ``loss`` and ``accuracy`` (of the received and the aggregated model), ``change`` (the true one), ``linear``, ``quadratic``,
-      ``rest`` = change - linear - quadratic.
+    - ``exact``: ``loss`` and ``accuracy`` (of the received and the aggregated model), ``change`` (the true one), ``linear``,
+      ``quadratic``, ``rest`` = change - linear - quadratic.
     - ``eigen``: ``linear`` and ``quadratic`` along the top ``k`` Hessian eigenvectors (index from 1; ``residual`` of the
       eigenpair as in the spectrum), and along everything else (index 0), which sums up to the totals.
     - ``layer``: ``linear`` of every layer, ``quadratic`` of its diagonal block, and (layer "between layers") what the
