@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -18,16 +19,12 @@ from fldiag.errors import FldiagError
 from fldiag.problem import recomputation
 from fldiag.problem.batch_size import DEPENDENT, kept, largest, room_for_graphs
 from fldiag.problem.ingredients import Criterion, Ingredients
-from fldiag.problem.objective import takes_classes
 from fldiag.problem.operators import Batches, Form, agrees, build, choose
 from fldiag.problem.probe import Facts, examine
 from fldiag.problem.scores import Scores, score
 from fldiag.problem.trees import Tree, count, join, nbytes
 from fldiag.results.card import card
 from fldiag.seeding import torch_rng
-
-#: Examples whose losses tell whether targets are class numbers.
-CLASS_SAMPLE = 32
 
 
 class Problem(Ingredients):
@@ -121,13 +118,6 @@ class Problem(Ingredients):
         The slice is then always cut into equal batches of at most ``batch_size.DEPENDENT`` examples, or is one batch.
         """
         return self._facts.batch_dependent or self.reduction == "batch"
-
-    @cached_property
-    def is_classification(self) -> bool:
-        """Whether the loss takes the targets as class numbers, so that there is an accuracy."""
-        with self.guarded(), torch.no_grad():
-            x, y = self.sample(CLASS_SAMPLE)
-            return takes_classes(self, self.criterion, self.call(self.w, x), y)
 
     @cached_property
     def bounds(self) -> list[tuple[int, int]]:
@@ -235,7 +225,16 @@ class Problem(Ingredients):
         """Losses and, where the loss is a classification, right answers at w [P] (default: ``.w``), of one forward pass."""
         self.probe()
         w = self._vector(w)
-        return score(self, w, self._outputs(w))
+        return self.scores_of(w, self._outputs(w))
+
+    def scores_of(self, w: Tensor, batches: Iterable[tuple[Any, Tree]]) -> Scores:
+        """The same of (outputs, targets) at w [P] of all batches, in their order."""
+        scores = score(self, batches, self.probe().per_example)
+        if not self.weight_decay:
+            return scores
+        penalty, guess_loss = self.penalty(w), scores.guess_loss
+        return replace(scores, loss=scores.loss + penalty, guess_loss=None if guess_loss is None else guess_loss + penalty,
+                       each=None if scores.each is None else self.with_decay(scores.each, w))
 
     def stderr(self, losses: Tensor) -> float | None:
         """The standard error of the mean of the examples' losses [n]; where they are not counted alike, that of the ratio of

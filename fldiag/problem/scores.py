@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fldiag.problem.objective import IGNORED, _entropy
-from fldiag.problem.trees import Tree
-
-if TYPE_CHECKING:
-    from fldiag.problem.problem import Problem
+from fldiag.problem.each import Each
+from fldiag.problem.ingredients import Ingredients
+from fldiag.problem.objective import IGNORED, _entropy, takes_classes
+from fldiag.problem.trees import Tree, count
 
 #: Relative difference below which two losses in single precision are the same one.
 SAME = 1e-4
@@ -52,27 +51,26 @@ class Scores:
         return float(self.right.double().std()) / math.sqrt(len(self.right))
 
 
-def score(problem: Problem, w: Tensor, batches: Iterable[tuple[Any, Tree]]) -> Scores:
-    """The scores at w [P] of (outputs, targets) of all the problem's batches, in their order."""
-    one_by_one, n, answers = problem.probe().per_example, problem.n, AnswerCounter(problem)
+def score(problem: Ingredients, batches: Iterable[tuple[Any, Tree]], per_example: Each | None) -> Scores:
+    """The scores of (outputs, targets) of all the problem's batches; ``per_example``: the loss of each example, where it can be
+    taken."""
+    answers = AnswerCounter(problem)
     each, means = [], []
     with problem.guarded(), torch.no_grad():
-        for (z, y), (start, stop) in zip(batches, problem.bounds, strict=True):
-            if one_by_one is None:
-                means.append(float(problem.criterion(z, y)) * (stop - start) / n)
+        for z, y in batches:
+            if per_example is None:
+                means.append(float(problem.criterion(z, y)) * count(y) / problem.n)
             else:
-                each.append(one_by_one(z, y))
+                each.append(per_example(z, y))
             answers.add(z, y)
-    losses = problem.with_decay(torch.cat(each), w) if each else None
-    penalty = problem.penalty(w)
-    loss = math.fsum(means) + penalty if losses is None else float(losses.mean())
-    return answers.scores(loss, losses, penalty)
+    losses = torch.cat(each) if each else None
+    return answers.scores(math.fsum(means) if losses is None else float(losses.mean()), losses)
 
 
 class AnswerCounter:
     """Counts the right answers batch by batch; what kind of classification it is follows from the first batch."""
 
-    def __init__(self, problem: Problem):
+    def __init__(self, problem: Ingredients):
         self.problem, self.entropy = problem, _entropy(problem.given_loss)
         self.kind: _Kind | None = None
         self.batches = 0
@@ -102,13 +100,13 @@ class AnswerCounter:
             loss = float(self.problem.criterion(torch.full_like(z, self.kind.uniform), y))
             self.guess_loss += loss * len(labels) / self.problem.n
 
-    def scores(self, loss: float, losses: Tensor | None, penalty: float) -> Scores:
+    def scores(self, loss: float, losses: Tensor | None) -> Scores:
         total = float(self.counts.sum())
         if self.kind is None or not total:
             return Scores(loss, losses, None)
         right = torch.cat(self.right)
         right = right.double() * (len(right) / total) if self.several else right.bool()
-        return Scores(loss, losses, right, None if math.isnan(self.guess_loss) else self.guess_loss + penalty,
+        return Scores(loss, losses, right, None if math.isnan(self.guess_loss) else self.guess_loss,
                       tuple((self.counts / total).tolist()))
 
     def _kind(self, z: Any, y: Any) -> _Kind | None:
@@ -125,7 +123,7 @@ class AnswerCounter:
         axis = 1 if outputs[:, 0].shape == labels.shape else outputs.ndim - 1
         if outputs.shape[axis] < 2 or outputs.select(axis, 0).shape != labels.shape:
             return None
-        if self.entropy is None and not self.problem.is_classification:
+        if self.entropy is None and not takes_classes(self.problem, self.problem.criterion, outputs, labels):
             return None  # counts, times or ranks
         uniform = None if isinstance(z, Mapping) else self._uniform(outputs, y, axis)
         return _Kind(outputs.shape[axis], axis, uniform, IGNORED if self.entropy is None else self.entropy.ignored)

@@ -128,9 +128,9 @@ def doubts(table: pd.DataFrame) -> list[str]:
         return []
     named = "; ".join(text for _, text in found[:MOST]) + (f"; and {len(found) - MOST} more" if len(found) > MOST else "")
     inputs = " | ".join(dict.fromkeys(str(row["inputs"]) for row, _ in found))
-    return [f"{named}. Either the model is untrained, or its inputs are not normalised as in training "
-            f"(here: {inputs}; --normalise with --data, in Python normalise=), or these are other examples or labels than it was "
-            "trained for (--slice, in Python slice=)"]
+    return [f"{named}. Either the model is untrained, or its inputs are not normalised as in training (here: {inputs}; "
+            "--normalise with --data, in Python normalise=), or these are other examples or labels than it was trained for "
+            "(--slice, in Python slice=)"]
 
 
 def _reasons(row: Row) -> list[str]:

@@ -21,7 +21,7 @@ from fldiag.models.layers import LAYERS
 from fldiag.models.layers.sequence import pool_first
 from fldiag.models.network import chain_of
 from fldiag.problem.problem import Problem
-from fldiag.problem.scores import Scores, score
+from fldiag.problem.scores import Scores
 from fldiag.problem.trees import same
 
 Views = dict[str, Tensor]
@@ -189,7 +189,7 @@ class Evaluator:
     def scores(self, *coefficients: float) -> Scores:
         """Losses and right answers of one forward pass."""
         found = self._outputs(coefficients)
-        return score(self.problem, self.at(*coefficients), ((z, self.problem.batch(i)[1]) for i, z in enumerate(found)))
+        return self.problem.scores_of(self.at(*coefficients), ((z, self.problem.batch(i)[1]) for i, z in enumerate(found)))
 
 
 def _weighted(m: nn.Module) -> bool:

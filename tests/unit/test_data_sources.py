@@ -8,7 +8,7 @@ import torch
 import torchvision
 from torchvision import transforms
 
-from fldiag import data, registry
+from fldiag import Config, data, registry
 from fldiag.errors import FldiagError
 
 
@@ -272,3 +272,32 @@ def test_a_registered_builder_must_return_a_dataset(monkeypatch):
                         registry.Entry("dataset", "odd", lambda root, download: (1, 2, 3, 4)))
     with pytest.raises(FldiagError, match=r"'odd' returned a tuple of 4; return fldiag\.data\.Dataset$"):
         data.load("odd")
+
+
+@pytest.mark.parametrize("value", ["0.5,0.4,0.3/0.25,0.2,0.1", " 0.5, 0.4,0.3 /0.25,0.20,0.1", ((0.5, 0.4, 0.3), (0.25, 0.2, 0.1)),
+                                   [[0.5, 0.4, 0.3], np.array([0.25, 0.2, 0.1])]])
+def test_own_mean_and_deviation(tmp_path, value):
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 2, 2, 3), dtype=np.uint8)
+    np.savez(tmp_path / "f.npz", train_images=pixels, test_images=pixels, train_labels=np.arange(6), test_labels=np.arange(6))
+    loaded = data.load(f"npz:{tmp_path / 'f.npz'}", normalise=value)
+    expected = (pixels / 255 - [0.5, 0.4, 0.3]) / [0.25, 0.2, 0.1]
+    assert np.allclose(loaded.normalise(loaded.train_x).numpy(), np.moveaxis(expected, -1, 1), atol=1e-5)
+    text = "0.5,0.4,0.3/0.25,0.2,0.1"
+    assert Config.load("digits", data__normalise=value).data.normalise == text
+    assert Config.load("digits", data__normalise=value).hash == Config.load("digits", data__normalise=text).hash
+
+
+@pytest.mark.parametrize("value, words", [
+    ("abc", "not a known normalisation"), ("0.5", "not a known normalisation"), ("0.5/x", "not a known normalisation"),
+    (0.5, "not a known normalisation"), ("1/2/3", "not a known normalisation"), ("0.5,0.5/0.2", "2 means and 1 deviations"),
+    ("0.5/0", "above 0"), ("0.5/-1", "above 0"), ("nan/1", "finite"), ("0.5/inf", "finite"), ((0.5, 0.0), "above 0"),
+    ("0.5,0.5/0.2,0.2", "have 3 channels"), ("125.3,123,113.9/63,62,66.7", "divided by 255"),
+])
+def test_a_normalisation_that_is_wrong_has_a_remedy_that_works(tmp_path, value, words):
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 2, 2, 3), dtype=np.uint8)
+    np.savez(tmp_path / "f.npz", train_images=pixels, test_images=pixels, train_labels=np.arange(6), test_labels=np.arange(6))
+    name = f"npz:{tmp_path / 'f.npz'}"
+    with pytest.raises(FldiagError, match=words) as caught:
+        data.load(name, normalise=value)
+    remedies = [text.rstrip(",") for text in caught.value.remedy.split() if text.count("/") == 1 and "," in text]
+    assert remedies and data.load(name, normalise=remedies[-1]).mean
