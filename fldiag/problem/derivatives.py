@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -118,9 +118,17 @@ class _Comparison:
         self.w = (w.double() + math.sqrt(self.step) * self.vector("weights beside")).to(w)
 
     def vector(self, purpose: str, number: int = 0) -> Tensor:
-        """A random direction [P] in which weights change by about their size."""
-        generator = torch_rng(0, f"derivatives: {purpose}", number)
-        return torch.randn(self.problem.layout.size, generator=generator).to(self.problem.device).double() * self.size
+        """A random direction [P] in which weights change by about their size. Rows of padding, to which torch gives no gradient,
+        stay as they are."""
+        generator, layout, module = torch_rng(0, f"derivatives: {purpose}", number), self.problem.layout, self.problem.module
+        v = torch.randn(layout.size, generator=generator).to(self.problem.device).double() * self.size
+        views, names = layout.views(v), {id(p): name for name, p in module.named_parameters()}
+        for m in module.modules():
+            if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.padding_idx is not None:
+                name = names.get(id(m.weight))
+                if name in views:
+                    views[name][m.padding_idx] = 0
+        return v
 
     def term(self, w: Any) -> Tensor:
         with self.problem.guarded():
