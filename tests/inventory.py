@@ -25,45 +25,121 @@ from fldiag.config import Config, presets
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "tests" / "fixtures" / "inventory.json"
 #: Kind, as ``fldiag list`` names it -> registry.
-REGISTRIES = {"methods": registry.method, "models": registry.model, "datasets": registry.dataset, "diagnostics": registry.diagnostic}
+REGISTRIES = {
+    "methods": registry.method,
+    "models": registry.model,
+    "datasets": registry.dataset,
+    "diagnostics": registry.diagnostic,
+}
 #: What plug-ins import beside ``fldiag.__all__``, by module (docs/how_to/extend.md).
-PLUGIN_NAMES = {"fldiag.method": ("Method", "Neighbours", "Part", "Personal", "method"),
-                "fldiag.registry": ("dataset", "diagnostic", "method", "model"), "fldiag.step": ("Perturbation",),
-                "fldiag.params": ("cosine", "dot", "flatten", "norm", "ratio"), "fldiag.results.table": ("table",)}
+PLUGIN_NAMES = {
+    "fldiag.method": ("Method", "Neighbours", "Part", "Personal", "method"),
+    "fldiag.registry": ("dataset", "diagnostic", "method", "model"),
+    "fldiag.step": ("Perturbation",),
+    "fldiag.params": ("cosine", "dot", "flatten", "norm", "ratio"),
+    "fldiag.results.table": ("table",),
+}
 #: What a plug-in's functions receive: fldiag alone constructs them, so only the attributes count.
-ARGUMENTS_OF_PLUGINS = {"fldiag.method": ("Round",), "fldiag.local": ("Local",), "fldiag.step": ("Output", "Step")}
+ARGUMENTS_OF_PLUGINS = {
+    "fldiag.method": ("Round",),
+    "fldiag.local": ("Local",),
+    "fldiag.step": ("Output", "Step"),
+}
 #: Documented members that fldiag itself calls, and nobody else.
-INTERNAL = {"Run": {"add_metrics", "append", "clean", "commit", "common", "create", "drop_metrics", "forget", "has_metrics",
-                    "metrics_digest", "put", "put_checkpoint", "put_clients", "put_metrics", "put_state", "put_steps", "put_tensors",
-                    "recorded", "some_rounds", "stored_rows", "verified"},
-            "Problem": {"criterion", "executor", "guarded", "in_memory", "loaded", "read", "recall", "said", "targets"},
-            "History": {"alone", "asked", "executor", "finite", "note", "pool", "recipe", "store"}, "Recorder": {"state", "store"},
-            "Local": {"named", "notes"}, "Output": {"bound", "by_hand"}, "Config": {"fingerprint", "stored"}}
+INTERNAL = {
+    "Run": {
+        "add_metrics",
+        "append",
+        "clean",
+        "commit",
+        "common",
+        "create",
+        "drop_metrics",
+        "forget",
+        "has_metrics",
+        "metrics_digest",
+        "put",
+        "put_checkpoint",
+        "put_clients",
+        "put_metrics",
+        "put_state",
+        "put_steps",
+        "put_tensors",
+        "recorded",
+        "some_rounds",
+        "stored_rows",
+        "verified",
+    },
+    "Problem": {
+        "criterion",
+        "executor",
+        "guarded",
+        "in_memory",
+        "loaded",
+        "read",
+        "recall",
+        "said",
+        "targets",
+    },
+    "History": {"alone", "asked", "executor", "finite", "note", "pool", "recipe", "store"},
+    "Recorder": {"state", "store"},
+    "Local": {"named", "notes"},
+    "Output": {"bound", "by_hand"},
+    "Config": {"fingerprint", "stored"},
+}
 #: What names a row of the ledger, the scale last: a number that no run has measured has none.
-LEDGER_KEY = ("paper", "id", "kind", "source", "setting", "data", "model", "method", "metric", "scale")
+LEDGER_KEY = (
+    "paper",
+    "id",
+    "kind",
+    "source",
+    "setting",
+    "data",
+    "model",
+    "method",
+    "metric",
+    "scale",
+)
 LEDGER = "figures/ledger.csv"
 RECORDS = "figures/**/run.json"
 
 
 def verbs(root: typer.Typer = app) -> dict[str, list[dict[str, Any]]]:
-    """"verb" or "verb sub-verb" -> its parameters; "" are the options before any verb."""
+    """ "verb" or "verb sub-verb" -> its parameters; "" are the options before any verb."""
     table = {}
     pending = [("", typer.main.get_command(root))]
     while pending:
         path, command = pending.pop(0)
         table[path] = [parameter(p) for p in command.params]
-        if hasattr(command, "list_commands"):  # also a group that imports its verbs only when it runs
+        if hasattr(
+            command, "list_commands"
+        ):  # also a group that imports its verbs only when it runs
             context = typer.Context(command)
-            pending += [(f"{path} {name}".strip(), command.get_command(context, name)) for name in command.list_commands(context)]
+            pending += [
+                (f"{path} {name}".strip(), command.get_command(context, name))
+                for name in command.list_commands(context)
+            ]
     return dict(sorted(table.items()))
 
 
 def parameter(p: Any) -> dict[str, Any]:
     """A parameter of the command line; what is false or empty is left out."""
-    full = {"kind": p.param_type_name, "names": list(p.opts), "off": list(p.secondary_opts), "type": p.type.name,
-            "default": plain(p.default), "flag": bool(getattr(p, "is_flag", False)), "multiple": bool(getattr(p, "multiple", False)),
-            "nargs": 0 if p.nargs == 1 else p.nargs, "required": bool(p.required)}
-    return {key: value for key, value in full.items() if value not in (None, False, [], 0, "option") or (key == "default" and value is not None)}
+    full = {
+        "kind": p.param_type_name,
+        "names": list(p.opts),
+        "off": list(p.secondary_opts),
+        "type": p.type.name,
+        "default": plain(p.default),
+        "flag": bool(getattr(p, "is_flag", False)),
+        "multiple": bool(getattr(p, "multiple", False)),
+        "nargs": 0 if p.nargs == 1 else p.nargs,
+        "required": bool(p.required),
+    }
+    return {
+        key: value
+        for key, value in full.items()
+        if value not in (None, False, [], 0, "option") or (key == "default" and value is not None)
+    }
 
 
 def plain(value: Any) -> Any:
@@ -107,7 +183,11 @@ def members(kind: type) -> dict[str, list[str] | None]:
                 table[name] = arguments(function)
             elif isinstance(value, (property, cached_property)) and value.__doc__:
                 table[name] = None
-    return {name: table[name] for name in sorted(table) if not name.startswith("_") and name not in INTERNAL.get(kind.__name__, ())}
+    return {
+        name: table[name]
+        for name in sorted(table)
+        if not name.startswith("_") and name not in INTERNAL.get(kind.__name__, ())
+    }
 
 
 def python() -> dict[str, list[str] | None]:
@@ -118,21 +198,38 @@ def python() -> dict[str, list[str] | None]:
             value = getattr(importlib.import_module(module), name)
             table[f"{module}.{name}"] = arguments(value)
             if inspect.isclass(value) and not (module != "fldiag" and name in fldiag.__all__):
-                table |= {f"{module}.{name}.{member}": signature for member, signature in members(value).items()}
+                table |= {
+                    f"{module}.{name}.{member}": signature
+                    for member, signature in members(value).items()
+                }
     for module, names in ARGUMENTS_OF_PLUGINS.items():
         for name in names:
             value = getattr(importlib.import_module(module), name)
-            table |= {f"{module}.{name}.{member}": signature for member, signature in members(value).items()}
-    table["fldiag.registry.diagnostic"] = ["name", "*", *(f"{key}=" for key in sorted(registry.Diagnostic.__annotations__))]
+            table |= {
+                f"{module}.{name}.{member}": signature
+                for member, signature in members(value).items()
+            }
+    table["fldiag.registry.diagnostic"] = [
+        "name",
+        "*",
+        *(f"{key}=" for key in sorted(registry.Diagnostic.__annotations__)),
+    ]
     return dict(sorted(table.items()))
 
 
 def registered() -> dict[str, dict[str, dict[str, Any]]]:
     """Kind -> name -> option -> default (``...`` for one that must be given)."""
-    return {kind: {name: {key: "..." if field.is_required() else plain(field.default)
-                          for key, field in entries.get(name).options.model_fields.items()}
-                   for name in entries.names() if entries.get(name).build.__module__.startswith("fldiag.")}
-            for kind, entries in REGISTRIES.items()}
+    return {
+        kind: {
+            name: {
+                key: "..." if field.is_required() else plain(field.default)
+                for key, field in entries.get(name).options.model_fields.items()
+            }
+            for name in entries.names()
+            if entries.get(name).build.__module__.startswith("fldiag.")
+        }
+        for kind, entries in REGISTRIES.items()
+    }
 
 
 def ledger() -> pd.DataFrame:
@@ -159,15 +256,28 @@ def leaves(branch: Any, *path: str) -> list[tuple[str, ...]]:
 def records() -> dict[str, dict[str, str]]:
     """Folder of a committed record -> the hash of its config today, and the one that it states."""
     contents = {path: json.loads(path.read_text()) for path in sorted(ROOT.glob(RECORDS))}
-    return {path.parent.relative_to(ROOT).as_posix(): {"hash": Config.stored(content["config"]).hash, "stated": content["hash"]}
-            for path, content in contents.items()}
+    return {
+        path.parent.relative_to(ROOT).as_posix(): {
+            "hash": Config.stored(content["config"]).hash,
+            "stated": content["hash"],
+        }
+        for path, content in contents.items()
+    }
 
 
 def inventory() -> dict[str, Any]:
     rows = ledger()
-    return {"verbs": verbs(), "python": python(), "registered": registered(), "config": plain(Config().model_dump()),
-            "ledger columns": list(rows.columns), "ledger rows": tree(rows[list(LEDGER_KEY)].values.tolist()),
-            "figures": sorted(fldiag.catalogue("figures")), "preset hashes": {name: Config.load(name).hash for name in sorted(presets())}, "records": records()}
+    return {
+        "verbs": verbs(),
+        "python": python(),
+        "registered": registered(),
+        "config": plain(Config().model_dump()),
+        "ledger columns": list(rows.columns),
+        "ledger rows": tree(rows[list(LEDGER_KEY)].values.tolist()),
+        "figures": sorted(fldiag.catalogue("figures")),
+        "preset hashes": {name: Config.load(name).hash for name in sorted(presets())},
+        "records": records(),
+    }
 
 
 def text(value: Any, depth: int = 2, indent: int = 0) -> str:
@@ -177,7 +287,14 @@ def text(value: Any, depth: int = 2, indent: int = 0) -> str:
     pad = "\n" + " " * (indent + 1)
     if isinstance(value, list):
         return "[" + ",".join(pad + text(v, depth - 1, indent + 1) for v in value) + "]"
-    return "{" + ",".join(f"{pad}{json.dumps(k, ensure_ascii=False)}: {text(v, depth - 1, indent + 1)}" for k, v in value.items()) + "}"
+    return (
+        "{"
+        + ",".join(
+            f"{pad}{json.dumps(k, ensure_ascii=False)}: {text(v, depth - 1, indent + 1)}"
+            for k, v in value.items()
+        )
+        + "}"
+    )
 
 
 if __name__ == "__main__":

@@ -14,46 +14,78 @@ import pytest
 THEN = json.loads(inventory.FILE.read_text())
 #: What goes -> what to use instead (CHANGELOG.md says it to users). A verb goes with its options, a diagnostic with its.
 GOES = {
-    "fldiag basins": "fldiag spectrum or fldiag profile", "diagnostics basins": "spectrum or profile",
-    "fldiag client-floor": "fldiag drift", "diagnostics client-floor": "drift",
+    "fldiag basins": "fldiag spectrum or fldiag profile",
+    "diagnostics basins": "spectrum or profile",
+    "fldiag client-floor": "fldiag drift",
+    "diagnostics client-floor": "drift",
     "fldiag trace": "fldiag spectrum --trace, or fldiag diagnose trace",
     "fldiag diagonal": "fldiag spectrum --diagonal, or fldiag diagnose diagonal",
     "fldiag density": "fldiag spectrum --density, or fldiag diagnose density",
     "fldiag account": "fldiag forgetting --why, or fldiag diagnose account",
-    "fldiag landscape --line": "fldiag profile", "diagnostics landscape.line": "profile",
-    "fldiag landscape --overlay": "fldiag landscape A B, which draws both on one scale", "diagnostics landscape.overlay": "several targets",
-    "fldiag landscape --merge-tree": "Landscaper", "diagnostics landscape.merge_tree": "Landscaper",
-    "fldiag landscape --bf16": "fldiag landscape without it", "diagnostics landscape.bf16": "float32",
+    "fldiag landscape --line": "fldiag profile",
+    "diagnostics landscape.line": "profile",
+    "fldiag landscape --overlay": "fldiag landscape A B, which draws both on one scale",
+    "diagnostics landscape.overlay": "several targets",
+    "fldiag landscape --merge-tree": "Landscaper",
+    "diagnostics landscape.merge_tree": "Landscaper",
+    "fldiag landscape --bf16": "fldiag landscape without it",
+    "diagnostics landscape.bf16": "float32",
     "diagnostics landscape.frame": "directions of the weights themselves",
     "fldiag.Problem.hessian(form)": "hessian(), which chooses",
     "fldiag.registry.diagnostic(cost)": "nothing: a progress bar forecasts from the first part on",
     "fldiag.registry.diagnostic(section)": "draw and summary, which the report shows",
 }
 #: What a value may be instead without refusing what was accepted: a choice is a text that is checked sooner.
-ALSO = {"integer": {"float", "text"}, "text": {"choice", "path"}, "path": {"text"}, "boolean": set(), "float": {"text"}}
+ALSO = {
+    "integer": {"float", "text"},
+    "text": {"choice", "path"},
+    "path": {"text"},
+    "boolean": set(),
+    "float": {"text"},
+}
 REMEDY = "restore it, or name it in GOES with what to use instead"
 
 
 def gone(names, now, where=""):
     """Complaints about what is no more and does not go."""
-    return [f"{where}{name} is gone; {REMEDY}" for name in names if name not in now and where + name not in GOES]
+    return [
+        f"{where}{name} is gone; {REMEDY}"
+        for name in names
+        if name not in now and where + name not in GOES
+    ]
 
 
 def lost_options(then, now):
     """Complaints about verbs."""
     complaints = gone(then, now, "fldiag ")
     for verb in sorted(set(then) & set(now)):
-        options = {name: p for p in of_kind(now[verb], "option") for name in (*p["names"], *p.get("off", ()))}
+        options = {
+            name: p
+            for p in of_kind(now[verb], "option")
+            for name in (*p["names"], *p.get("off", ()))
+        }
         for old in of_kind(then[verb], "option"):
             spellings = [*old["names"], *old.get("off", ())]
             missing = gone(spellings, options, f"fldiag {verb} ")
             complaints += missing
             if not missing and spellings[0] in options:
-                complaints += changed_values(f"fldiag {verb} {spellings[0]}", old, options[spellings[0]])
+                complaints += changed_values(
+                    f"fldiag {verb} {spellings[0]}", old, options[spellings[0]]
+                )
         old, new = (of_kind(parameters[verb], "argument") for parameters in (then, now))
-        complaints += [f"fldiag {verb}: argument {p['names'][0]} is gone; {REMEDY}" for p in old[len(new):]]
-        complaints += [f"fldiag {verb}: argument {p['names'][0]} is new and required" for p in new[len(old):] if p.get("required")]
-        complaints += [c for a, b in zip(old, new, strict=False) for c in changed_values(f"fldiag {verb} {a['names'][0]}", a, b)]
+        complaints += [
+            f"fldiag {verb}: argument {p['names'][0]} is gone; {REMEDY}" for p in old[len(new) :]
+        ]
+        complaints += [
+            f"fldiag {verb}: argument {p['names'][0]} is new and required"
+            for p in new[len(old) :]
+            if p.get("required")
+        ]
+        complaints += [
+            c
+            for a, b in zip(old, new, strict=False)
+            for c in changed_values(f"fldiag {verb} {a['names'][0]}", a, b)
+        ]
     return complaints
 
 
@@ -71,8 +103,12 @@ def changed_values(name, then, now):
     several = {-1} if then.get("kind") == "argument" else set()  # several where one was accepted
     if now.get("nargs") not in {then.get("nargs"), *several}:
         complaints.append(f"{name} takes another number of values")
-    defaults = [p.get("default") or None if then.get("multiple") else p.get("default") for p in (then, now)]
-    if defaults[0] != defaults[1] and then["names"] != ["--seed"]:  # no seed has been seed 0 all along
+    defaults = [
+        p.get("default") or None if then.get("multiple") else p.get("default") for p in (then, now)
+    ]
+    if defaults[0] != defaults[1] and then["names"] != [
+        "--seed"
+    ]:  # no seed has been seed 0 all along
         complaints.append(f"{name} has the default {defaults[1]!r} where it had {defaults[0]!r}")
     if now.get("required") and not then.get("required"):
         complaints.append(f"{name} is required now")
@@ -89,18 +125,33 @@ def lost_names(then, now):
             continue
         stay = [a for a in old if f"{name}({a.rstrip('=')})" not in GOES]
         options = {a.rstrip("="): a.endswith("=") for a in new}
-        complaints += [f"{name}({a.rstrip('=')}) is gone; {REMEDY}" for a in stay if a.rstrip("=") not in options and a != "*"]
-        complaints += [f"{name}({a.rstrip('=')}) has no default any more" for a in stay if a.endswith("=") and not options.get(a[:-1], True)]
+        complaints += [
+            f"{name}({a.rstrip('=')}) is gone; {REMEDY}"
+            for a in stay
+            if a.rstrip("=") not in options and a != "*"
+        ]
+        complaints += [
+            f"{name}({a.rstrip('=')}) has no default any more"
+            for a in stay
+            if a.endswith("=") and not options.get(a[:-1], True)
+        ]
         former = {a.rstrip("=") for a in old}
-        complaints += [f"{name}({a}) is new and required" for a in new if a not in former and not a.endswith("=") and not a.startswith("*")]
-        if positional(new)[:len(positional(stay))] != positional(stay):
+        complaints += [
+            f"{name}({a}) is new and required"
+            for a in new
+            if a not in former and not a.endswith("=") and not a.startswith("*")
+        ]
+        if positional(new)[: len(positional(stay))] != positional(stay):
             complaints.append(f"{name} has its positional arguments in another order")
     return complaints
 
 
 def positional(names):
     """Those before the first keyword-only one."""
-    return [a.rstrip("=") for a in names[:next((i for i, a in enumerate(names) if a.startswith("*")), len(names))]]
+    return [
+        a.rstrip("=")
+        for a in names[: next((i for i, a in enumerate(names) if a.startswith("*")), len(names))]
+    ]
 
 
 def lost_entries(then, now):
@@ -109,21 +160,38 @@ def lost_entries(then, now):
     for kind, entries in then.items():
         complaints += gone(entries, now[kind], f"{kind} ")
         for name in set(entries) & set(now[kind]):
-            complaints += gone((f"{name}.{key}" for key in entries[name]), {f"{name}.{key}" for key in now[kind][name]}, f"{kind} ")
+            complaints += gone(
+                (f"{name}.{key}" for key in entries[name]),
+                {f"{name}.{key}" for key in now[kind][name]},
+                f"{kind} ",
+            )
             complaints += other_values(f"{kind} {name}.", entries[name], now[kind][name])
-            complaints += [f"{kind} {name}.{key} is new and required" for key in set(now[kind][name]) - set(entries[name])
-                           if now[kind][name][key] == "..."]
+            complaints += [
+                f"{kind} {name}.{key} is new and required"
+                for key in set(now[kind][name]) - set(entries[name])
+                if now[kind][name][key] == "..."
+            ]
     return sorted(complaints)
 
 
 def other_values(where, then, now):
-    return [f"{where}{key} is {now[key]!r} where it was {value!r}" for key, value in then.items() if key in now and now[key] != value]
+    return [
+        f"{where}{key} is {now[key]!r} where it was {value!r}"
+        for key, value in then.items()
+        if key in now and now[key] != value
+    ]
 
 
 def lost_keys(then, now):
     """Complaints about keys of a config and their defaults."""
-    flat = [{f"{section}.{key}": value for section, part in config.items()
-             for key, value in (part.items() if isinstance(part, dict) else [("", part)])} for config in (then, now)]
+    flat = [
+        {
+            f"{section}.{key}": value
+            for section, part in config.items()
+            for key, value in (part.items() if isinstance(part, dict) else [("", part)])
+        }
+        for config in (then, now)
+    ]
     return gone(flat[0], flat[1], "config ") + other_values("config ", *flat)
 
 
@@ -136,12 +204,24 @@ def lost_rows(then, now):
     rows = [Counter(inventory.leaves(branch)) for branch in (then, now)]
     lacking = rows[0] - rows[1]
     spare = Counter(row[:-1] for row in (rows[1] - rows[0]).elements())
-    return [f"ledger: {' '.join(row)} is gone; {REMEDY}" for row in lacking.elements() if row[-1] or not spare[row[:-1]]]
+    return [
+        f"ledger: {' '.join(row)} is gone; {REMEDY}"
+        for row in lacking.elements()
+        if row[-1] or not spare[row[:-1]]
+    ]
 
 
-CHECKS = {"verbs": lost_options, "python": lost_names, "registered": lost_entries, "config": lost_keys,
-          "ledger columns": lambda then, now: gone(then, now, "ledger column "), "ledger rows": lost_rows,
-          "figures": lambda then, now: gone(then, now, "figure "), "preset hashes": lost_hashes, "records": lost_hashes}
+CHECKS = {
+    "verbs": lost_options,
+    "python": lost_names,
+    "registered": lost_entries,
+    "config": lost_keys,
+    "ledger columns": lambda then, now: gone(then, now, "ledger column "),
+    "ledger rows": lost_rows,
+    "figures": lambda then, now: gone(then, now, "figure "),
+    "preset hashes": lost_hashes,
+    "records": lost_hashes,
+}
 
 
 @pytest.fixture(scope="module")
@@ -151,10 +231,28 @@ def now():
 
 def test_the_inventory_is_complete():
     assert set(THEN) == set(CHECKS)
-    assert {"train", "spectrum", "matching", "report", "toy", "toy plane", "toy iris", "sweep", "prune"} <= set(THEN["verbs"])
-    assert len(THEN["verbs"]) >= 38 and sum(map(len, THEN["verbs"].values())) > 600 and len(THEN["python"]) > 150
+    assert {
+        "train",
+        "spectrum",
+        "matching",
+        "report",
+        "toy",
+        "toy plane",
+        "toy iris",
+        "sweep",
+        "prune",
+    } <= set(THEN["verbs"])
+    assert (
+        len(THEN["verbs"]) >= 38
+        and sum(map(len, THEN["verbs"].values())) > 600
+        and len(THEN["python"]) > 150
+    )
     assert {"--set"} <= {name for p in THEN["verbs"]["train"] for name in p["names"]}
-    assert len(THEN["registered"]["methods"]) >= 40 and len(THEN["preset hashes"]) >= 54 and len(THEN["records"]) >= 12
+    assert (
+        len(THEN["registered"]["methods"]) >= 40
+        and len(THEN["preset hashes"]) >= 54
+        and len(THEN["records"]) >= 12
+    )
     assert len(inventory.leaves(THEN["ledger rows"])) > 1000
 
 
@@ -169,11 +267,26 @@ def test_records_state_the_hash_of_their_config():
 
 def test_what_goes_is_in_the_inventory():
     """So that no entry of GOES is misspelt, or stays there when the inventory is written anew."""
-    names = {f"fldiag {verb}" for verb in THEN["verbs"]} | {f"fldiag {verb} {name}" for verb, parameters in THEN["verbs"].items()
-                                                            for p in parameters for name in (*p["names"], *p.get("off", ()))}
-    names |= {*THEN["python"], *(f"{name}({a.rstrip('=')})" for name, signature in THEN["python"].items() for a in signature or ())}
-    names |= {f"{kind} {path}" for kind, entries in THEN["registered"].items() for name, options in entries.items()
-              for path in (name, *(f"{name}.{key}" for key in options))}
+    names = {f"fldiag {verb}" for verb in THEN["verbs"]} | {
+        f"fldiag {verb} {name}"
+        for verb, parameters in THEN["verbs"].items()
+        for p in parameters
+        for name in (*p["names"], *p.get("off", ()))
+    }
+    names |= {
+        *THEN["python"],
+        *(
+            f"{name}({a.rstrip('=')})"
+            for name, signature in THEN["python"].items()
+            for a in signature or ()
+        ),
+    }
+    names |= {
+        f"{kind} {path}"
+        for kind, entries in THEN["registered"].items()
+        for name, options in entries.items()
+        for path in (name, *(f"{name}.{key}" for key in options))
+    }
     assert set(GOES) <= names
 
 
@@ -182,6 +295,7 @@ def drop(*path):
         for key in path[:-1]:
             tree = tree[key]
         del tree[path[-1]]
+
     return change
 
 
@@ -190,29 +304,37 @@ def put(value, *path):
         for key in path[:-1]:
             tree = tree[key]
         tree[path[-1]] = value
+
     return change
 
 
-@pytest.mark.parametrize(("part", "change", "words"), [
-    ("verbs", drop("prune"), "fldiag prune is gone"),
-    ("verbs", drop("spectrum", 3), "fldiag spectrum --trace is gone"),
-    ("verbs", drop("prune", 0), "argument run is gone"),
-    ("verbs", put("integer", "spectrum", 2, "type"), "fldiag spectrum --which takes integer"),
-    ("verbs", put(7, "spectrum", 1, "default"), "fldiag spectrum --k has the default 7"),
-    ("python", drop("fldiag.Part.send"), "fldiag.Part.send is gone"),
-    ("python", drop("fldiag.train", 2), "fldiag.train(out) is gone"),
-    ("python", put("out", "fldiag.train", 2), "fldiag.train(out) has no default"),
-    ("python", put(["ax=", "table", "*", "name=", "width="], "fldiag.draw"), "another order"),
-    ("registered", drop("methods", "fedsol"), "methods fedsol is gone"),
-    ("registered", drop("diagnostics", "landscape", "clip"), "diagnostics landscape.clip is gone"),
-    ("registered", put(9, "methods", "fedprox", "mu"), "methods fedprox.mu is 9"),
-    ("config", drop("train", "lr"), "config train.lr is gone"),
-    ("config", put(1, "seed"), "config seed. is 1"),
-    ("ledger columns", drop(0), "ledger column kind is gone"),
-    ("ledger rows", drop("fedalign", "table1"), "ledger: fedalign table1 "),
-    ("preset hashes", put("0", "digits"), "hash of digits is '0'"),
-    ("figures", drop(0), "is gone"),
-])
+@pytest.mark.parametrize(
+    ("part", "change", "words"),
+    [
+        ("verbs", drop("prune"), "fldiag prune is gone"),
+        ("verbs", drop("spectrum", 3), "fldiag spectrum --trace is gone"),
+        ("verbs", drop("prune", 0), "argument run is gone"),
+        ("verbs", put("integer", "spectrum", 2, "type"), "fldiag spectrum --which takes integer"),
+        ("verbs", put(7, "spectrum", 1, "default"), "fldiag spectrum --k has the default 7"),
+        ("python", drop("fldiag.Part.send"), "fldiag.Part.send is gone"),
+        ("python", drop("fldiag.train", 2), "fldiag.train(out) is gone"),
+        ("python", put("out", "fldiag.train", 2), "fldiag.train(out) has no default"),
+        ("python", put(["ax=", "table", "*", "name=", "width="], "fldiag.draw"), "another order"),
+        ("registered", drop("methods", "fedsol"), "methods fedsol is gone"),
+        (
+            "registered",
+            drop("diagnostics", "landscape", "clip"),
+            "diagnostics landscape.clip is gone",
+        ),
+        ("registered", put(9, "methods", "fedprox", "mu"), "methods fedprox.mu is 9"),
+        ("config", drop("train", "lr"), "config train.lr is gone"),
+        ("config", put(1, "seed"), "config seed. is 1"),
+        ("ledger columns", drop(0), "ledger column kind is gone"),
+        ("ledger rows", drop("fedalign", "table1"), "ledger: fedalign table1 "),
+        ("preset hashes", put("0", "digits"), "hash of digits is '0'"),
+        ("figures", drop(0), "is gone"),
+    ],
+)
 def test_a_loss_is_seen(part, change, words):
     today = copy.deepcopy(THEN[part])
     change(today)
