@@ -100,6 +100,36 @@ def test_every_diagnostic_has_a_case():
     assert names <= {diagnostic for diagnostic, _, _ in script.CASES}
 
 
+def side(diagnostics, **tables):
+    """A side whose tables are there, or an error's text."""
+    keys = {(name, "case"): table for name, table in tables.items()}
+    return script.Side(diagnostics, {"plain round 1": "ab"}, keys, dict.fromkeys(keys, TOLERANCE))
+
+
+def test_what_a_side_lacks(tmp_path):
+    table = saved(tmp_path)
+    base = side(["basins", "drift", "lora"], basins=table, drift=table, lora=table)
+    lines, same = script.report(base, side(["drift", "lora", "novel"], drift=table, lora=table))
+    assert same and [line.split(maxsplit=1) for line in lines] == [
+        ["weights", "equal: 1 checkpoints"],
+        ["basins", "gone, as listed"],
+        ["drift", "equal: 1 table, 3 rows"],
+        ["lora", "equal: 1 table, 3 rows"],
+        ["novel", "is new"],
+    ]
+    for tree, word in (
+        (side(["drift"], drift=table), "missing"),
+        (side(["drift", "lora"], drift=table), "differs"),
+        (side(["drift", "lora"], drift=table, lora="an error"), "differs"),
+    ):
+        lines, same = script.report(base, tree)
+        assert not same and any(line.startswith(f"lora           {word}") for line in lines)
+    assert not script.report(side(["uncovered"]), side(["uncovered"]))[1]
+    assert not script.report(base, script.Side(base.diagnostics, {}, base.tables, base.tolerances))[
+        1
+    ]
+
+
 @pytest.mark.slow
 def test_a_commit_and_other_code_of_one_diagnostic(tmp_path):
     """Training has the numbers of the commit, and the diagnostic has not."""
