@@ -46,18 +46,18 @@ ALSO = {
 REMEDY = "restore it, or name it in GOES with what to use instead"
 
 
-def gone(names, now, where=""):
+def find_lost(names, now, prefix=""):
     """Complaints about what is no more and does not go."""
     return [
-        f"{where}{name} is gone; {REMEDY}"
+        f"{prefix}{name} is gone; {REMEDY}"
         for name in names
-        if name not in now and where + name not in GOES
+        if name not in now and prefix + name not in GOES
     ]
 
 
 def lost_options(then, now):
     """Complaints about verbs."""
-    complaints = gone(then, now, "fldiag ")
+    complaints = find_lost(then, now, "fldiag ")
     for verb in sorted(set(then) & set(now)):
         options = {
             name: p
@@ -66,7 +66,7 @@ def lost_options(then, now):
         }
         for old in of_kind(then[verb], "option"):
             spellings = [*old["names"], *old.get("off", ())]
-            missing = gone(spellings, options, f"fldiag {verb} ")
+            missing = find_lost(spellings, options, f"fldiag {verb} ")
             complaints += missing
             if not missing and spellings[0] in options:
                 complaints += changed_values(
@@ -117,7 +117,7 @@ def changed_values(name, then, now):
 
 def lost_names(then, now):
     """Complaints about Python names and their arguments."""
-    complaints = gone(then, now)
+    complaints = find_lost(then, now)
     for name in sorted(set(then) & set(now)):
         old, new = then[name], now[name]
         if old is None or new is None:
@@ -158,9 +158,9 @@ def lost_entries(then, now):
     """Complaints about what is registered and its options."""
     complaints = []
     for kind, entries in then.items():
-        complaints += gone(entries, now[kind], f"{kind} ")
+        complaints += find_lost(entries, now[kind], f"{kind} ")
         for name in set(entries) & set(now[kind]):
-            complaints += gone(
+            complaints += find_lost(
                 (f"{name}.{key}" for key in entries[name]),
                 {f"{name}.{key}" for key in now[kind][name]},
                 f"{kind} ",
@@ -174,9 +174,9 @@ def lost_entries(then, now):
     return sorted(complaints)
 
 
-def other_values(where, then, now):
+def other_values(prefix, then, now):
     return [
-        f"{where}{key} is {now[key]!r} where it was {value!r}"
+        f"{prefix}{key} is {now[key]!r} where it was {value!r}"
         for key, value in then.items()
         if key in now and now[key] != value
     ]
@@ -192,11 +192,11 @@ def lost_keys(then, now):
         }
         for config in (then, now)
     ]
-    return gone(flat[0], flat[1], "config ") + other_values("config ", *flat)
+    return find_lost(flat[0], flat[1], "config ") + other_values("config ", *flat)
 
 
 def lost_hashes(then, now):
-    return gone(then, now, "hash of ") + other_values("hash of ", then, now)
+    return find_lost(then, now, "hash of ") + other_values("hash of ", then, now)
 
 
 def lost_rows(then, now):
@@ -216,9 +216,9 @@ CHECKS = {
     "python": lost_names,
     "registered": lost_entries,
     "config": lost_keys,
-    "ledger columns": lambda then, now: gone(then, now, "ledger column "),
+    "ledger columns": lambda then, now: find_lost(then, now, "ledger column "),
     "ledger rows": lost_rows,
-    "figures": lambda then, now: gone(then, now, "figure "),
+    "figures": lambda then, now: find_lost(then, now, "figure "),
     "preset hashes": lost_hashes,
     "records": lost_hashes,
 }
@@ -290,7 +290,7 @@ def test_what_goes_is_in_the_inventory():
     assert set(GOES) <= names
 
 
-def drop(*path):
+def delete(*path):
     def change(tree):
         for key in path[:-1]:
             tree = tree[key]
@@ -299,7 +299,7 @@ def drop(*path):
     return change
 
 
-def put(value, *path):
+def set_value(value, *path):
     def change(tree):
         for key in path[:-1]:
             tree = tree[key]
@@ -311,28 +311,36 @@ def put(value, *path):
 @pytest.mark.parametrize(
     ("part", "change", "words"),
     [
-        ("verbs", drop("prune"), "fldiag prune is gone"),
-        ("verbs", drop("spectrum", 3), "fldiag spectrum --trace is gone"),
-        ("verbs", drop("prune", 0), "argument run is gone"),
-        ("verbs", put("integer", "spectrum", 2, "type"), "fldiag spectrum --which takes integer"),
-        ("verbs", put(7, "spectrum", 1, "default"), "fldiag spectrum --k has the default 7"),
-        ("python", drop("fldiag.Part.send"), "fldiag.Part.send is gone"),
-        ("python", drop("fldiag.train", 2), "fldiag.train(out) is gone"),
-        ("python", put("out", "fldiag.train", 2), "fldiag.train(out) has no default"),
-        ("python", put(["ax=", "table", "*", "name=", "width="], "fldiag.draw"), "another order"),
-        ("registered", drop("methods", "fedsol"), "methods fedsol is gone"),
+        ("verbs", delete("prune"), "fldiag prune is gone"),
+        ("verbs", delete("spectrum", 3), "fldiag spectrum --trace is gone"),
+        ("verbs", delete("prune", 0), "argument run is gone"),
+        (
+            "verbs",
+            set_value("integer", "spectrum", 2, "type"),
+            "fldiag spectrum --which takes integer",
+        ),
+        ("verbs", set_value(7, "spectrum", 1, "default"), "fldiag spectrum --k has the default 7"),
+        ("python", delete("fldiag.Part.send"), "fldiag.Part.send is gone"),
+        ("python", delete("fldiag.train", 2), "fldiag.train(out) is gone"),
+        ("python", set_value("out", "fldiag.train", 2), "fldiag.train(out) has no default"),
+        (
+            "python",
+            set_value(["ax=", "table", "*", "name=", "width="], "fldiag.draw"),
+            "another order",
+        ),
+        ("registered", delete("methods", "fedsol"), "methods fedsol is gone"),
         (
             "registered",
-            drop("diagnostics", "landscape", "clip"),
+            delete("diagnostics", "landscape", "clip"),
             "diagnostics landscape.clip is gone",
         ),
-        ("registered", put(9, "methods", "fedprox", "mu"), "methods fedprox.mu is 9"),
-        ("config", drop("train", "lr"), "config train.lr is gone"),
-        ("config", put(1, "seed"), "config seed. is 1"),
-        ("ledger columns", drop(0), "ledger column kind is gone"),
-        ("ledger rows", drop("fedalign", "table1"), "ledger: fedalign table1 "),
-        ("preset hashes", put("0", "digits"), "hash of digits is '0'"),
-        ("figures", drop(0), "is gone"),
+        ("registered", set_value(9, "methods", "fedprox", "mu"), "methods fedprox.mu is 9"),
+        ("config", delete("train", "lr"), "config train.lr is gone"),
+        ("config", set_value(1, "seed"), "config seed. is 1"),
+        ("ledger columns", delete(0), "ledger column kind is gone"),
+        ("ledger rows", delete("fedalign", "table1"), "ledger: fedalign table1 "),
+        ("preset hashes", set_value("0", "digits"), "hash of digits is '0'"),
+        ("figures", delete(0), "is gone"),
     ],
 )
 def test_a_loss_is_seen(part, change, words):
