@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import sys
 import typing
 from dataclasses import dataclass
 from functools import cache, partial
@@ -32,7 +33,7 @@ HERE = sorted(set(registry.model.names()) - {"minilm"})
 def analysis(name):
     """A script of analyses/ as a module."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "analyses" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where dataclasses look for it
     spec.loader.exec_module(module)
     return module
 
