@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 
 from fldiag.plotting import sheet, words
 from fldiag.results.files import SYMBOLS, drawn, tex, write_pictures
@@ -247,15 +247,6 @@ def percents(*axes: Any) -> None:
     """Tick labels of shares of 1 as whole percents: 40 %."""
     for axis in axes:
         axis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
-
-
-def few_decades(axis: Any, low: float, high: float) -> None:
-    """Round ticks of a logarithmic axis from ``low`` to ``high``, few enough to stand beside each other, as plain numbers."""
-    span = high / low
-    subs = (1, 2, 5) if span < 30 else (1, 3) if span < 1000 else (1,)
-    axis.set_major_locator(LogLocator(subs=subs, numticks=9))
-    axis.set_major_formatter(FuncFormatter(lambda v, _: number(v, 2)))
-    axis.set_minor_formatter(NullFormatter())
 
 
 def diverged() -> Line2D:
