@@ -16,7 +16,6 @@ from fldiag.diagnostics.drift import picture as drift
 from fldiag.diagnostics.fairness import picture as fairness
 from fldiag.diagnostics.flatness import picture as flatness
 from fldiag.diagnostics.forgetting import picture as forgetting
-from fldiag.diagnostics.landscape import overlay
 from fldiag.diagnostics.landscape import picture as landscape
 from fldiag.diagnostics.lora import picture as lora
 from fldiag.diagnostics.matching import picture as matching
@@ -217,11 +216,6 @@ def travelled():
     return landscape.draw(table([*surface().query(f"run == {RUNS[0]!r}").to_dict("records"), *way]))
 
 
-def laid_over():
-    rows = surface().to_dict("records")
-    return overlay.draw(table([{**r, "value": 1.6 * r["value"]} if r["run"] == RUNS[1] and r["metric"] == "loss" else r for r in rows]))
-
-
 def harmed_by_class():
     draw = rng()
     rows = [dict(run="fedavg", round=30, metric=m, moment="trained", scope="client", client=k, slice="train", index=c, value=draw.normal())
@@ -238,4 +232,4 @@ KINDS = {"learning": learning, "landscape": lambda: landscape.draw(surface(), na
          "fairness": fair, "fairness, many": lambda: fair(90), "flatness": flat, "connectivity": lambda: connected(3),
          "connectivity, many": lambda: connected(5), "density": densities,
          "leave-one-out": left_out, "leave-one-out, runs": lambda: left_out(2), "adapters": adapters, "doctor": lambda: examined(1),
-         "doctor, many": lambda: examined(5), "difference": differing, "trajectory": travelled, "overlay": laid_over, "harm by class": harmed_by_class}
+         "doctor, many": lambda: examined(5), "difference": differing, "trajectory": travelled, "harm by class": harmed_by_class}

@@ -9,7 +9,6 @@ layer added up; CIFAR CNN of 2.2 M parameters (bound by its second convolution):
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fldiag.errors import FldiagError
 from fldiag.models.layers import LAYERS
 from fldiag.models.layers.sequence import pool_first
 from fldiag.models.network import chain_of
@@ -33,19 +31,14 @@ class Evaluator:
     """The loss at ``w + c_1 d_1 + c_2 d_2 + ...`` as a function of the coefficients.
 
     ``reach``: the size of the coefficients to come; the fast way is compared there with the model's outputs before
-    it is used (output by output), and never used when they disagree. ``bf16``: layers compute in bfloat16 (losses in float32).
+    it is used (output by output), and never used when they disagree.
     ``buffers``: the model's buffers at some coefficients (default: the problem's everywhere, and then the answer with all
     coefficients zero is ``problem.loss()``, to the bit and whatever the precision).
-
-    Raises FldiagError for bf16 of a float64 problem.
     """
 
-    def __init__(self, problem: Problem, directions: Sequence[Tensor], *, reach: float = 1.0, bf16: bool = False,
+    def __init__(self, problem: Problem, directions: Sequence[Tensor], *, reach: float = 1.0,
                  buffers: BuffersAt | None = None, fast: bool = True):
-        if bf16 and problem.dtype != torch.float32:
-            raise FldiagError(f"bf16 layers in a problem of {str(problem.dtype).removeprefix('torch.')}",
-                              "leave one of the two out", usage=True)
-        self.problem, self.bf16, self.buffers = problem, bf16, buffers
+        self.problem, self.buffers = problem, buffers
         self.facts = problem.probe()
         self._w = problem.w.double()
         self.directions = [d.double() for d in directions]
@@ -112,11 +105,6 @@ class Evaluator:
             x = m(x)
         return x
 
-    def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        if not self.bf16:
-            return contextlib.nullcontext()
-        return torch.autocast(self.problem.device.type, dtype=torch.bfloat16)
-
     def _sums(self, coefficients: tuple[float, ...]) -> Iterator[Tensor]:
         """The first layer's outputs: all but the first direction's share is kept for the next point of a row."""
         assert self._first is not None
@@ -154,9 +142,8 @@ class Evaluator:
     # -- the loss
 
     def _outputs(self, coefficients: tuple[float, ...]) -> list[Any]:
-        with torch.no_grad(), self._precision():
-            found = self._chained(coefficients) if self.chain is not None else self._called(coefficients)
-        return [z.float() if isinstance(z, Tensor) and z.dtype == torch.bfloat16 else z for z in found]
+        with torch.no_grad():
+            return self._chained(coefficients) if self.chain is not None else self._called(coefficients)
 
     def losses(self, *coefficients: float) -> Tensor | None:
         """The loss of each example [n] in float64, None when the loss cannot be taken per example."""
@@ -174,7 +161,7 @@ class Evaluator:
         p = self.problem
         if not any(coefficients) and self.buffers is None:
             return p.loss()
-        if self.chain is None and not self.bf16 and self.buffers is None:
+        if self.chain is None and self.buffers is None:
             return p.loss(self.at(*coefficients))
         each = self.losses(*coefficients)
         if each is not None:
