@@ -148,7 +148,7 @@ def divide(entry: Diagnostic, options: Mapping[str, Any]) -> Divided:
     for name in given:
         if name not in schema.model_fields and any(option.name == name for option in shared.SHARED):
             raise FldiagError(f"option {name!r} has no effect on {entry.name}, which takes another kind of target",
-                              f"leave it out; fldiag {entry.name} --help lists its options", usage=True)
+                              f"leave it out; fldiag explain {entry.name} lists its options", usage=True)
     try:
         checked = dict(schema(**given))
     except pydantic.ValidationError as error:
