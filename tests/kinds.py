@@ -1,4 +1,4 @@
-"""One picture of every kind, from tables made up in a moment: what the tests of print quality and of LaTeX look at."""
+"""One picture of every kind, from tables made up in a moment: what the tests of print quality look at."""
 
 from __future__ import annotations
 
