@@ -37,14 +37,14 @@ class Evaluator:
     """
 
     def __init__(self, problem: Problem, directions: Sequence[Tensor], *, reach: float = 1.0,
-                 buffers: BuffersAt | None = None, fast: bool = True):
+                 buffers: BuffersAt | None = None):
         self.problem, self.buffers = problem, buffers
         self.facts = problem.probe()
         self._w = problem.w.double()
         self.directions = [d.double() for d in directions]
         self._base: tuple[Any, list[Tensor]] = (None, [])
         self._first: list[list[Tensor]] | None = None
-        chain = chain_of(problem.module) if fast and not problem.buffers and not problem.frozen else None
+        chain = chain_of(problem.module) if not problem.buffers and not problem.frozen else None
         able = chain is not None and not any(_weighted(m) and LAYERS[type(m)].call is None for _, m in chain)
         self.chain = pool_first(chain) if chain is not None and able else None
         if self.chain is not None:
