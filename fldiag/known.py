@@ -20,6 +20,9 @@ from fldiag.errors import unknown
 FILE = "catalogue.json"
 #: Kind, as ``fldiag list`` and ``fldiag.catalogue`` name it -> name of its registry.
 KINDS = {"methods": "method", "models": "model", "datasets": "dataset", "diagnostics": "diagnostic"}
+#: Diagnostics that have no verb of their own -> the verb and flag that ask for them. ``fldiag diagnose NAME`` has them too.
+FLAGS = {"trace": "spectrum --trace", "diagonal": "spectrum --diagonal", "density": "spectrum --density",
+         "account": "forgetting --why"}
 Item = dict[str, Any]
 
 
@@ -59,6 +62,15 @@ def item(kind: str, name: str) -> Item | None:
 
         return describe(getattr(registry, KINDS[kind]).get(name))
     return found
+
+
+def command(name: str) -> str:
+    """What is typed after ``fldiag`` to ask a diagnostic.
+
+    >>> command("spectrum"), command("trace")
+    ('spectrum', 'diagnose trace')
+    """
+    return f"diagnose {name}" if name in FLAGS else name
 
 
 def over_rounds(item: Item) -> bool:

@@ -1,4 +1,4 @@
-"""One picture of every kind, from tables made up in a moment: what the tests of print quality and of LaTeX look at."""
+"""One picture of every kind, from tables made up in a moment: what the tests of print quality look at."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import pandas as pd
 from fldiag.comparison import picture as difference
 from fldiag.diagnostics import density
 from fldiag.diagnostics.account import picture as account
-from fldiag.diagnostics.basins import picture as basins
 from fldiag.diagnostics.connectivity import picture as connectivity
 from fldiag.diagnostics.doctor import picture as doctor
 from fldiag.diagnostics.drift import picture as drift
 from fldiag.diagnostics.fairness import picture as fairness
 from fldiag.diagnostics.flatness import picture as flatness
 from fldiag.diagnostics.forgetting import picture as forgetting
-from fldiag.diagnostics.landscape import overlay
 from fldiag.diagnostics.landscape import picture as landscape
 from fldiag.diagnostics.lora import picture as lora
 from fldiag.diagnostics.matching import picture as matching
@@ -27,7 +25,6 @@ from fldiag.figures import pictures
 from fldiag.plotting import curves, layers, partition
 from fldiag.results.table import table
 from fldiag.toys import plane_picture
-from fldiag.training.diagnostics.client_floor import picture as client_floor
 from fldiag.training.diagnostics.leave_one_out import picture as leave_one_out
 from fldiag.training.diagnostics.personalise import picture as personal
 
@@ -181,23 +178,6 @@ def connected(models):
     return connectivity.draw(table(rows))
 
 
-def floors():
-    rows = [dict(metric=m, run=run, scope="client", client=k, index=e, value=v) for run in RUNS for k in range(5) for e in (1, 3, 10, 30)
-            for m, v in (("floor_distance", k + 1 - 1 / e), ("floor_gradient", 1 / e))]
-    rows += [dict(metric="client_floor", run=run, scope="client", client=1, index=30, value=2 - 1 / 30, converged=True) for run in RUNS]
-    return client_floor.draw(table(rows + [dict(metric="oscillation", run=run, scope="global", value=0.8) for run in RUNS]))
-
-
-def radii():
-    rows = []
-    for run, criterion in itertools.product(RUNS, ("accuracy", "loss")):
-        common = dict(run=run, criterion=criterion, direction=None)
-        rows += [{**common, "metric": "radius", "direction": "random", "value": v} for v in rng().uniform(0.5, 3, 20)]
-        rows += [{**common, "metric": "radius", "direction": "ascent", "value": 0.2}, {**common, "metric": "worst_case", "value": 0.15},
-                 {**common, "metric": "most_case", "value": 1.5, "low": 1.0, "high": 2.0}]
-    return basins.draw(table(rows))
-
-
 def densities():
     x = np.linspace(-5, 40, 101)
     rows = [dict(metric="density", run=run, x=v, value=np.exp(-abs(v - i) / 2) + 1e-5, stderr=1e-6) for i, run in enumerate(RUNS) for v in x]
@@ -236,11 +216,6 @@ def travelled():
     return landscape.draw(table([*surface().query(f"run == {RUNS[0]!r}").to_dict("records"), *way]))
 
 
-def laid_over():
-    rows = surface().to_dict("records")
-    return overlay.draw(table([{**r, "value": 1.6 * r["value"]} if r["run"] == RUNS[1] and r["metric"] == "loss" else r for r in rows]))
-
-
 def harmed_by_class():
     draw = rng()
     rows = [dict(run="fedavg", round=30, metric=m, moment="trained", scope="client", client=k, slice="train", index=c, value=draw.normal())
@@ -255,6 +230,6 @@ KINDS = {"learning": learning, "landscape": lambda: landscape.draw(surface(), na
          "forgetting by class": lost_by_class, "drift": drifted, "spectrum": lambda: spectrum.draw(eigenvalues()),
          "layers": lambda: layers.draw(eigenvalues(True)), "personalise": own, "measured and reported": compared, "plane": plane,
          "fairness": fair, "fairness, many": lambda: fair(90), "flatness": flat, "connectivity": lambda: connected(3),
-         "connectivity, many": lambda: connected(5), "client-floor": floors, "basins": radii, "density": densities,
+         "connectivity, many": lambda: connected(5), "density": densities,
          "leave-one-out": left_out, "leave-one-out, runs": lambda: left_out(2), "adapters": adapters, "doctor": lambda: examined(1),
-         "doctor, many": lambda: examined(5), "difference": differing, "trajectory": travelled, "overlay": laid_over, "harm by class": harmed_by_class}
+         "doctor, many": lambda: examined(5), "difference": differing, "trajectory": travelled, "harm by class": harmed_by_class}

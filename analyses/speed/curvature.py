@@ -40,7 +40,6 @@ from fldiag.params import flatten
 from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
-from fldiag.results.machine import has_bf16
 from fldiag.rounds.history import History
 from fldiag.rounds.round_weights import Stored
 
@@ -164,12 +163,10 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=300, help="seconds after which one answer of one tool is stopped")
     parser.add_argument("--patience", type=float, default=900, help="seconds after which a job has no further turn")
     parser.add_argument("--sentences", type=int, default=32, help="of MiniLM's batch")
-    parser.add_argument("--bf16", action="store_true", help="measure bf16 also where it is emulated (minutes)")
     args = parser.parse_args()
     versions = [f"{t.name} {metadata.version(dict(metadata.packages_distributions())[t.package][0])}" if t.installed
                 else f"{t.name}: not installed, skipped" for t in PEERS]
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {args.runs} alternating turns; {'; '.join(versions)}. "
-          f"bf16 instructions: {'yes' if has_bf16() else 'no (emulated)'}.")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {args.runs} alternating turns; {'; '.join(versions)}.")
     print(f"An answer that takes more than {args.limit:.0f} s is stopped and that tool sits out the job; a job that has taken "
           f"more than {args.patience:.0f} s gets no further turn.")
     for name in args.only:

@@ -1,4 +1,4 @@
-"""Loss landscapes of 41x41 points: the engine against a plain loop, bf16, and coarse to fine against all points."""
+"""Loss landscapes of 41x41 points: the engine against a plain loop, and coarse to fine against all points."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from torch.nn.functional import cross_entropy
 from fldiag.diagnostics.landscape import axis, landscape
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
-from fldiag.results.machine import has_bf16
 from fldiag.surface.evaluator import Evaluator
 
 POINTS = 41
@@ -48,26 +47,14 @@ def landscapes(case: Case, args: argparse.Namespace) -> None:
     def truth(a: Answer) -> float:
         return float(np.max(np.abs(np.array(a.value[::5]) - true)) / (high - low))
 
-    def relative(a: Answer) -> float:
-        return float(np.max(np.abs(np.array(a.value[::5]) / true - 1)))
-
-    def engine(bf16: bool) -> Callable[[int], Callable[[], Answer]]:
-        def run() -> Answer:
-            evaluate = Evaluator(Problem(case.module, cross_entropy, (case.x, case.y)), [d[0], d[1]], bf16=bf16)
-            return Answer([evaluate(a, b)[0] for a, b in places])
-
-        return lambda seed: run
+    def engine() -> Answer:
+        evaluate = Evaluator(Problem(case.module, cross_entropy, (case.x, case.y)), [d[0], d[1]])
+        return Answer([evaluate(a, b)[0] for a, b in places])
 
     factor = POINTS / ROWS
     loop = Timed("plain loop", lambda seed: lambda: Answer(plain(case, d, places)), truth, factor)
-    full = Timed("fldiag", engine(False), truth, factor)
+    full = Timed("fldiag", lambda seed: engine, truth, factor)
     compare("landscape", f"41x41 landscape, all points, float32 ({ROWS} of {POINTS} rows timed)", case, [full, loop], args)
-    if has_bf16() or args.bf16:
-        sides = [Timed("fldiag", engine(True), relative, factor), Timed(loop.name, loop.prepare, relative, factor)]
-        compare("bf16", "41x41 landscape, all points, bf16", case, sides, args)
-    else:
-        print("| 41x41 landscape, bf16 | plain loop | – | – | – | – | – | – | – | not run: this processor only emulates bf16 "
-              "(--bf16 runs it) |")
 
     def coarse(seed: int) -> Callable[[], Answer]:
         def run() -> Answer:

@@ -31,7 +31,8 @@ LEADS = {
                "$p_k$ the weight of a client in the mean, $P$ a pass forwards and backwards.",
     "models": "Architectures with the parameter counts of the papers. `model.name = \"mypkg.nets:factory\"` names your own.",
     "datasets": "What `data.name` and `--data` take. Nothing is fetched without `--download`.",
-    "diagnostics": "Each diagnostic is a verb, a table, a picture and a section of the report, and a paper's figure can use it.",
+    "diagnostics": "Each diagnostic is a verb (or a flag of one), a table, a picture and a section of the report, and a paper's "
+                   "figure can use it.",
     "presets": "What `fldiag train NAME` starts from; change any key with `--set key=value`.",
     "figures": "What `fldiag figures NAME` reproduces. `--scale smoke` takes seconds; `paper` is the papers' own protocol, and "
                "`paper-bf16` the same in bf16.",
@@ -120,7 +121,7 @@ def _page(kind: str, name: str, item: known.Item) -> str:
         if head:
             parts += [f"On the command line `{head}NAME=VALUE`.", ""]
     commands = {"methods": [f"fldiag train digits --set method.name={name} --dry-run", f"fldiag explain {name}"],
-                "diagnostics": [f"fldiag {name} {item.get('example') or 'RUN'}"]}
+                "diagnostics": [f"fldiag {known.command(name)} {item.get('example') or 'RUN'}"]}
     if kind in commands:
         parts += ["```sh", *commands[kind], "```", ""]
     return "\n".join(parts)

@@ -17,7 +17,8 @@ with quiet():
     from fldiag.cli.app import app, toy
 
     for name in dict.fromkeys([*FIRST, *known.built_in()["diagnostics"]]):
-        diagnostics.add(name)
+        if name not in known.FLAGS:
+            diagnostics.add(name)
 
     from fldiag.cli import check, partition, report, exchange, toys, figures, inform  # noqa: F401
 

@@ -10,6 +10,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from fldiag import known
 from fldiag.cli.derived import command
+from fldiag.console import errors
+from fldiag.errors import FldiagError
 
 #: Typer 0.26 and later carry their own copy of click and do not install click; earlier ones use the installed click.
 NoSuchOption: Any = importlib.import_module(typer.BadParameter.__module__).NoSuchOption
@@ -32,6 +34,10 @@ class Verbs(TyperGroup):
         name = args[0] if args else ""
         if super().get_command(ctx, name) is None and name in known.plugins("diagnostics"):
             return name, command(name), args[1:]
+        if name in known.FLAGS:
+            with errors(debug=False):
+                raise FldiagError(f"{name} has no verb of its own",
+                                  f"use fldiag {known.FLAGS[name]}, or fldiag {known.command(name)}", usage=True)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

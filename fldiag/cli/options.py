@@ -19,8 +19,8 @@ Data = Annotated[str | None, typer.Option(help="Data: NAME, npz:PATH, csv:PATH o
 Root = Annotated[str | None, typer.Option(help="Folder that holds the data (default $FLDIAG_DATA).")]
 Width = Annotated[str | None, typer.Option(help="Width of pictures: single or double (a journal's columns of 85 and 175 mm), or "
                                                 "millimetres. Default: each picture's own.")]
-Format = Annotated[str | None, typer.Option(help="Picture formats, separated by commas: pdf, png, svg, pgf (for LaTeX). "
-                                                 "Default: pdf,png.")]
+Format = Annotated[str | None, typer.Option(help="Picture formats, separated by commas: pdf, png, svg (default: "
+                                                 "pdf,png).")]
 AllowCode = Annotated[list[str] | None, typer.Option(metavar="PKG.MOD:NAME", help="Import this code although only the run or "
                                                      "checkpoint names it; may be given several times.")]
 Download = Annotated[bool, typer.Option("--download", help="Download a missing public data set.")]

@@ -1,15 +1,13 @@
 """Curvature products by automatic differentiation, for any network autograd can differentiate twice.
 
 Hessian: H v is the derivative of the gradient in direction v, by differentiating the gradient's own graph
-(Pearlmutter 1994, in its reverse-over-reverse form), or by forward over reverse with the forward pass
-recorded once (``Linearized``). Gauss-Newton: J^T H_L J v (Schraudolph 2002), with J v as the derivative of
-the linear function u -> J^T u.
+(Pearlmutter 1994, in its reverse-over-reverse form). Gauss-Newton: J^T H_L J v (Schraudolph 2002), with J v
+as the derivative of the linear function u -> J^T u.
 """
 
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from typing import Any
@@ -174,28 +172,3 @@ class GaussNewton(DoubleBackward):
         forward = _again(list(compress(back, linear)), [u], list(compress(self._pieces(v), linear)), True)
         curved = _again([slope], [at], [f for f in forward if f is not None], True)
         return _again([z], self._leaves, [c for c in curved if c is not None], True)
-
-
-class Linearized(Operator):
-    """The Hessian by ``torch.func.linearize`` of the gradient: each product only replays the derivative.
-
-    It needs seconds to record a batch, forward-mode derivatives of every operation, and it keeps every batch; a
-    product then takes 0.9 to 1.5 times one by double backward (residual networks on one core). So it pays, if at
-    all, over hundreds of products, and is never chosen unless asked for.
-    """
-
-    form = "linearize"
-
-    def __init__(self, losses: Sequence[Callable[[Tensor], Tensor]], weights: Sequence[float], w: Tensor):
-        super().__init__(w, weights, keep=len(weights))
-        self._losses = list(losses)
-
-    def _prepare(self, i: int) -> Callable[[Tensor], Tensor]:
-        with twice_differentiable(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the names of constants in the recorded graph
-            _, product = torch.func.linearize(torch.func.grad(self._losses[i]), self._w)
-        return product
-
-    def _product(self, prepared: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
-        with torch.no_grad():
-            return prepared(v)

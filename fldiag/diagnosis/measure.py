@@ -101,7 +101,8 @@ def _build(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], prog
     if (seconds := forecast(entry, subject, options)) > LONG:
         if seconds > NEVER:
             raise FldiagError(f"{entry.name} would take about {seconds / (365 * 86400):,.0f} years on this machine",
-                              f"reduce the work, for example with fewer points or draws (fldiag {entry.name} --help)", usage=True)
+                              f"reduce the work, for example with fewer points or draws (fldiag explain {entry.name})",
+                              usage=True)
         for text in _announced(entry, subject, options, seconds, whole):
             tell(text)
     first = subject if isinstance(subject, Problem | History) else next(iter(subject), None)

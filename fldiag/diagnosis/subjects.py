@@ -142,13 +142,11 @@ def divide(entry: Diagnostic, options: Mapping[str, Any]) -> Divided:
     for name in given:
         if name not in schema.model_fields and any(option.name == name for option in shared.SHARED):
             raise FldiagError(f"option {name!r} has no effect on {entry.name}, which takes another kind of target",
-                              f"leave it out; fldiag {entry.name} --help lists its options", usage=True)
+                              f"leave it out; fldiag explain {entry.name} lists its options", usage=True)
     try:
         checked = dict(schema(**given))
     except pydantic.ValidationError as error:
         raise registry.explain(error, f"{entry.kind} {entry.name!r}", schema) from None
-    if checked.get("precision") == "bf16":
-        checked["bf16"] = True
     if "device" in checked:
         checked["device"] = device_of(checked["device"], DTYPES.get(str(checked.get("precision"))))
     where = {k: checked[k] for k, v in given.items() if k not in own and v is not None}
@@ -166,8 +164,7 @@ def _schema(entry: Diagnostic) -> type[pydantic.BaseModel]:
             kinds[option.kind]
         fields[option.name] = (Any if option.any else kind | None, option.default)
     if "precision" in fields:
-        # bf16 is a way to evaluate that few diagnostics have
-        fields["precision"] = (Literal["fp32", "fp64", "bf16"] if "bf16" in own else Literal["fp32", "fp64"], "fp32")
+        fields["precision"] = (Literal["fp32", "fp64"], "fp32")
     if "memory" in fields:
         fields["memory"] = (Annotated[Any, pydantic.AfterValidator(lambda v: v if v is None else shared.size(v))], None)
     if "normalise" in fields:
@@ -178,14 +175,14 @@ def _schema(entry: Diagnostic) -> type[pydantic.BaseModel]:
 
 def settled(where: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a subject that is still to be made, as ``from_checkpoint.problem`` and ``History.of`` take them."""
-    more = {"dtype": DTYPES.get(where["precision"], torch.float32)} if "precision" in where else {}
+    more = {"dtype": DTYPES[where["precision"]]} if "precision" in where else {}
     return {**{k: v for k, v in where.items() if k != "precision"}, **more}
 
 
 def refuse(where: Mapping[str, Any], made: Problem | History) -> None:
     """Raises FldiagError for an option that would change nothing: the subject is made already."""
     for name, value in where.items():
-        same = (name == "precision" and DTYPES.get(value, torch.float32) == made.dtype) or \
+        same = (name == "precision" and DTYPES[value] == made.dtype) or \
             (name == "device" and torch.device(value).type == made.device.type) or value is False
         if not same:
             kind = type(made).__name__

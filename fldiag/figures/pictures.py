@@ -171,7 +171,7 @@ def dots(table: pd.DataFrame) -> Figure:
     rows = {r: _row(r) for r in dict.fromkeys(found["row"])}
     if len(rows) == 1 and len(heads) > 2:  # dots beneath each other would compare nothing
         return _listed(found, heads, *rows.values())
-    room = min(0.35 + max(style.text_width(r, 7) for r in rows.values()), 2.2)
+    room = min(0.35 + max(style.text_width(r) for r in rows.values()), 2.2)
     width = style.wide()
     across = max(1, min(len(heads), int((width - room) / 1.15)))
     down = -(-len(heads) // across)

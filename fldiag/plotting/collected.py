@@ -179,7 +179,7 @@ def own(source: Source, members: Sequence[Member]) -> pd.DataFrame:
 
 def command(verb: str, m: Member, *more: str) -> str:
     """What to type, quoted for a shell."""
-    return shlex.join(["fldiag", verb, str(m.given), *more])
+    return shlex.join(["fldiag", *verb.split(), str(m.given), *more])
 
 
 def absent(m: Member, verb: str, *more: str, clients: bool = False) -> Missing:

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from fldiag.errors import FldiagError
-from fldiag.results.files import PICTURES, latex
+from fldiag.results.files import PICTURES
 
 #: Widths in inches: one column and both columns of a two-column paper.
 WIDTHS = {"single": 3.35, "double": 6.9}
@@ -41,10 +41,10 @@ def asked(width: str | float | None = None, format: str | None = None) -> Iterat
 
     Args:
         width: ``single``, ``double``, or millimetres; None: each picture's own.
-        format: one or more of pdf, png, svg and pgf, by comma; None: pdf and png.
+        format: one or more of pdf, png and svg, by comma; None: pdf and png.
 
     Raises:
-        FldiagError: another width or format, or pgf without LaTeX.
+        FldiagError: another width or format.
     """
     before = current()
     token = _SHEET.set(Sheet(before.width if width is None else inches(width),
@@ -82,6 +82,4 @@ def formats(text: str) -> tuple[str, ...]:
     if unknown := [f for f in found if f not in PICTURES]:
         raise FldiagError(f"format = {text!r}: {unknown[0]!r} is not a picture's format", f"choose of {', '.join(PICTURES)}",
                           usage=True)
-    if "pgf" in found:
-        latex()
     return found

@@ -7,25 +7,24 @@ a brown; each comes with a marker and a dash pattern, so that lines stay apart i
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 
 from fldiag.plotting import sheet, words
-from fldiag.results.files import SYMBOLS, drawn, tex, write_pictures
+from fldiag.results.files import drawn, write_pictures
 from fldiag.results.summary import number as number  # also known here, where pictures look for it
 
 ONE_COLUMN, TWO_COLUMNS = sheet.WIDTHS["single"], sheet.WIDTHS["double"]
@@ -34,11 +33,8 @@ COLORMAP = "viridis"
 #: From one sign to the other through white, safe for colour-blind readers: orange is above zero, purple below.
 DIVERGING = "PuOr_r"
 DPI = 300
-
-
-def _preamble() -> str:
-    """LaTeX measures texts before their symbols are written as it knows them."""
-    return "\n".join(rf"\DeclareUnicodeCharacter{{{ord(c):04X}}}{{{tex(c)}}}" for c in SYMBOLS)
+#: Width of a letter and of a capital as shares of the font size: a little above the mean, and the widest.
+LETTER, CAPITAL = 0.6, 1.0
 
 
 _RC: dict[Any, Any] = {
@@ -55,7 +51,7 @@ _RC: dict[Any, Any] = {
     "figure.facecolor": "white", "axes.facecolor": "white", "savefig.facecolor": "white",
     "figure.dpi": 100.0, "savefig.dpi": DPI, "savefig.bbox": None,
     "pdf.fonttype": 42, "ps.fonttype": 42, "pdf.compression": 6, "text.usetex": False,
-    "svg.hashsalt": "fldiag", "pgf.rcfonts": False, "pgf.texsystem": "pdflatex", "pgf.preamble": _preamble(),
+    "svg.hashsalt": "fldiag",
 }
 
 _COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#661100")
@@ -164,51 +160,25 @@ def shorten(text: object, width: int) -> str:
     return text[:head] + "…" + text[len(text) - max(width - 1 - head, 1):]
 
 
-@cache
-def _advance(letter: str, weight: str) -> float:
-    """Width of a letter as a share of the font size, between neighbours (alone, a space has none)."""
-    font = FontProperties(family="DejaVu Sans", size=72, weight=weight)
-    wide, bare = (RendererAgg(1, 1, 72).get_text_width_height_descent(t, font, False)[0]
-                  for t in ("l" + 8 * letter + "l", "ll"))
-    return (wide - bare) / 8 / 72
+def text_width(text: str, size: float = 7.0) -> float:
+    """Width of one line of text in inches, estimated from the number of its letters and capitals."""
+    return sum(CAPITAL if letter.isupper() else LETTER for letter in text) * size / 72
 
 
-def text_width(text: str, size: float, weight: str = "normal") -> float:
-    """Width of one line of text in inches, in the font of the style, before kerning."""
-    return sum(_advance(letter, weight) for letter in text) * size / 72
-
-
-def wrap(text: object, inches: float, lines: int = 1, size: float = 7.0, weight: str = "normal") -> list[str]:
-    """The text in at most ``lines`` lines of at most ``inches``; what is too long loses its middle."""
+def wrap(text: object, inches: float, lines: int = 1, size: float = 7.0) -> list[str]:
+    """The text in at most ``lines`` lines of about ``inches``; what is too long loses its middle."""
     text = " ".join(str(text).split())
-    room = min(len(text), int(lines * inches * 72 / (0.25 * size)) + 1)  # no letter is narrower than that
-    while True:
-        made = _fill(shorten(text, room), inches, size, weight)
-        if len(made) <= lines or room <= 3:
-            return made[:lines] or [""]
-        room -= 1
+    across = max(int(inches * len(text) / (text_width(text, size) or 1.0)), 1)  # of letters as wide as its own
+    for room in range(min(len(text), lines * across), 0, -1):
+        rows = textwrap.wrap(shorten(text, room), across)
+        if len(rows) <= lines:
+            return rows
+    return [""]
 
 
-def _fill(text: str, inches: float, size: float, weight: str) -> list[str]:
-    made, line = [], ""
-    for word in text.split():
-        longer = f"{line} {word}" if line else word
-        if text_width(longer, size, weight) <= inches:
-            line = longer
-            continue
-        if line:
-            made.append(line)
-        while text_width(word, size, weight) > inches and len(word) > 1:
-            cut = next((n for n in range(len(word) - 1, 1, -1) if text_width(word[:n], size, weight) <= inches), 1)
-            made.append(word[:cut])
-            word = word[cut:]
-        line = word
-    return [*made, line] if line else made
-
-
-def columns(texts: Sequence[str], inches: float, handle: float = 0.4, size: float = 7.0) -> int:
+def columns(texts: Sequence[str], inches: float, handle: float = 0.4) -> int:
     """How many columns a legend of such texts has in so much room, its rows as even as they can be."""
-    most = max(1, min(len(texts), int(inches / (max(text_width(t, size) for t in texts) + handle))))
+    most = max(1, min(len(texts), int(inches / (max(text_width(t) for t in texts) + handle))))
     return -(-len(texts) // -(-len(texts) // most))
 
 
@@ -249,15 +219,6 @@ def percents(*axes: Any) -> None:
         axis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
 
 
-def few_decades(axis: Any, low: float, high: float) -> None:
-    """Round ticks of a logarithmic axis from ``low`` to ``high``, few enough to stand beside each other, as plain numbers."""
-    span = high / low
-    subs = (1, 2, 5) if span < 30 else (1, 3) if span < 1000 else (1,)
-    axis.set_major_locator(LogLocator(subs=subs, numticks=9))
-    axis.set_major_formatter(FuncFormatter(lambda v, _: number(v, 2)))
-    axis.set_minor_formatter(NullFormatter())
-
-
 def diverged() -> Line2D:
     """What a legend shows of a run that diverged."""
     return Line2D([], [], color="#444444", marker="x", linestyle="", markersize=5, markeredgewidth=1.2)
@@ -279,9 +240,9 @@ def save(fig: Figure, path: str | Path, formats: Sequence[str] | None = None) ->
     """Write the figure; returns the paths written. The same figure gives the same bytes.
 
     ``path`` with the ending of a format is one file. Otherwise each of ``formats`` (default: the sheet's) is appended to
-    ``path``: ``pdf`` (TrueType fonts, no date), ``png`` (300 dpi), ``svg`` (letters as outlines) or ``pgf`` (fonts of the LaTeX
-    document). Every file is complete or not there: written beside its place, then renamed. Raises FldiagError for another format,
-    a folder that cannot be written, or pgf without LaTeX.
+    ``path``: ``pdf`` (TrueType fonts, no date), ``png`` (300 dpi), or ``svg`` (letters as outlines). Every file is complete
+    or not there: written beside its place, then renamed. Raises FldiagError for another format, or a folder that cannot be
+    written.
     """
     path = Path(path)
     if formats is None and path.suffix:

@@ -19,7 +19,7 @@ from fldiag.errors import FldiagError
 from fldiag.problem import recomputation
 from fldiag.problem.batch_size import DEPENDENT, kept, largest, room_for_graphs
 from fldiag.problem.ingredients import Criterion, Ingredients
-from fldiag.problem.operators import Batches, Form, agrees, build, choose
+from fldiag.problem.operators import Batches, agrees, by_hand, double_backward
 from fldiag.problem.probe import Facts, examine
 from fldiag.problem.scores import Scores, score
 from fldiag.problem.trees import Tree, count, join, nbytes
@@ -292,39 +292,39 @@ class Problem(Ingredients):
             self._recalled[what] = find()
         return self._recalled[what]
 
-    def hessian(self, w: Tensor | None = None, *, keep: bool = True, matrix: Matrix = "hessian",
-                form: Form = "auto") -> Operator:
+    def hessian(self, w: Tensor | None = None, *, keep: bool = True, matrix: Matrix = "hessian") -> Operator:
         """The Hessian (or Gauss-Newton matrix, ``ggn``) of the mean loss at w (default: ``.w``) as an operator
         ``H(v) -> Hv`` in float64.
 
-        ``form`` of the products: ``double backward`` (any network), ``r-operator`` (by hand, for sequential
-        networks), ``linearize``, or ``auto``: by hand where that fits, else double backward. A form other than double
-        backward is compared with it once, on a few examples and a random vector, and never used where they disagree.
+        Products are written by hand for sequential networks (``form`` "r-operator"), else by "double backward". Those by
+        hand are compared with double backward once, on a few examples and a random vector, and never used where they disagree.
 
         With ``keep``, what does not depend on v stays alive between products as far as ``batch_size.room_for_graphs`` reaches;
         ``release()`` frees it. ``w`` is copied; weights that you change yourself (``problem.w``) are not.
 
-        Raises FldiagError when the form asked for does not fit the model.
+        Raises FldiagError for an unknown matrix, and for ``ggn`` by differences of gradients.
         """
         w = self.w if w is None else self._vector(w).clone()
         self._refuse_infinite_gradient()
         if self.probe().derivatives.not_finite == "product" and not self.differences:
             raise not_finite()
-        if self.by_differences and form == "auto":
+        if self.by_differences:
             if matrix != "hessian":
                 raise FldiagError("the Gauss-Newton matrix cannot be computed by differences of gradients",
                                   "use matrix = 'hessian'", usage=True)
             return Differences(self.gradient, w, self.step.length)
-        chosen = choose(form, matrix, lambda form: self._agrees(form, matrix))
+        if matrix not in ("hessian", "ggn"):
+            raise FldiagError(f"matrix = {matrix!r} is not known", "use 'hessian' or 'ggn'", usage=True)
+        agreeing = self._agrees(matrix)
         shares = [(stop - start) / self.n for start, stop in self.bounds]
         batches: Batches = [lambda i=i: self.batch(i) for i in range(len(self.bounds))]  # type: ignore[misc]
         graph = self.probe().graph_bytes * max(stop - start for start, stop in self.bounds)
         memory = self.memory if keep else 0
-        found = build(self, chosen, matrix, w, batches, shares, keep=kept(graph, len(batches), w, memory),
-                      room=room_for_graphs(w, memory))
-        assert found is not None  # it agreed
-        found.shift = self.weight_decay
-        return found
+        fast = by_hand(self, matrix, w, batches, shares, room=room_for_graphs(w, memory)) if agreeing else None
+        product = fast if fast is not None else double_backward(self, matrix, w, batches, shares,
+                                                                keep=kept(graph, len(batches), w, memory))
+        product.shift = self.weight_decay
+        return product
 
     def _refuse_infinite_gradient(self) -> None:
         if self.probe().derivatives.not_finite == "gradient":
@@ -344,9 +344,10 @@ class Problem(Ingredients):
         """The estimator's name, with what differences do to it."""
         return f"{estimator} ({self.step})" if self.by_differences else estimator
 
-    def _agrees(self, form: str, matrix: Matrix) -> bool:
+    def _agrees(self, matrix: Matrix) -> bool:
+        """Whether products by hand may be used; found once."""
         self.probe()
-        return self.recall(("agrees", form, matrix), lambda: agrees(self, form, matrix))
+        return self.recall(("agrees", matrix), lambda: agrees(self, matrix))
 
     def hvp(self, v: Tensor, w: Tensor | None = None) -> Tensor:
         """The Hessian at w (default: ``.w``) times v [P], in float64; ``hessian`` is for several."""

@@ -21,7 +21,7 @@ from fldiag.models.chain import links
 from fldiag.models.layers.links import Weighted
 from fldiag.models.network import Network
 from fldiag.problem.eigenpairs import NOISE, basis_limit
-from fldiag.problem.operators import AGREEMENT, COMPARED, build
+from fldiag.problem.operators import AGREEMENT, COMPARED, double_backward
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress
 from fldiag.seeding import torch_rng
@@ -157,8 +157,7 @@ def _agreeing(problems: Sequence[Problem], able: list[int]) -> list[int]:
         return []
     agreeing = []
     for i, p, xy, product in zip(able, chosen, some, products, strict=True):
-        alone = build(p, "double backward", "hessian", p.w, [lambda xy=xy: xy], [1.0])  # type: ignore[misc]
-        assert alone is not None
+        alone = double_backward(p, "hessian", p.w, [lambda xy=xy: xy], [1.0])  # type: ignore[misc]
         alone.shift = p.weight_decay
         expected = alone(v)
         if bool((product - expected).norm() <= AGREEMENT[p.dtype] * expected.norm()):

@@ -9,6 +9,7 @@ import matplotlib.figure
 import numpy as np
 import pandas as pd
 
+from fldiag import known
 from fldiag.diagnosis.answer import Answer
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
@@ -40,7 +41,8 @@ def sections(entry: Diagnostic, found: Collected) -> list[Section]:
     for source, members in tables.values():
         _show(made, entry, source, members)
     there = {m.place for _, members in tables.values() for m in members}
-    made.missing = [absent(m, entry.name, clients=entry.needs == "clients") for m in found.members if m.place not in there]
+    made.missing = [absent(m, known.command(entry.name), clients=entry.needs == "clients") for m in found.members
+                    if m.place not in there]
     return [made]
 
 

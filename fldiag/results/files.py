@@ -7,9 +7,7 @@ import hashlib
 import io
 import json
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -22,20 +20,9 @@ from fldiag.errors import FldiagError, printable
 HEAVY = 150_000
 #: Picture formats and the metadata that would make two files of one figure differ.
 PICTURES: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "png": {"Software": None},
-                                       "svg": {"Date": None, "Creator": None}, "pgf": {}}
-#: Letters of pictures that LaTeX does not know as they are, and what it knows.
-SYMBOLS = {"−": "-", "×": r"\times", "±": r"\pm", "≥": r"\geq", "≤": r"\leq", "√": r"\surd", "…": r"\ldots", "∞": r"\infty",
-           "≈": r"\approx", "‖": r"\|", "→": r"\rightarrow", "←": r"\leftarrow", "⊤": r"\top", "Δ": r"\Delta", "Λ": r"\Lambda",
-           "Σ": r"\Sigma", "Ω": r"\Omega", "α": r"\alpha", "β": r"\beta", "γ": r"\gamma", "δ": r"\delta", "ε": r"\varepsilon",
-           "η": r"\eta", "θ": r"\theta", "κ": r"\kappa", "λ": r"\lambda", "μ": r"\mu", "π": r"\pi", "ρ": r"\rho",
-           "σ": r"\sigma", "τ": r"\tau", "φ": r"\varphi", "ω": r"\omega",
-           **dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", (f"^{digit}" for digit in "0123456789-"), strict=True)),
-           **dict(zip("₀₁₂₃₄₅₆₇₈₉ₖ", (f"_{digit}" for digit in "0123456789k"), strict=True))}
-
+                                       "svg": {"Date": None, "Creator": None}}
 #: Key of a json file's digest.
 DIGEST = "digest"
-#: What matplotlib writes around the labels of logarithmic axes, and leaves to the document to define.
-_OWN = "\\providecommand{\\mathdefault}[1]{#1}%\n"
 
 
 def write_atomic(path: Path, writer: Callable[[IO[bytes]], Any], *, settle: bool = True) -> str:
@@ -302,26 +289,20 @@ def write_pictures(fig: Any, targets: Sequence[Path], dpi: float) -> list[Path]:
 
     Args:
         fig: The figure.
-        targets: Files that end in .pdf, .png, .svg or .pgf. Beside a .pgf stand the pixels that it includes, as .png.
+        targets: Files that end in .pdf, .png or .svg.
         dpi: Resolution of pixels.
 
     Returns:
         The files.
 
     Raises:
-        FldiagError: Another format (nothing is written then), a .pgf without LaTeX, or a folder that cannot be written.
+        FldiagError: Another format (nothing is written then), or a folder that cannot be written.
     """
     for target in targets:
         if _kind(target) not in PICTURES:
             raise FldiagError(f"cannot write a figure to {str(target)!r}: format {target.suffix!r} is not known",
                               f"end the path in .{', .'.join(PICTURES)}, or give it without an ending", usage=True)
-    found: list[Path] = []
-    for target in targets:
-        if _kind(target) == "pgf":
-            found += [write_bytes(target.with_name(name), content) for name, content in _pgf(fig, target.name, dpi)]
-        else:
-            found.append(write_bytes(target, drawn(fig, _kind(target), dpi)))
-    return found
+    return [write_bytes(target, drawn(fig, _kind(target), dpi)) for target in targets]
 
 
 def _kind(target: Path) -> str:
@@ -340,38 +321,3 @@ def drawn(fig: Any, kind: str, dpi: float, colours: int | None = None) -> bytes:
         buffer = io.BytesIO()
         few.save(buffer, "png", optimize=True, dpi=(dpi, dpi))
     return buffer.getvalue()
-
-
-def latex() -> None:
-    """Raises FldiagError where there is no LaTeX: matplotlib measures the texts of a pgf picture with it."""
-    if shutil.which("pdflatex") is None:
-        raise FldiagError("pgf pictures need LaTeX, and pdflatex is not installed",
-                          "install it (such as TeX Live with its package pgf), or write pdf or svg", usage=True)
-
-
-def _pgf(fig: Any, name: str, dpi: float) -> list[tuple[str, bytes]]:
-    """The pixels that the picture includes, then the picture: in the fonts of the document that it is put into."""
-    from matplotlib.backends.backend_pgf import LatexError
-
-    latex()
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            fig.savefig(Path(folder, name), format="pgf", dpi=dpi)
-        except (ValueError, LatexError) as error:  # matplotlib raises either when LaTeX stops
-            why = next((line[2:] for line in str(error).splitlines() if line.startswith("! ")), None)
-            if why is None and isinstance(error, ValueError) and "LaTeX" not in str(error):
-                raise  # of something else
-            why = why or str(error).partition("\n")[0]
-            raise FldiagError(f"LaTeX cannot set a text of {name}: {why}",
-                              "write pdf or svg, or rename what the picture names") from error
-        made = sorted(Path(folder).iterdir(), key=lambda p: p.name == name)
-        return [(p.name, p.read_bytes() if p.name != name else (_OWN + tex(p.read_text("utf-8"))).encode()) for p in made]
-
-
-def tex(text: str) -> str:
-    r"""The text with the symbols of mathematics as LaTeX writes them.
-
-    >>> tex("ρ = 2 × 3")
-    '\\ensuremath{\\rho} = 2 \\ensuremath{\\times} 3'
-    """
-    return "".join(rf"\ensuremath{{{SYMBOLS[letter]}}}" if letter in SYMBOLS else letter for letter in text)

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fldiag.errors import FldiagError
 from fldiag.models.layers import LAYERS
 from fldiag.models.layers.sequence import pool_first
 from fldiag.models.network import chain_of
@@ -32,25 +31,20 @@ class Evaluator:
     """The loss at ``w + c_1 d_1 + c_2 d_2 + ...`` as a function of the coefficients.
 
     ``reach``: the size of the coefficients to come; the fast way is compared there with the model's outputs before
-    it is used (output by output), and never used when they disagree. ``bf16``: layers compute in bfloat16 (losses in float32).
+    it is used (output by output), and never used when they disagree.
     ``buffers``: the model's buffers at some coefficients (default: the problem's everywhere, and then the answer with all
     coefficients zero is ``problem.loss()``, to the bit and whatever the precision).
-
-    Raises FldiagError for bf16 of a float64 problem.
     """
 
-    def __init__(self, problem: Problem, directions: Sequence[Tensor], *, reach: float = 1.0, bf16: bool = False,
-                 buffers: BuffersAt | None = None, fast: bool = True):
-        if bf16 and problem.dtype != torch.float32:
-            raise FldiagError(f"bf16 layers in a problem of {str(problem.dtype).removeprefix('torch.')}",
-                              "leave one of the two out", usage=True)
-        self.problem, self.bf16, self.buffers = problem, bf16, buffers
+    def __init__(self, problem: Problem, directions: Sequence[Tensor], *, reach: float = 1.0,
+                 buffers: BuffersAt | None = None):
+        self.problem, self.buffers = problem, buffers
         self.facts = problem.probe()
         self._w = problem.w.double()
         self.directions = [d.double() for d in directions]
         self._base: tuple[Any, list[Tensor]] = (None, [])
         self._first: list[list[Tensor]] | None = None
-        chain = chain_of(problem.module) if fast and not problem.buffers and not problem.frozen else None
+        chain = chain_of(problem.module) if not problem.buffers and not problem.frozen else None
         able = chain is not None and not any(_weighted(m) and LAYERS[type(m)].call is None for _, m in chain)
         self.chain = pool_first(chain) if chain is not None and able else None
         if self.chain is not None:
@@ -111,9 +105,6 @@ class Evaluator:
             x = m(x)
         return x
 
-    def _precision(self, bf16: bool) -> torch.autocast:
-        return torch.autocast(self.problem.device.type, dtype=torch.bfloat16, enabled=bf16)
-
     def _sums(self, coefficients: tuple[float, ...]) -> Iterator[Tensor]:
         """The first layer's outputs: all but the first direction's share is kept for the next point of a row."""
         assert self._first is not None
@@ -151,9 +142,8 @@ class Evaluator:
     # -- the loss
 
     def _outputs(self, coefficients: tuple[float, ...]) -> list[Any]:
-        with torch.no_grad(), self._precision(self.bf16):
-            found = self._chained(coefficients) if self.chain is not None else self._called(coefficients, self.bf16)
-        return [z.float() if isinstance(z, Tensor) and z.dtype == torch.bfloat16 else z for z in found]
+        with torch.no_grad():
+            return self._chained(coefficients) if self.chain is not None else self._called(coefficients)
 
     def losses(self, *coefficients: float) -> Tensor | None:
         """The loss of each example [n] in float64, None when the loss cannot be taken per example."""
@@ -172,7 +162,7 @@ class Evaluator:
         p = self.problem
         if not any(coefficients) and self.buffers is None:
             return p.loss()
-        if self.chain is None and not self.bf16 and self.buffers is None:
+        if self.chain is None and self.buffers is None:
             return p.loss(self.at(*coefficients))
         each = self.losses(*coefficients)
         if each is not None:

@@ -229,12 +229,10 @@ class Refinement:
         return Filled(asked, value, np.where(asked, v.stderr, stderr), np.where(asked, np.nan, residual), worst, self.checks)
 
 
-def fill(axis: np.ndarray, values: Values, ask: Ask, rtol: float, seed: int, first: np.ndarray | None = None) -> Filled:
+def fill(axis: np.ndarray, values: Values, ask: Ask, rtol: float, seed: int) -> Filled:
     """The grid ``axis`` x ``axis`` (rows are y) with an error below ``rtol`` of the loss range; 0 evaluates all.
 
-    ``ask`` evaluates points and writes them into ``values``; those of the mask ``first`` in any case.
+    ``ask`` evaluates points and writes them into ``values``.
     """
     refinement = Refinement(axis, values, ask, rtol, seed)
-    if first is not None:
-        refinement.ask(first, "check points")
     return refinement.whole() if rtol <= 0 else refinement.run()

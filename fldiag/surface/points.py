@@ -15,13 +15,13 @@ from fldiag.registry import Progress
 from fldiag.results.array_checkpoint import ArrayStore
 
 Place = tuple[int, ...]
-Value = tuple[float, float | None, float]
+Value = tuple[float, float | None]
 #: Pieces of a grid that workers get: few enough to cost nothing, many enough that none waits long for the last.
 BLOCKS = 16
 
 
 class Points:
-    """Values over an array of places, NaN where not done: ``value``, ``stderr``, and ``rough`` (in bfloat16).
+    """Values over an array of places, NaN where not done: ``value`` and ``stderr``.
 
     With a ``store`` (path or ArrayStore) what was found before under the ``key`` is taken up: ``held`` are the
     arrays and plain values that ``keep`` put beside them, None at the first time.
@@ -29,7 +29,7 @@ class Points:
 
     def __init__(self, shape: tuple[int, ...], store: Any = None, key: Callable[[], str] = str):
         self.done = np.zeros(shape, dtype=bool)
-        self.value, self.stderr, self.rough = (np.full(shape, np.nan) for _ in range(3))
+        self.value, self.stderr = np.full(shape, np.nan), np.full(shape, np.nan)
         self.store = ArrayStore(store) if isinstance(store, (str, os.PathLike)) else store
         self._key = key() if self.store is not None else ""
         self._fixed: dict[str, np.ndarray] = {}
@@ -41,7 +41,7 @@ class Points:
                 setattr(self, name, self.held[0][name])
 
     def _own(self) -> tuple[str, ...]:
-        return "done", "value", "stderr", "rough"
+        return "done", "value", "stderr"
 
     def keep(self, fixed: dict[str, np.ndarray], extra: Any) -> None:
         """What is to be kept beside the values."""
@@ -54,9 +54,9 @@ class Points:
         if self.store is not None:
             self.store.save(self._key, self._arrays(), self._extra)
 
-    def fill(self, places: Iterable[Any], evaluate: Callable[..., tuple[float, float | None, float]], text: str,
+    def fill(self, places: Iterable[Any], evaluate: Callable[..., Value], text: str,
              progress: Progress | None, planned: int, pool: Pool | None = None) -> None:
-        """``evaluate(*place)`` -> (value, standard error, rough value) at every place not yet done.
+        """``evaluate(*place)`` -> (value, standard error) at every place not yet done.
 
         ``planned``: how many will be done altogether, as far as that is known now. ``pool`` evaluates lists of places instead
         (see ``values``), in any order.
@@ -70,8 +70,8 @@ class Points:
             blocks = [left[i: i + size] for i in range(0, len(left), size)]
             found = ((place, value) for number, values in pool.completed(blocks)
                      for place, value in zip(blocks[number], values, strict=True))
-        for count, (place, (value, stderr, rough)) in enumerate(found, start=1):
-            self.value[place], self.rough[place] = value, rough
+        for count, (place, (value, stderr)) in enumerate(found, start=1):
+            self.value[place] = value
             self.stderr[place] = np.nan if stderr is None else stderr
             self.done[place] = True
             if self.store is not None:

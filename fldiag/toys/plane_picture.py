@@ -51,8 +51,10 @@ def draw(table: pd.DataFrame, geometry: Mapping[str, Any]) -> Figure:
     width = style.wide(style.ONE_COLUMN if len(methods) == 1 else style.TWO_COLUMNS)
     side = min((width - 0.55) / len(methods) - 0.15, 3.0)
     tall = side * float(np.clip((high - low)[1] / (high - low)[0], 0.5, 1.4))
+    texts = [f"client with a = {style.number(a)}" for a in curvatures] + ["line", "closed form"]
+    columns = style.columns(texts, width - 0.2, 0.65)
     with style.paper():
-        fig = style.figure(width, tall + 1.2, layout=ConstrainedLayoutEngine(h_pad=0.1))
+        fig = style.figure(width, tall + 1.0 + 0.18 * -(-len(texts) // columns), layout=ConstrainedLayoutEngine(h_pad=0.1))
         axes = fig.subplots(1, len(methods), sharex=True, sharey=True, squeeze=False)[0]
         for ax, method in zip(axes, methods, strict=True):
             _contours(ax, goal, curvatures, low, high, reach)
@@ -67,7 +69,7 @@ def draw(table: pd.DataFrame, geometry: Mapping[str, Any]) -> Figure:
                    ylim=(low[1], high[1]), aspect="equal")
             ax.spines[:].set_visible(True)
         axes[0].set_ylabel("y")
-        _key(fig, curvatures, width)
+        _key(fig, texts, columns)
     return fig
 
 
@@ -123,13 +125,12 @@ def _mark(ax, start: np.ndarray, goal: np.ndarray) -> None:
                     fontsize=9, zorder=7)
 
 
-def _key(fig: Figure, curvatures: list[float], width: float) -> None:
+def _key(fig: Figure, texts: list[str], columns: int) -> None:
     clients = [Line2D([], [], linestyle="none", markersize=6,
                       marker=_MARKERS[i % len(_MARKERS)], markerfacecolor="white", markeredgecolor="#333333")
-               for i in range(len(curvatures))]
+               for i in range(len(texts) - 2)]
     others = [Line2D([], [], color="#777777", linewidth=0.8, dashes=(5, 3)),
               Line2D([], [], linestyle="none", marker="x", markersize=3.5, color="black", markeredgewidth=0.8)]
-    texts = [f"client with a = {style.number(a)}" for a in curvatures] + ["line", "closed form"]
     made = style.legend(fig, clients + others, texts, loc="outside lower center", handlelength=3.2, columnspacing=1.4,
-                 ncols=style.columns(texts, width - 0.2, 0.65), borderpad=0.2)
+                 ncols=columns, borderpad=0.2)
     made.get_texts()[-2].set_text(r"line $w_g$ to $w_l^*$")

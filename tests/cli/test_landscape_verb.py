@@ -66,25 +66,21 @@ def test_another_picture_of_the_same_numbers_computes_nothing(trained):
     assert one != other and one.read_bytes() != other.read_bytes() and len(list((one.parent / "cache").glob("landscape-*.parquet"))) \
         == len(list((one.parent / "cache").glob("landscape-*.json")))
     assert json.loads(other.with_suffix(".json").read_text())["options"]["clip"] == 20
-    assert "for surfaces" in run("landscape", trained, "--line", "--height", "log", code=2).stderr
+    assert "for surfaces" in run("landscape", trained, "--directions", "clients", "--height", "log", code=2).stderr
 
 
 @pytest.mark.slow
-def test_bf16_measures_and_prints_its_error(trained):
-    result = run("landscape", trained, "--points", 5, "--precision", "bf16", *QUICK)
-    frame = frame_of(result)
-    assert frame[frame.metric == "precision_error"].value.item() > 0 and "bf16 error" in result.stdout
-    assert set(frame[frame.metric == "loss"].estimator) == {"exact", "bf16"}
+def test_a_landscape_in_float64(trained):
     assert frame_of(run("landscape", trained, "--points", 3, "--precision", "fp64", *QUICK)).value.notna().all()
-    assert "'fp32', 'fp64' or 'bf16'" in run("landscape", trained, "--precision", "int8", *QUICK, code=2).stderr
+    assert "'fp32' or 'fp64'" in run("landscape", trained, "--precision", "bf16", *QUICK, code=2).stderr
 
 
 @pytest.mark.slow
 def test_lines_with_their_parabolas(trained):
-    result = run("landscape", trained, "--line", "--points", 5, *QUICK)
+    result = run("profile", trained, "--points", 5, *QUICK)
     frame = frame_of(result)
     assert (frame.metric == "loss").sum() == (frame.metric == "parabola").sum() == 10 and "curvature" in result.stdout
-    assert set(frame_of(run("landscape", trained, "--line", "--directions", "random", "--points", 3, *QUICK)).metric) == {
+    assert set(frame_of(run("profile", trained, "--directions", "random", "--points", 3, *QUICK)).metric) == {
         "loss", "parabola", "slope", "curvature"}
 
 
@@ -122,9 +118,7 @@ def test_a_long_run_is_thinned_evenly_with_both_ends(trained, monkeypatch):
 
 
 @pytest.mark.parametrize("arguments, complaint", [
-    (["--directions", "plane", "--line"], "span a plane, not lines"),
     (["--directions", "clients", "--span", 2], "start at the global model"),
-    (["--line", "--precision", "bf16"], "bf16 is for surfaces"),
     (["--directions", "sideways"], "sideways"),
     (["--points", 4], "odd number"),
 ])

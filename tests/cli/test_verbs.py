@@ -14,6 +14,7 @@ from commands import last, run
 from typer.main import get_command
 
 import fldiag
+from fldiag import known
 from fldiag.cli import app
 from fldiag.console import Console
 from fldiag.plotting import sheet
@@ -51,6 +52,22 @@ def verbs(group=get_command(app), before=""):
 def test_every_verb_has_help_with_an_example(verb):
     text = run(*verb.split(), "--help").stdout
     assert "Example: fldiag" in text and "--debug" in text and "--json" in text
+
+
+@pytest.mark.parametrize("name", known.FLAGS)
+def test_a_diagnostic_without_a_verb_says_how_it_is_asked(name):
+    verb, flag = known.FLAGS[name].split()
+    options = {option for p in get_command(app).commands[verb].params for option in p.opts}
+    assert flag in options and name not in get_command(app).commands and name in fldiag.catalogue("diagnostics")
+    refused = " ".join(run(name, EXAMPLE, code=2).stderr.split())
+    assert f"fldiag {known.FLAGS[name]}" in refused and f"fldiag diagnose {name}" in refused
+    assert f"fldiag diagnose {name}" in run("explain", name).stdout
+
+
+@pytest.mark.parametrize("name", ["trace", "diagonal", "density"])
+def test_what_is_asked_by_a_flag_is_asked_by_diagnose_too(name, tmp_path):
+    frame = pd.read_csv(last(run("diagnose", name, EXAMPLE, "--set", "samples=20", "--set", "device=cpu", "--out", tmp_path)).with_suffix(".csv"))
+    assert ("density" if name == "density" else "trace") in set(frame.metric)
 
 
 def test_the_demo_draws_for_the_journal(monkeypatch):

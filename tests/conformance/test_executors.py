@@ -12,10 +12,10 @@ from fldiag.toys import iris
 
 ON = {kind: [n for n in registry.diagnostic.names() if registry.diagnostic.get(n).on == kind and not n.startswith("personal")]
       for kind in ("run", "problem")}
-TRAINS = ["personalise", "leave-one-out", "client-floor"]
+TRAINS = ["personalise", "leave-one-out"]
 #: Small answers.
 FEW = {"matching": {"samples": 20, "every_round": True, "k": 2}, "landscape": {"points": 9, "samples": 100}, "profile": {"points": 9},
-       "density": {"samples": 100}, "basins": {"samples": 100, "draws": 4}, "leave-one-out": {"last": (1,)}, "client-floor": {"epochs": (1, 2), "late": 2}}
+       "density": {"samples": 100}, "leave-one-out": {"last": (1,)}}
 pytestmark = pytest.mark.slow
 
 
@@ -58,9 +58,8 @@ def test_of_several_checkpoints(trained, name):
 
 
 @pytest.mark.parametrize("executor", ["processes:2", "dask"])
-def test_a_landscape_and_basins_of_one_checkpoint(trained, executor):
+def test_a_landscape_of_one_checkpoint(trained, executor):
     same(trained.checkpoint(3), "landscape", executor, points=9, full=True, samples=100)
-    same(trained.checkpoint(3), "basins", executor, **FEW["basins"])
 
 
 @pytest.mark.parametrize("executor", ["processes:2", "dask"])

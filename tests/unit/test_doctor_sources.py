@@ -62,17 +62,6 @@ def test_faults_of_a_run_of_fldiag(tmp_path):
     assert "0.99" not in bad(table, "reported")["what"].iloc[0] and bad(table, "reported")["rounds"].tolist() == ["1..4"]
 
 
-def test_the_edge_of_stability_is_information(tmp_path):
-    """At a learning rate of 100 the edge is 0.02: beyond it with certainty; never a fault."""
-    run = own(tmp_path / "run")
-    run.index["config"]["train"]["lr"] = 100.0
-    table = fldiag.diagnose(run, "doctor")
-    row = table[table["metric"] == "edge"].iloc[0]
-    spectrum = fldiag.diagnose(run, "spectrum", k=1)
-    sharpness = float(spectrum[spectrum["metric"] == "eigenvalue"]["value"].iloc[0])
-    assert row["severity"] == "information" and row["value"] == pytest.approx(sharpness * 100 * 0.99**3 / 2, rel=0.02)
-
-
 def files_of(run, folder, change):
     """Another program's folder of a run's weights; change (round, checkpoint) -> vector of the global model."""
     for r in run.rounds:

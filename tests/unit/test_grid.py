@@ -11,7 +11,7 @@ from fldiag.surface.grid import COVERAGE, LEAST, MOST, Heights, Values, fill, ne
 AXIS = np.linspace(-1, 1, 41)
 
 
-def play(surface, points=41, rtol=0.01, seed=0, first=None):
+def play(surface, points=41, rtol=0.01, seed=0):
     """Fill a grid of a function of (x, y); returns the filled grid, the true one and the stages."""
     axis = np.linspace(-1, 1, points)
     true = np.array([[surface(x, y) for x in axis] for y in axis], dtype=float)
@@ -25,7 +25,7 @@ def play(surface, points=41, rtol=0.01, seed=0, first=None):
         assert planned == values.done.sum()
         stages.append((stage, len(new)))
 
-    return fill(axis, values, ask, rtol, seed, first), true, stages
+    return fill(axis, values, ask, rtol, seed), true, stages
 
 
 def worst(filled, true):
@@ -139,13 +139,6 @@ def test_a_flat_surface_and_a_small_grid():
         assert small.evaluated.all() and (small.value == true).all()
     whole, true, stages = play(lambda x, y: x * x, rtol=0.0)
     assert whole.evaluated.all() and whole.error is None and len(stages) == 1
-
-
-def test_points_asked_for_first_are_evaluated_whatever_follows():
-    first = np.zeros((41, 41), dtype=bool)
-    first[3, 17] = first[22, 5] = True
-    filled, _, stages = play(lambda x, y: x * x, first=first)
-    assert filled.evaluated[first].all() and stages[0] == ("check points", 2)
 
 
 def test_the_seed_decides_between_points_that_are_equally_doubtful():

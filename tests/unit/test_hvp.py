@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import close
-from problems import data, mlp
+from problems import data, double_backward, mlp
 from torch import nn
 from torch.autograd.function import once_differentiable
 
@@ -117,7 +117,7 @@ def test_tensors_one_by_one_give_the_products_of_the_whole_vector(name):
     v = torch.randn_like(p.w)
     for matrix, whole in (("hessian", Hessian([lambda w: p.criterion(p.call(w, x), y)], [1.0], p.w)),
                           ("ggn", GaussNewton([lambda w: (p.call(w, x), lambda z: p.criterion(z, y))], [1.0], p.w))):
-        found, expected = p.hessian(form="double backward", matrix=matrix)(v), whole(v)
+        found, expected = double_backward(p, matrix=matrix)(v), whole(v)
         assert torch.allclose(found, expected, rtol=1e-12, atol=1e-13) and expected.norm() > 0
 
 
@@ -134,7 +134,7 @@ def test_tensors_without_curvature_have_zeros_in_their_place():
     p = Problem(Partly(), lambda z, y: (z - y).mean(), (torch.randn(5, 2).double(), torch.zeros(5).double()), dtype=torch.float64)
     v, mean = torch.randn(6).double(), p.batch(0)[0].mean(0)
     expected = torch.cat([torch.zeros(4).double(), 6 * p.w[4:] * mean * v[4:]])
-    assert torch.allclose(p.hessian(form="double backward")(v), expected, rtol=1e-12)
+    assert torch.allclose(double_backward(p)(v), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("size", [(1,), (PIECE - 1,), (PIECE,), (2 * PIECE + 3,), (3, PIECE // 2 + 1)])
@@ -185,21 +185,21 @@ def test_memory_decides_how_many_graphs_are_kept():
     assert graph > vectors
     for many, kept in ((1, []), (2, [0, 1]), (3, [0, 1, 2])):  # one of three is not worth its room
         p.memory = 2 * (many * graph + vectors)
-        h = p.hessian(form="double backward")
+        h = double_backward(p)
         h(torch.randn_like(p.w))
         assert sorted(h._kept) == kept
-    h = p.hessian(keep=False, form="double backward")
+    h = double_backward(p, keep=False)
     h(torch.randn_like(p.w))
     assert not h._kept
 
 
-@pytest.mark.parametrize("form", ["double backward", "linearize"])
-def test_a_problem_made_in_inference_mode_has_products(form):
+@pytest.mark.parametrize("products", [double_backward, Problem.hessian])
+def test_a_problem_made_in_inference_mode_has_products(products):
     net, given = mlp(), data(20)
     v = torch.randn(sum(p.numel() for p in net.parameters()))
     with torch.inference_mode():
         p = Problem(net, F.cross_entropy, given)
-    assert torch.equal(p.hessian(form=form)(v), Problem(net, F.cross_entropy, given).hessian(form=form)(v))
+    assert torch.equal(products(p)(v), products(Problem(net, F.cross_entropy, given))(v))
 
 
 def test_sums_over_batches_are_double_precision():

@@ -7,7 +7,6 @@ import pytest
 import torch
 from histories import history, moved, separable, stored, tanh_net
 from surfaces import Interrupted
-from test_client_floor import run_of
 from test_connectivity import asked, net
 from test_leave_one_out import effects, finished
 from test_personalise import trained
@@ -22,7 +21,6 @@ from fldiag.results import array_checkpoint
 from fldiag.results.array_checkpoint import ArrayStore
 from fldiag.results.kept_units import KeptUnits
 from fldiag.rounds.round_weights import Stored
-from fldiag.training.diagnostics.client_floor.measure import of_run as floors
 from fldiag.training.personalise import measure
 
 
@@ -49,10 +47,6 @@ def connectivity(store):
     """Three paths, and eight mixtures after corners, centre and edges."""
     three = [asked(net(s, hidden=[4]), name=str(s)) for s in range(3)]
     return fldiag.diagnose(three, "connectivity", curve=0, points=3, refine=0, mixtures=2, store=store)
-
-
-def basins(store):
-    return fldiag.diagnose(asked(net(0, hidden=[4])), "basins", draws=5, density=1, store=store)
 
 
 def flatness(store):
@@ -98,13 +92,6 @@ def lora(store):
     return fldiag.diagnose(made, "lora", k=1, tol=0.5)
 
 
-def client_floor(store):
-    q = helpers.quadratics((12, 9, 15))
-    setup = helpers.setup(q.config(rounds=1, lr=0.1, stack="off"), q.data)
-    return pd.DataFrame(floors(run_of(setup, [torch.ones(4).double()]), setup, [1, 5], 0.1, "decayed", 0, "serial", None,
-                               KeptUnits(store, str)))
-
-
 def personalise(store):
     """Of two runs with the same clients, which differ in what they are called."""
     made, plan = trained(stack="off"), Personal((0, 2))
@@ -112,8 +99,8 @@ def personalise(store):
     return pd.concat([pd.DataFrame(measure(made.setup, plan, made.w, {}, {}, 2, kept=kept, run=run)) for run in "ab"])
 
 
-@pytest.mark.parametrize(("ask", "units", "after"), [(connectivity, 3 + 3 + 1 + 21 + 2, 7), (basins, 6, 4), (flatness, 2 * 3, 4),
-                                                     (leave_one_out, 6, 4), (lora, 3, 2), (client_floor, 3, 2), (personalise, 2 * 3, 4),
+@pytest.mark.parametrize(("ask", "units", "after"), [(connectivity, 3 + 3 + 1 + 21 + 2, 7), (flatness, 2 * 3, 4),
+                                                     (leave_one_out, 6, 4), (lora, 3, 2), (personalise, 2 * 3, 4),
                                                      (rounds("drift"), 3, 2),
                                                      (rounds("matching", every_round=True, k=1), 3, 2),
                                                      (rounds("account", every_round=True, k=1), 3, 2),

@@ -1,4 +1,4 @@
-"""Landscapes from coarse to fine on a trained network: honest errors, bf16 measured, interruptions, the cache."""
+"""Landscapes from coarse to fine on a trained network: honest errors, interruptions, the cache."""
 
 from functools import cache
 from pathlib import Path
@@ -10,13 +10,11 @@ import torch
 from surfaces import Interrupted
 
 import fldiag
-from fldiag.diagnostics.landscape import axis, landscape
-from fldiag.diagnostics.landscape.measure import BF16_CHECKS
+from fldiag.diagnostics.landscape import landscape
 from fldiag.problem import from_checkpoint as target
 from fldiag.problem.problem import Problem
 from fldiag.results.table import check
 from fldiag.surface import directions as rules
-from fldiag.surface.evaluator import Evaluator
 from fldiag.surface.grid import Heights
 
 EXAMPLE = Path(__file__).parents[2] / "checkpoints" / "example" / "fedavg-digits.pt"
@@ -70,18 +68,17 @@ def test_spline_is_as_close_as_it_says_on_a_trained_network(options):
     assert made[10, 10] == trained().loss()[0]
 
 
-@pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.slow
-def test_interrupted_anywhere_and_resumed_gives_the_same_table(tmp_path, bf16):
-    expected = landscape(small(), **OPTIONS, span=4.0, bf16=bf16)
+def test_interrupted_anywhere_and_resumed_gives_the_same_table(tmp_path):
+    expected = landscape(small(), **OPTIONS, span=4.0)
     count = int(value(expected, "evaluated"))
     assert count < 400
     for after in (1, 7, 25, 26, 40, count - 30, count):
         path = tmp_path / f"{after}.npz"
         with pytest.raises(KeyboardInterrupt):
-            landscape(small(), **OPTIONS, span=4.0, bf16=bf16, store=Interrupted(path, after))
+            landscape(small(), **OPTIONS, span=4.0, store=Interrupted(path, after))
         seen = []
-        frame = landscape(small(), lambda *a, seen=seen: seen.append(a), **OPTIONS, span=4.0, bf16=bf16, store=path)
+        frame = landscape(small(), lambda *a, seen=seen: seen.append(a), **OPTIONS, span=4.0, store=path)
         pd.testing.assert_frame_equal(frame, expected, check_exact=True)
         assert len(seen) == count - after and all(done <= total for done, total, _ in seen)
 
@@ -104,32 +101,6 @@ def test_a_second_question_is_answered_from_the_cache(tmp_path):
     pd.testing.assert_frame_equal(first, second, check_dtype=False)
     fldiag.diagnose(small(), "landscape", cache=tmp_path, progress=lambda *a: seen.append(a), **OPTIONS, grid_rtol=0.5)
     assert seen  # another error is another question
-
-
-def test_bf16_error_is_the_difference_at_the_check_points():
-    p, plain = small(), landscape(small(), **OPTIONS, span=2.0, full=True)
-    frame = check(landscape(small(), **OPTIONS, span=2.0, full=True, bf16=True))
-    how, made, true = losses(frame, "estimator"), numbers(frame), numbers(plain)
-    exact = how == "exact"
-    assert exact.sum() in range(5 + BF16_CHECKS - 2, 6 + BF16_CHECKS) and set(how[~exact].ravel()) == {"bf16"}
-    assert exact[10, 10] and exact[::20, ::20].all()
-    np.testing.assert_allclose(made[exact], true[exact], rtol=1e-5)
-    found = rules.random(p, seed=0)
-    evaluate, places = Evaluator(p, [found.d1, found.d2], bf16=True, reach=2.0), axis(21, 2.0)
-    errors = [abs(evaluate(places[c], places[r])[0] - p.loss(evaluate.at(places[c], places[r]))[0])
-              for r, c in np.argwhere(exact) if (r, c) != (10, 10)]
-    assert value(frame, "precision_error") == pytest.approx(max(errors), rel=1e-9) and max(errors) > 0
-    assert value(frame, "precision_error", "index") == len(errors)
-    assert 0 < value(frame, "precision_error_share") < 0.05
-    said = numbers(frame, "residual")
-    assert np.isnan(said[exact]).all() and (said[~exact] > 0).all()
-    assert (np.abs(made - true)[~exact] <= 3 * said[~exact]).all()
-
-
-def test_bf16_and_spline_errors_add_up():
-    frame = landscape(small(), **OPTIONS, span=2.0, bf16=True)
-    part = frame[frame.metric == "loss"].set_index("estimator").residual
-    assert part["spline"].min() > part["bf16"].min() > 0
 
 
 # -- principal axes of a trajectory

@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from problems import double_backward
 from torch import nn
 
 from fldiag.curvature import cross_entropy
@@ -46,7 +47,7 @@ LOSSES = {
 def products(made, matrix="hessian"):
     p = made()
     v = torch.randn(p.layout.size, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    return p.hessian(matrix=matrix, form="double backward")(v)
+    return double_backward(p, matrix=matrix)(v)
 
 
 def by_torch(monkeypatch, of, *args):
@@ -108,7 +109,7 @@ def kept(made):
 
     p = made()
     p.probe()
-    h = p.hessian(form="double backward")
+    h = double_backward(p)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda box: box.held):
         h(torch.ones(h.size, dtype=torch.float64))
     sizes = {box.held.untyped_storage().data_ptr(): box.held.untyped_storage().nbytes() for box in alive}

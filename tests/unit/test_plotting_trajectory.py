@@ -28,8 +28,7 @@ def page(tmp_path, frame) -> str:
 
 
 def interpolated(run="A"):
-    more = [dict(metric="evaluated", run=run, value=40), dict(metric="interpolation_error", run=run, value=0.0042, index=20),
-            dict(metric="precision_error_share", run=run, value=0.003)]
+    more = [dict(metric="evaluated", run=run, value=40), dict(metric="interpolation_error", run=run, value=0.0042, index=20)]
     return [*rows(run, 8, 3), *more]
 
 
@@ -42,7 +41,7 @@ def walked(run="A"):
 def test_caption_and_page_say_how_the_values_were_found(tmp_path):
     frame = table(interpolated())
     lines = surfaces(frame)[0].caption()
-    assert lines[-3:] == ["interpolated from 40 of 81 points,", "error ≤ about 0.42 % of the range", "bf16 error 0.3 % of the range"]
+    assert lines[-2:] == ["interpolated from 40 of 81 points,", "error ≤ about 0.42 % of the range"]
     assert "error ≤ about 0.42 %" in "\n".join(t.get_text() for t in landscape.draw(frame, notes=True).texts)
     assert "error ≤ about 0.42 %" in page(tmp_path, frame)
     assert "all points evaluated" in page(tmp_path, table(rows("A", 8, 3)))

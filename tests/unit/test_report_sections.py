@@ -222,7 +222,7 @@ def asked(tmp_path_factory):
     run, small = Run.open(path), {"samples": 40}
     for name, options in (
             ("landscape", {"points": 3, **small}), ("landscape", {"points": 3, "directions": "random", **small}),
-            ("landscape", {"line": True, "points": 5, "directions": "random", **small}),
+            ("profile", {"points": 5, "directions": "random", **small}),
             ("landscape", {"directions": "clients", "points": 3, **small}), ("spectrum", {"k": 2, "density": True, **small}),
             ("spectrum", {"matrix": "ggn", "k": 1, **small}), ("trace", small), ("diagonal", small),
             ("forgetting", {"why": True, "k": 1}), ("drift", {"propositions": False}), ("matching", {"k": 1, **small})):

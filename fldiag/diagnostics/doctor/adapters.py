@@ -1,21 +1,18 @@
-"""Low-rank adapters whose factors are averaged one by one, and optimisers' states that travel as weights."""
+"""Low-rank adapters whose factors are averaged one by one."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import numpy as np
 
 from fldiag.diagnostics.doctor.case import Case, Seen
 from fldiag.diagnostics.doctor.findings import INFORMATION, WARNING, Check, Clear, Finding, Said, Skip
-from fldiag.errors import counted
 
 #: How the two factors of an adapter are called: (A, [r, in]), (B, [out, r]).
 PAIRS = (("lora_A", "lora_B"), ("lora_a", "lora_b"), ("lora_down", "lora_up"), ("A", "B"))
 #: The relative error of the product from which on averaging factors is told, and worth a warning.
 TOLD, ERROR = 1e-4, 0.01
-STATES = re.compile(r"(^|[._])(momentum|velocity|exp_avg|exp_avg_sq|momentum_buffer)([._]|$)")
 
 
 def pairs(shapes: dict[str, tuple[int, ...]]) -> list[tuple[str, str]]:
@@ -96,44 +93,3 @@ def _is_mean(mean: np.ndarray, each: np.ndarray) -> bool:
     """Whether a factor is some mean of the clients': within their range nearly everywhere."""
     slack = 1e-5 * np.abs(each).max(0)
     return bool(((mean >= each.min(0) - slack) & (mean <= each.max(0) + slack)).mean() > 0.99)
-
-
-class OptimiserState(Check):
-    """Momentum or second moments of an optimiser that are averaged with the weights.
-
-    Rule: a parameter or buffer is named like one (momentum, velocity, exp_avg, ...), clients changed it, and the aggregate lies
-    within the clients' range at 99 % of its entries.
-    """
-
-    name, title = "optimiser_state", "Optimiser states are not averaged"
-
-    def __init__(self, case: Case):
-        super().__init__(case)
-        self.found: dict[str, list[int]] = {}
-        self.rounds = 0
-
-    def see(self, seen: Seen) -> None:
-        if seen.clients is None or not seen.complete or len(seen.ids) < 2:
-            return
-        self.rounds += 1
-        at = 0
-        rows = {n: (t, seen.client_states[n]) for n, t in seen.states.items() if n in seen.client_states}
-        for n, t in seen.weights.items():
-            rows[n] = t, seen.clients[:, at: at + t.numel()].reshape(-1, *t.shape)
-            at += t.numel()
-        for n, (mean, each) in rows.items():
-            if STATES.search(n) and mean.is_floating_point() and bool((each != each[:1]).any()) and \
-                    _is_mean(mean.double().numpy(), each.double().numpy()):
-                self.found.setdefault(n, []).append(seen.round)
-
-    def end(self) -> Iterator[Said]:
-        if not self.rounds:
-            yield Skip("no client weights are stored")
-            return
-        for name, rounds in self.found.items():
-            yield Finding(WARNING,
-                          f"{name} looks like an optimiser's state, and is averaged over the clients",
-                          f"it changes at the clients, and the aggregate lies among theirs in {counted(len(rounds), 'round')}",
-                          "the averaged momentum fits no client's trajectory, and sending it doubles the upload",
-                          "keep optimiser states at the clients, or reset them each round", tuple(rounds), layer=name)
-        yield Clear("no weight or buffer has the name of one")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inspect import getdoc
 
-from fldiag.diagnostics.doctor.adapters import Factors, OptimiserState
+from fldiag.diagnostics.doctor.adapters import Factors
 from fldiag.diagnostics.doctor.aggregation import Aggregate
 from fldiag.diagnostics.doctor.buffers import Statistics, Values
 from fldiag.diagnostics.doctor.clients import Copies, Finite, Norms, Silent
@@ -16,11 +16,10 @@ from fldiag.diagnostics.doctor.metrics import Chance, Means, Reported
 from fldiag.diagnostics.doctor.own_data import OwnData
 from fldiag.diagnostics.doctor.sampling import Sampling
 from fldiag.diagnostics.doctor.seeds import Seeds
-from fldiag.diagnostics.doctor.stability import Edge
 
 CHECKS: tuple[type[Check], ...] = (
-    Finite, Aggregate, Continuity, Statistics, Values, Factors, OptimiserState, Sampling, Silent, Copies, Norms, OwnData, Parts,
-    Leak, Reported, Means, Chance, Head, Dead, Seeds, Edge)
+    Finite, Aggregate, Continuity, Statistics, Values, Factors, Sampling, Silent, Copies, Norms, OwnData, Parts,
+    Leak, Reported, Means, Chance, Head, Dead, Seeds)
 
 
 def described() -> str:

@@ -46,7 +46,7 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
 @diagnostic("forgetting", on="run", parts=True, cheap=True, needs="clients", draw=picture.curves_if_any,
             more={"-classes": picture.heatmap_if_any},
             summary=summary, numbers=NUMBERS, cost=cost, also={"why": Also(
-                "account", "Also decompose each update's change of the global loss to second order (fldiag account), in the "
+                "account", "Also decompose each update's change of the global loss to second order, in the "
                            "last round or in --rounds.", options=("slice", "k", "seed"), leads=True)},
             section=section, order=30,
             example="checkpoints/digits-fedavg-s0-1a2b3c4d --why")

@@ -17,7 +17,6 @@ from matplotlib.figure import Figure
 from pydantic import Field
 
 from fldiag.diagnostics.landscape import interactive, picture
-from fldiag.diagnostics.landscape import overlay as overlay_picture
 from fldiag.diagnostics.landscape.section import section
 from fldiag.diagnostics.landscape.summary import summary
 from fldiag.diagnostics.landscape.surfaces import AXES, scale, surfaces
@@ -70,16 +69,14 @@ def axes(table: pd.DataFrame) -> tuple[str, str]:
     first, second = AXES.get(directions, ("direction 1", "direction 2"))
     shares = only(table, metric="explained_variance").set_index("index")["value"]
     if directions != "pca" or not len(shares):
-        return (f"{first} (of {table['run'].iloc[0]})", second) if _overlaid(table) else (first, second)
+        return first, second
     return f"{first} ({100 * shares[1]:.0f} % of variance)", f"{second} ({100 * shares[2]:.0f} %)"
 
 
 def draw(table: pd.DataFrame, **options: Any) -> Figure:
-    """The surfaces of a table on one grid and one colour scale, or one over the other where that was asked for."""
-    given = {**_scaled(table), **options}
-    if _overlaid(table):
-        return overlay_picture.draw(table, names=axes(table), **given)
-    return picture.draw(table, names=axes(table), **{"notes": bool(table.attrs.get("options", {}).get("notes")), **given})
+    """The surfaces of a table side by side, on one grid and one colour scale."""
+    drawn = {"notes": bool(table.attrs.get("options", {}).get("notes")), **_scaled(table), **options}
+    return picture.draw(table, names=axes(table), **drawn)
 
 
 def caption(table: pd.DataFrame) -> str:
@@ -91,11 +88,7 @@ def caption(table: pd.DataFrame) -> str:
 
 def page(table: pd.DataFrame) -> str:
     """The same to turn and to hover over, as a self-contained HTML page."""
-    return interactive.page(table, names=axes(table), overlay=_overlaid(table), **_scaled(table))
-
-
-def _overlaid(table: pd.DataFrame) -> bool:
-    return bool(table.attrs.get("options", {}).get("overlay"))
+    return interactive.page(table, names=axes(table), **_scaled(table))
 
 
 def _scaled(table: pd.DataFrame) -> dict[str, Any]:
@@ -105,16 +98,14 @@ def _scaled(table: pd.DataFrame) -> dict[str, Any]:
 
 
 @diagnostic("landscape", parts=True, draw=draw, more={".html": page, ".caption.txt": caption},
-            pictured=("height", "clip", "overlay", "notes"), summary=summary, cost=cost, choose=choose,
+            pictured=("height", "clip", "notes"), summary=summary, cost=cost, choose=choose,
             section=section, order=10,
-            variant=lambda options: "overlay" if options.get("overlay") else str(options.get("directions", "eigen")),
+            variant=lambda options: str(options.get("directions", "eigen")),
             example="checkpoints/example/fedsol-digits.pt")
 def landscape(problem: Problem, progress: Progress | None = None, *,
               directions: Annotated[Literal["eigen", "random", "plane", "pca", "clients"], Field(
                   description="Directions: eigen (top Hessian eigenvectors), random, plane (through three checkpoints), pca "
                               "(principal axes of a run's trajectory) or clients (lines to the clients' models).")] = "eigen",
-              line: Annotated[bool, Field(description="Draw profiles along the directions, with parabolas, instead of a "
-                                                      "surface.")] = False,
               points: Annotated[int | None, Field(ge=3, description="Number of grid points along each axis "
                                                                     "(odd; default 41).")] = None,
               span: Annotated[float | None, Field(gt=0, description="Largest coefficient (default 1).")] = None,
@@ -127,13 +118,7 @@ def landscape(problem: Problem, progress: Progress | None = None, *,
               clip: Annotated[float | None, Field(gt=0, description="Largest loss that is drawn (default: chosen so that a few "
                                                                     "very high corners are left out).")] = None,
               notes: Annotated[bool, Field(description="Also write the caption below the picture.")] = False,
-              overlay: Annotated[bool, Field(description="Draw all surfaces in one picture, each around its own checkpoint, "
-                                                         "along the directions of the first.")] = False,
-              merge_tree: Annotated[bool, Field(description="Also find the minima of the surface, the saddles between them and "
-                                                            "the mean height of the saddles above the minima (SMAD).")] = False,
-              through: Any = None, frame: Any = None,
-              bf16: Annotated[bool, Field(description="Evaluate the layers in bfloat16; the error is "
-                                                      "measured and printed.")] = False,
+              through: Any = None,
               k: Annotated[int, Field(ge=2, description="Number of eigenvalues, with eigen directions.")] = 5,
               tol: Annotated[float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")] = 1e-3,
               max_products: Annotated[int, Field(ge=2, description="Maximum number of Hessian-vector products for the "
@@ -158,18 +143,6 @@ def landscape(problem: Problem, progress: Progress | None = None, *,
     bound (docs/explanation/performance.md says how wrong); its ``stderr`` is interpolated like the loss, as the
     interpolated loss is a mean over the same examples. Row ``interpolation_error``: the estimate as a share of the
     range; ``evaluated``: the number of points. ``full`` or ``grid_rtol`` = 0 evaluates all.
-    ``bf16`` computes the layers in bfloat16 (estimator ``bf16``; the centre, the corners and some random points
-    stay exact) and measures the error there: rows ``precision_error`` and, as a share of the range,
-    ``precision_error_share``, and every ``residual``.
-
-    ``frame``: other weights whose directions (eigen or random) are taken instead of these weights' own; the spectrum's rows are
-    then left out. ``overlay`` (of several checkpoints): each one's surface around its own weights along the directions of the
-    first, one over the other on the same axes and levels.
-
-    ``merge_tree``: rows ``minimum`` (by ``index``, the deepest first) and ``saddle`` (where that minimum's valley joins a deeper
-    one) of the sublevel sets of the grid (8 neighbours; its edge counts), drawn as ▽ and ×; valleys less deep than the surface's
-    error are left out. ``smad``: the mean of saddle - minimum over all minima but the deepest, 0 for one alone; ``residual``: by
-    how much interpolation may have moved it (Landscaper, arXiv 2602.07135: an operational definition in its spirit).
 
     ``store``: a path (file or directory) or an ArrayStore that keeps directions and finished points; called
     again with it, the evaluation goes on where it stopped. Cost: from 81 evaluations of the
@@ -180,8 +153,9 @@ def landscape(problem: Problem, progress: Progress | None = None, *,
     """
     points = points or POINTS
     axis(points, 1.0)
-    if line or directions == "clients":
-        raise FldiagError("lines are drawn by the diagnostic profile", "use profile, or give landscape checkpoints", usage=True)
+    if directions == "clients":
+        raise FldiagError("the lines to the clients' models start at a checkpoint, and this is a Problem",
+                          "use profile with directions = 'through', or give landscape a checkpoint", usage=True)
     import torch
 
     from fldiag.diagnostics.landscape.measure import Grid, Surface, values
@@ -193,32 +167,28 @@ def landscape(problem: Problem, progress: Progress | None = None, *,
     scored = loss_rows(problem)
     ends = dict(through) if isinstance(through, Mapping) else list(through) if isinstance(through, Sequence) else None
     kept = Points((points, points), store, lambda: digest(
-        problem.digest(), directions, points, span, ends, k, tol, max_products, seed, bf16,
-        *([] if frame is None else [frame])))
-    whose = problem if frame is None else problem.at(frame)
+        problem.digest(), directions, points, span, ends, k, tol, max_products, seed))
     if kept.held is not None:
         arrays, extra = kept.held
         d1, d2 = (torch.from_numpy(arrays[name]).to(problem.device) for name in ("d1", "d2"))
         found = Directions(d1, d2, extra["rows"], extra["reach"])
     elif directions == "eigen":
-        found = rules.eigen(whose, k=k, tol=tol, max_products=max_products, seed=seed, progress=progress)
+        found = rules.eigen(problem, k=k, tol=tol, max_products=max_products, seed=seed, progress=progress)
     elif directions == "random":
-        found = rules.random(whose, seed=seed)
+        found = rules.random(problem, seed=seed)
     elif directions == "plane":
         found = rules.plane(problem, through)
     else:
         found = rules.pca(problem, through, progress)
-    if whose is not problem:
-        found = Directions(found.d1, found.d2)
     places = axis(points, span if span is not None else 1.25 * found.reach or 1.0)
     kept.keep({"d1": found.d1.cpu().numpy(), "d2": found.d2.cpu().numpy()},
               {"rows": found.rows, "reach": found.reach})
     try:
-        grid = Grid(problem, (found.d1, found.d2), places, bf16, seed)
-        surface = Surface(grid, kept, progress)
+        grid = Grid(problem, (found.d1, found.d2), places)
+        surface = Surface(grid, kept, seed, progress)
         with started(problem.executor, values, grid, name=lambda block: f"{len(block)} points of the landscape") as pool:
             filled = surface.fill(0.0 if full else grid_rtol, None if isinstance(pool, Serial) else pool)
     finally:  # also on Ctrl-C
         kept.save()
     rows = at_centre(surface.rows(filled), scored, x=0.0, y=0.0)
-    return table([*rows, *(surface.tree(filled) if merge_tree else []), *found.rows], **problem.common)
+    return table([*rows, *found.rows], **problem.common)

@@ -7,13 +7,11 @@ from typing import Any
 
 from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
-from fldiag.device import device_of
 from fldiag.errors import FldiagError
 from fldiag.params import Layout
 from fldiag.problem import from_checkpoint
 from fldiag.problem.problem import Problem
 from fldiag.registry import Choice
-from fldiag.results.machine import has_bf16
 
 #: A trajectory shows at most so many checkpoints of a run, evenly chosen.
 LONGEST = 50
@@ -21,34 +19,15 @@ Target = Run | Checkpoint | Problem
 
 
 def choose(targets: Sequence[Target], options: Mapping[str, Any], where: Mapping[str, Any]) -> Choice:
-    """Every target alone, unless the directions join several. Lines are another diagnostic's."""
+    """Every target alone, unless the directions join several. The lines to clients' models are another diagnostic's."""
     directions = options["directions"]
-    if options["overlay"]:
-        _can_be_overlaid(targets, options)
-    if options["line"] or directions == "clients":
-        return _lines(targets, options, where)
+    if directions == "clients":
+        return _clients(targets, options, where)
     if directions == "plane" and options["through"] is None:
         return _plane(targets, where)
     if directions == "pca" and options["through"] is None:
         return _trajectory(targets, where)
-    slow = options["bf16"] and device_of(where.get("device", "auto")) == "cpu" and not has_bf16()
-    return Choice(_framed(targets, where) if options["overlay"] else [(t, {}) for t in targets], notes=[
-        "this processor has no bf16 instructions: bf16 is emulated and much slower than fp32"] if slow else [])
-
-
-def _can_be_overlaid(targets: Sequence[Target], options: Mapping[str, Any]) -> None:
-    directions = options["directions"]
-    surfaces = directions in ("eigen", "random") and not options["line"]
-    if len(targets) < 2 or not surfaces:
-        what = "of one checkpoint" if surfaces else "of lines" if options["line"] else f"of {directions} directions"
-        raise FldiagError(f"an overlay {what}", "give two or more checkpoints, along eigen or random directions", usage=True)
-
-
-def _framed(targets: Sequence[Target], where: Mapping[str, Any]) -> list[tuple[Target, dict[str, Any]]]:
-    """Every target around its own weights, along the directions of the first."""
-    found = [_last(t) for t in targets]
-    first = found[0] if isinstance(found[0], Problem) else from_checkpoint.problem(found[0], **where)
-    return [(found[0], {}), *((t, {"frame": _weights(first)}) for t in found[1:])]
+    return Choice([(t, {}) for t in targets])
 
 
 def _weights(problem: Problem) -> dict[str, Any]:
@@ -101,25 +80,17 @@ def trajectory(targets: Sequence[Target]) -> list[Checkpoint]:
     return found
 
 
-def _lines(targets: Sequence[Target], options: Mapping[str, Any], where: Mapping[str, Any]) -> Choice:
-    """Profiles along eigenvectors or random directions, or from the global model to each stored client's."""
-    directions = options["directions"]
-    if directions not in ("eigen", "random", "clients"):
-        raise FldiagError(f"directions {directions!r} span a plane, not lines",
-                          "use eigen, random or clients, or leave out --line", usage=True)
-    if options["bf16"]:
-        raise FldiagError("bf16 is for surfaces only; a line needs few evaluations", "leave --precision out", usage=True)
+def _clients(targets: Sequence[Target], options: Mapping[str, Any], where: Mapping[str, Any]) -> Choice:
+    """Profiles from the global model to each stored client's."""
     if options["height"] == "log" or options["clip"] is not None:
         raise FldiagError("height and clip are for surfaces", "leave them out of a picture of lines", usage=True)
-    clients = directions == "clients"
-    if clients and (where.get("client") is not None or options["span"] is not None):
+    if where.get("client") is not None or options["span"] is not None:
         raise FldiagError("the ways to the clients' models start at the global model and end at theirs",
                           "leave out --client and --span", usage=True)
-    given = {"directions": "through" if clients else directions, "seed": options["seed"],
-             **{k: options[k] for k in ("points", "span") if options[k] is not None}}
-    found = [_last(t) for t in targets]
-    asked = [(t, {"through": ends(t, where)} if clients else {}) for t in found]
-    return Choice(asked, instead="profile", options=given, stem="interpolation" if clients else "profile")
+    points = {} if options["points"] is None else {"points": options["points"]}
+    checkpoints = [_last(t) for t in targets]
+    return Choice([(t, {"through": ends(t, where)}) for t in checkpoints], instead="profile", stem="interpolation",
+                  options={"directions": "through", "seed": options["seed"], **points})
 
 
 def ends(target: Checkpoint | Problem, where: Mapping[str, Any]) -> dict[int, Any]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import matplotlib
 import numpy as np
 import pandas as pd
-from matplotlib.colors import LinearSegmentedColormap, to_hex, to_rgb
+from matplotlib.colors import to_hex
 
 from fldiag.diagnostics.landscape.surfaces import Scale, Surface, scale, surfaces
 from fldiag.plotting import pages, style
@@ -18,13 +18,11 @@ from fldiag.plotting.sections import literal
 
 
 def page(table: pd.DataFrame, *, title: str = "Loss landscape", clip: float | Literal["auto"] | None = "auto",
-         height: Literal["linear", "log", "auto"] = "auto", names: tuple[str, str] = ("direction 1", "direction 2"),
-         overlay: bool = False) -> str:
+         height: Literal["linear", "log", "auto"] = "auto", names: tuple[str, str] = ("direction 1", "direction 2")) -> str:
     """The landscapes of ``table`` (see ``picture.draw``) as the text of a self-contained page.
 
     plotly is inside the file. Hovering tells x, y, loss and its standard error, also where the surface is
-    clipped. ``overlay``: all surfaces in one scene, each in a colour of its own. Text from the table reaches the page only
-    escaped. Raises FldiagError for an unfit table.
+    clipped. Text from the table reaches the page only escaped. Raises FldiagError for an unfit table.
     """
     from jinja2 import Environment, StrictUndefined
     from plotly.offline import get_plotlyjs
@@ -35,53 +33,38 @@ def page(table: pd.DataFrame, *, title: str = "Loss landscape", clip: float | Li
     plotly, script = get_plotlyjs(), pages.unpacking() + (home / "landscape.js").read_text("utf-8")
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
         (home / "landscape.html").read_text("utf-8"))
-    looks = style.looks(g.run for g in grids)
-    panels = [[(g.run, looks[g.run].color if overlay else "")] for g in grids]
-    scenes = [scene(g, shared, looks[g.run].color if overlay else None) for g in grids]
-    beside = [marks(g, shared) for g in grids]
-    if overlay:  # everything beside the first surface
-        panels, beside = [[name for panel in panels for name in panel]], [[*scenes[1:], *(m for found in beside for m in found)]]
-    data = {"scenes": scenes[:len(beside)], "marks": beside, "layout": layout(grids, shared, names)}
-    return template.render(panels=panels,
+    data = {"scenes": [scene(g, shared) for g in grids], "marks": [marks(g, shared) for g in grids],
+            "layout": layout(grids, shared, names)}
+    return template.render(
         title=title, grids=grids, number=style.number, notes=shared.notes(), policy=pages.policy(plotly, script),
         plotly=pages.packed_plotly(), script=script, data=_inert(data),
         stops=", ".join(to_hex(c) for c in matplotlib.colormaps[style.COLORMAP](np.linspace(0, 1, 17))),
         ticks=[(100 * (t - shared.low) / (shared.high - shared.low), shared.label(t)) for t in shared.ticks(5)])
 
 
-def scene(grid: Surface, shared: Scale, colour: str | None = None) -> dict[str, Any]:
-    """One plotly surface trace, coloured by its height or in shades of one colour; its hover text holds numbers only."""
+def scene(grid: Surface, shared: Scale) -> dict[str, Any]:
+    """One plotly surface trace, coloured by its height; its hover text holds numbers only."""
     import plotly.graph_objects as go
 
     hover = [[f"x {x:.4g}<br>y {y:.4g}<br>loss {loss:.6g}<br>stderr {'unknown' if math.isnan(err) else f'{err:.2g}'}"
               for x, loss, err in zip(grid.x, losses, errors, strict=True)]
              for y, losses, errors in zip(grid.y, grid.loss, grid.stderr, strict=True)]
     heights = [[None if math.isnan(v) else v for v in row] for row in shared.height(grid.loss).tolist()]
-    shades = matplotlib.colormaps[style.COLORMAP] if colour is None else \
-        LinearSegmentedColormap.from_list("shades", [colour, lighter(colour)])
-    colours = [[i / 32, to_hex(c)] for i, c in enumerate(shades(np.linspace(0, 1, 33)))]
+    colours = [[i / 32, to_hex(c)] for i, c in enumerate(matplotlib.colormaps[style.COLORMAP](np.linspace(0, 1, 33)))]
     trace = go.Surface(x=grid.x.tolist(), y=grid.y.tolist(), z=heights, cmin=shared.low, cmax=shared.high,
                       hoverinfo="text", showscale=False, colorscale=colours,
-                      opacity=1.0 if colour is None else 0.8,
+                      opacity=1.0,
                       # Little shading, or the colours would no longer be those of the bar.
                       lighting={"ambient": 0.85, "diffuse": 0.25, "specular": 0.02, "roughness": 0.9},
                       contours={"z": {"highlightcolor": "#ffffff"}}).to_plotly_json()
     return {**trace, "text": hover}  # plotly's Python side would turn each row of texts into one text
 
 
-def lighter(colour: str) -> str:
-    """Half-way to white."""
-    red, green, blue = to_rgb(colour)
-    return to_hex(((1 + red) / 2, (1 + green) / 2, (1 + blue) / 2))
-
-
 def marks(grid: Surface, shared: Scale) -> list[dict[str, Any]]:
     """The trajectory and single weight sets as plotly traces that lie on the surface."""
     traces = []
     for places, mode, texts in ((grid.marks.trajectory, "lines+markers", grid.marks.texts),
-                                (grid.marks.points, "markers", ["checkpoint"] * len(grid.marks.points)),
-                                (grid.marks.minima, "markers", ["minimum"] * len(grid.marks.minima)),
-                                (grid.marks.saddles, "markers", ["saddle"] * len(grid.marks.saddles))):
+                                (grid.marks.points, "markers", ["checkpoint"] * len(grid.marks.points))):
         heights = shared.height(grid.height_at(places)) + 0.004 * (shared.high - shared.low)
         if not np.isfinite(heights).any():
             continue

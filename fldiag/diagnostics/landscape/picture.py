@@ -26,6 +26,7 @@ __all__ = ["draw"]
 _LEFT = 0.50  # inches
 _XLABEL = 0.40  # inches for tick labels and name of the x axis
 _LINE = 0.135  # inches a line of caption
+BOLD = 9.5  # points of a text as wide as one of 8.5 in bold
 
 
 def draw(table: pd.DataFrame, *, clip: float | Literal["auto"] | None = "auto",
@@ -48,7 +49,7 @@ def draw(table: pd.DataFrame, *, clip: float | Literal["auto"] | None = "auto",
     columns = min(len(grids), max(per_row, 1), max(int((width - _LEFT - right + gap) / (1.25 + gap)), 1))
     blocks = math.ceil(len(grids) / columns)
     side = min(2.15, (width - _LEFT - right - (columns - 1) * gap) / columns)
-    titles = [style.wrap(style.plain(g.run), side, 2, 8.5, "bold") for g in grids]
+    titles = [style.wrap(style.plain(g.run), side, 2, BOLD) for g in grids]
     captions = [[line for part in (g.caption() if notes else g.numbers()) for line in style.wrap(part, side, 2)] for g in grids]
     title = 0.17 * max(map(len, titles)) + 0.02
     caption = _LINE * max(map(len, captions))

@@ -16,11 +16,9 @@ from fldiag.results import select
 
 TITLES = {"eigen": "Along the two sharpest directions (Hessian eigenvectors)", "random": "Along two random directions",
           "plane": "Plane through three checkpoints",
-          "pca": "Plane of the trajectory (principal axes, with their shares of variance)",
-          "overlay": "All along the same two directions, taken from one checkpoint"}
+          "pca": "Plane of the trajectory (principal axes, with their shares of variance)"}
 
-SHORT = {"eigen": "eigenvectors", "random": "random", "plane": "plane", "pca": "trajectory",
-         "overlay": "one frame"}
+SHORT = {"eigen": "eigenvectors", "random": "random", "plane": "plane", "pca": "trajectory"}
 
 
 def section(found: Collected) -> Section:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.plotting.sections import plus_minus
 from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Note, Say, Small
 from fldiag.results.table import Row
@@ -44,15 +43,6 @@ def _trust(part: pd.DataFrame, lead: str) -> Iterator[Item]:
         held, surfaces = COVERAGE
         yield Say(f"{lead}interpolated from {number(part, 'evaluated'):,.0f} of {total:,} points, error ≤ about "
                   f"{100 * error:.2g} % of the loss range (an estimate; it held on {held:.3g} % of {surfaces} test surfaces)")
-    if (error := number(part, "precision_error_share")) is not None:
-        yield Say(f"{lead}bf16 error {100 * error:.2g} % of the loss range, at most {number(part, 'precision_error'):.2g} "
-                  f"(from {number(part, 'precision_error', column='index'):.0f} check points)")
-    if (found := number(part, "smad")) is not None:
-        minima = int((part["metric"] == "minimum").sum())
-        error = number(part, "smad", column="residual")
-        hidden = f" (valleys less deep than {error:.2g} would not be seen)" if error else ""
-        yield Say(f"{lead}SMAD 0: one minimum{hidden}" if minima == 1 else
-                  f"{lead}SMAD {plus_minus(found, error)} over {minima} minima{' (± interpolation)' if error else ''}")
     values = only(part, metric="eigenvalue").sort_values("index")
     flat = values["value"].abs() <= values["residual"].clip(lower=1e-6 * values["value"].abs().max())
     if len(values) and flat.iloc[:2].any():

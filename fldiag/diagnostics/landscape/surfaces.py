@@ -23,16 +23,13 @@ AXES = {"eigen": ("eigenvector 1", "eigenvector 2"), "random": ("random directio
 
 @dataclass(frozen=True)
 class Marks:
-    """Places to show on a surface: ``trajectory`` [T, 2] in order, single weight sets ``points`` [m, 2], and of a merge tree
-    its ``minima`` and ``saddles``.
+    """Places to show on a surface: ``trajectory`` [T, 2] in order, and single weight sets ``points`` [m, 2].
 
     ``texts`` say what each place of the trajectory is.
     """
 
     trajectory: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))
     points: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))
-    minima: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))
-    saddles: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))
     texts: list[str] = field(default_factory=list)
 
 
@@ -53,10 +50,7 @@ class Surface:
     ratio: float | None  # lambda_1 / lambda_5
     evaluated: int | None = None  # points that were evaluated; None = all
     error: float | None = None  # estimated, of the spline between them, as a share of the range
-    rough: float | None = None  # error of bf16, likewise
     marks: Marks = field(default_factory=lambda: Marks())
-    smad: float | None = None  # saddle-minimum average distance
-    smad_error: float | None = None
 
     @property
     def centre(self) -> float | None:
@@ -87,9 +81,6 @@ class Surface:
             error = "" if self.sharpness is None or self.residual is None else f", residual {number(self.residual, 2)}"
             lines += [f"λ₁ = {number(self.sharpness)}{error}", *([] if self.converged else ["(not converged)"]),
                       f"λ₁/λ₅ = {number(self.ratio)}"]
-        if self.smad is not None:
-            error = "" if self.smad_error is None else f" ± {number(self.smad_error, 2)}"
-            lines.append(f"SMAD = {number(self.smad, 3)}{error}, minima ▽ ({len(self.marks.minima)}), saddles ×")
         return lines + self.made()
 
     def finely(self, shared: Scale) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -118,8 +109,6 @@ class Surface:
         if self.evaluated is not None:
             lines.append(f"interpolated from {self.evaluated:,} of {self.loss.size:,} points,")
             lines.append("error unknown" if self.error is None else f"error ≤ about {percent(self.error)} of the range")
-        if self.rough is not None:
-            lines.append(f"bf16 error {percent(self.rough)} of the range")
         return lines
 
     def height_at(self, places: np.ndarray) -> np.ndarray:
@@ -227,7 +216,7 @@ def _surface(run: str, rows: pd.DataFrame) -> Surface:
              for c in ("slice", "n_examples")}
     return Surface(run, x, y, grids["value"], grids["stderr"], str(first["slice"] or ""),
                    None if first["n_examples"] is None else int(first["n_examples"]), *_eigen(rows), *_made(rows),
-                   _marks(rows), value_of(rows, "smad"), value_of(rows, "smad", column="residual"))
+                   _marks(rows))
 
 
 def percent(share: float | None) -> str:
@@ -235,10 +224,10 @@ def percent(share: float | None) -> str:
     return "unknown" if share is None else f"{number(100 * share, 2)} %"
 
 
-def _made(rows: pd.DataFrame) -> tuple[int | None, float | None, float | None]:
-    """Points evaluated, error of the spline, error of bf16, as far as the table has them."""
-    evaluated, spline, bf16 = (value_of(rows, m) for m in ("evaluated", "interpolation_error", "precision_error_share"))
-    return None if evaluated is None else int(evaluated), spline, bf16
+def _made(rows: pd.DataFrame) -> tuple[int | None, float | None]:
+    """Points evaluated and error of the spline, as far as the table has them."""
+    evaluated = value_of(rows, "evaluated")
+    return None if evaluated is None else int(evaluated), value_of(rows, "interpolation_error")
 
 
 def _marks(rows: pd.DataFrame) -> Marks:
@@ -246,7 +235,7 @@ def _marks(rows: pd.DataFrame) -> Marks:
     if "index" not in rows.columns:
         return Marks()
     found = {}
-    for metric in ("trajectory", "point", "minimum", "saddle"):
+    for metric in ("trajectory", "point"):
         part = only(rows, metric=metric).sort_values("index")
         places = np.column_stack([floats(part["x"]), floats(part["y"])])
         found[metric] = part, places
@@ -255,7 +244,7 @@ def _marks(rows: pd.DataFrame) -> Marks:
              for r, v in zip(part["round"] if "round" in part.columns else floats(part["x"]) * np.nan,
                              floats(part["value"]), strict=True)]
     points = found["point"][1]
-    return Marks(places, points[np.abs(points).sum(1) > 0], found["minimum"][1], found["saddle"][1], texts)
+    return Marks(places, points[np.abs(points).sum(1) > 0], texts)
 
 
 def _eigen(rows: pd.DataFrame) -> tuple[float | None, float | None, bool, float | None]:

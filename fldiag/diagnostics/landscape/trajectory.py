@@ -1,4 +1,4 @@
-"""A trajectory of weights, single weight sets, minima and saddles, on the contours of a landscape."""
+"""A trajectory of weights and single weight sets, on the contours of a landscape."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ _HALO = [Stroke(linewidth=2.4, foreground="black"), Stroke(linewidth=1.2, foregr
 
 
 def trajectory(ax: Any, marks: Marks) -> None:
-    """The way as a white line in a black halo, dots at its checkpoints, the first one large; squares for points,
-    triangles for minima, crosses for saddles."""
+    """The way as a white line in a black halo, dots at its checkpoints, the first one large; squares for points."""
     way = marks.trajectory
     if len(way):
         ax.plot(way[:, 0], way[:, 1], color="white", path_effects=_HALO, solid_joinstyle="round", label="trajectory")
@@ -27,11 +26,6 @@ def trajectory(ax: Any, marks: Marks) -> None:
     for number, place in enumerate(marks.points):
         ax.plot(*place, "s", color="white", markersize=4.2, markeredgecolor="black", markeredgewidth=0.9, label="point")
         _name(ax, place, f"checkpoint {number + 2}", up=True)
-    for x, y in marks.minima:
-        ax.plot(x, y, "v", color="white", markersize=4.6, markeredgecolor="black", markeredgewidth=0.9, label="minimum")
-    for x, y in marks.saddles:
-        ax.plot(x, y, "x", color="black", markersize=4.8, markeredgewidth=2.2)
-        ax.plot(x, y, "x", color="white", markersize=4.2, markeredgewidth=1.0, label="saddle")
 
 
 def _name(ax: Any, place: np.ndarray, text: str, up: bool) -> None:

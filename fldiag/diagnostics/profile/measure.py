@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,16 +16,17 @@ from fldiag.results.table import Row
 from fldiag.surface import directions as rules
 from fldiag.surface.evaluator import Evaluator
 from fldiag.surface.interpolation import Path, barrier
-from fldiag.surface.points import Points
+from fldiag.surface.points import Points, Value
 
 
 class Job:
     def __init__(self, problem: Problem, progress: Progress | None, points: int, seed: int):
         self.problem, self.progress, self.points, self.seed = problem, progress, points, seed
 
-    def _values(self, kept: Points, line: int, places: np.ndarray, evaluate: Any, text: str) -> list[Row]:
-        def one(_: int, place: int) -> tuple[float, float | None, float]:
-            return *evaluate(float(places[place])), np.nan
+    def _values(self, kept: Points, line: int, places: np.ndarray, evaluate: Callable[[float], Value],
+                text: str) -> list[Row]:
+        def one(_: int, place: int) -> Value:
+            return evaluate(float(places[place]))
 
         kept.fill([(line, i) for i in range(len(places))], one, text, self.progress, kept.done.size)
         return [{"metric": "loss", "index": line + 1, "x": float(x), "value": float(v), "stderr": float(e),

@@ -53,7 +53,7 @@ def draw(table: pd.DataFrame, *, per_row: int = 3) -> Figure:
             rows = table[table["run"] == run]
             paths = (rows["metric"] == "barrier").any()
             (_ways if paths else _lines)(ax, rows)
-            ax.set_title("\n".join(map(style.plain, style.wrap(run, width / across - 0.6, 2, 8.5, "bold"))), weight="bold")
+            ax.set_title("\n".join(map(style.plain, style.wrap(run, width / across - 0.6, 2, 9.5))), weight="bold")
             ax.set_xlabel(_where(rows, "from the global weights (0) to a client's (1)" if _clients(rows) else
                                  "from the weights (0) to others (1)") if paths else _where(rows, "coefficient"))
             ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))

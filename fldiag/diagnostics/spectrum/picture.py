@@ -52,7 +52,7 @@ def draw(table: pd.DataFrame, ax: Axes | None = None, *, log: bool | None = None
         texts.append("hollow: not converged")
         handles.append(Line2D([], [], linestyle="none", color="#555555", marker="o", markersize=3.8,
                               markerfacecolor="white"))
-    columns = max(1, min(len(texts), int(width / (max(style.text_width(t, 7) for t in texts) + 0.36))))
+    columns = style.columns(texts, width, 0.36)
     with style.panel(ax, width, 2.2 + 0.15 * -(-len(texts) // columns)) as (ax, owner, loc):
         for place, run in enumerate(runs):
             shift = (place - (len(runs) - 1) / 2) * min(0.8 / len(runs), 0.22)

@@ -54,7 +54,7 @@ def draw(table: pd.DataFrame) -> Figure:
     texts = [*(style.wrap(r, width - 0.5)[0] for r in runs), "mean", "median"]
     if len(runs) == 1:
         handles, texts = handles[1:], texts[1:]
-    columns = max(1, min(len(texts), int(width / (max(style.text_width(t, 7) for t in texts) + 0.45))))
+    columns = style.columns(texts, width, 0.45)
     with style.paper():
         fig = style.figure(width, 2.3 + 0.15 * -(-len(texts) // columns), layout="constrained")
         ax = fig.subplots()
