@@ -85,7 +85,7 @@ def test_lines_with_their_parabolas(trained):
     frame = frame_of(result)
     assert (frame.metric == "loss").sum() == (frame.metric == "parabola").sum() == 10 and "curvature" in result.stdout
     assert set(frame_of(run("landscape", trained, "--line", "--directions", "random", "--points", 3, *QUICK)).metric) == {
-        "loss", "parabola", "slope", "curvature"}
+        "loss", "accuracy", "parabola", "slope", "curvature"}
 
 
 @pytest.mark.slow

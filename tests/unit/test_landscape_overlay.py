@@ -38,7 +38,7 @@ def test_all_surfaces_lie_along_the_first_ones_directions(pair, how):
         losses = only(frame, metric="loss", run=p.name)
         expected = [p.loss(p.w + x * d.d1 + y * d.d2)[0] for x, y in zip(losses.x, losses.y, strict=True)]
         assert losses.value.to_numpy(float) == pytest.approx(expected, rel=1e-7)
-    assert set(only(frame, run="second").metric) == {"loss"}  # the spectrum is the first one's
+    assert set(only(frame, run="second").metric) == {"loss", "accuracy"}  # the spectrum is the first one's
     alone = fldiag.diagnose(first, "landscape", directions=how, points=3, span=0.8, k=2, tol=1e-8)
     assert only(frame, run="first")["value"].tolist() == alone["value"].tolist()
 
