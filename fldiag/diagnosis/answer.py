@@ -43,8 +43,8 @@ class Answer:
 
 
 def plainly(table: pd.DataFrame, most: int = 40) -> Small:
-    """The first rows of a table, without the columns in which nothing stands."""
-    shown = table.head(most).dropna(axis=1, how="all")
+    """The first rows of a table, without the columns in which nothing stands, and those of which sentences speak."""
+    shown = table.head(most).drop(columns=["guess", "inputs"], errors="ignore").dropna(axis=1, how="all")
     return Small(shown.astype(object).where(shown.notna(), None).to_dict("records"), {c: c for c in shown.columns})
 
 

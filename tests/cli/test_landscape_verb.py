@@ -81,7 +81,7 @@ def test_lines_with_their_parabolas(trained):
     frame = frame_of(result)
     assert (frame.metric == "loss").sum() == (frame.metric == "parabola").sum() == 10 and "curvature" in result.stdout
     assert set(frame_of(run("profile", trained, "--directions", "random", "--points", 3, *QUICK)).metric) == {
-        "loss", "parabola", "slope", "curvature"}
+        "loss", "accuracy", "parabola", "slope", "curvature"}
 
 
 @pytest.mark.slow

@@ -186,4 +186,4 @@ def test_refusals(run, monkeypatch):
 def test_rows_fit_the_schema():
     frame = check(table(reference.eigenvalues(problem(name="mine"), 2) + reference.trace(problem(name="mine"))))
     assert set(frame.run) == {"mine"} and frame.estimator.notna().all()
-    assert frame.metric.tolist() == ["loss", "eigenvalue", "eigenvalue", "eigenvalue_ratio", "trace"]
+    assert frame.metric.tolist() == ["loss", "accuracy", "eigenvalue", "eigenvalue", "eigenvalue_ratio", "trace"]
