@@ -18,6 +18,10 @@ from typing import Any
 from fldiag.errors import FldiagError, nearest
 from fldiag.sections import FILES
 
+#: Folders that were the current one when code was loaded, the ``importable`` blocks that run, and what these added to sys.path.
+_folders: set[str] = set()
+_blocks = 0
+_added: list[str] = []
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
@@ -94,6 +98,7 @@ def load(name: str, kind: str, allowed: Collection[str]) -> Any:
                           "write an importable module, a colon and the name of a function in it", usage=True)
     if name not in allowed:
         raise _refusal(f"the {kind} {name!r} is user code", [name])
+    _folders.add(os.getcwd())
     with importable():
         try:
             module = importlib.import_module(module_name)
@@ -113,17 +118,22 @@ def load(name: str, kind: str, allowed: Collection[str]) -> Any:
 
 @contextlib.contextmanager
 def importable() -> Iterator[None]:
-    """The current folder is importable for as long as the block runs, as with ``python -m``: a console script does not search
-    the folder it is run from, where a user's code usually lies."""
-    folder = os.getcwd()
-    added = not {"", folder} & set(sys.path)  # else it keeps its place: worker processes search in the same order
-    if added:
+    """The current folder is importable for as long as the block runs, as with ``python -m``, once code that the user named was
+    loaded in it: a console script does not search the folder it is run from, where a user's code usually lies. Before that
+    nothing is imported from there: beside a run that was sent may lie modules with the names of optional ones of any library."""
+    global _blocks
+    _blocks += 1
+    folder = os.getcwd() if _folders else ""
+    if folder in _folders and not {"", folder} & set(sys.path):  # else it keeps its place: workers search in the same order
         sys.path.append(folder)  # last, so that nothing installed is shadowed
+        _added.append(folder)
     try:
         yield
     finally:
-        if added and folder in sys.path:
-            sys.path.remove(folder)
+        _blocks -= 1
+        while not _blocks and _added:  # the outermost: what an inner one loaded may import more later
+            with contextlib.suppress(ValueError):
+                sys.path.remove(_added.pop())
 
 
 def describe(error: Exception) -> str:

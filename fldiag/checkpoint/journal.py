@@ -18,7 +18,7 @@ import hashlib
 import json
 import secrets
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +74,8 @@ def replay(path: Path, identity: str, index: Index) -> list[Row]:
         return []  # stopped between run.json and the journal
     except OSError as error:
         raise FldiagError(f"{path} cannot be read: {error.strerror}", "make it readable, or copy the run again") from None
-    lines, rows, digest = content.split(b"\n"), list[Row](), ""
-    for i, line in enumerate(lines[:-1]):  # what follows the last end of a line was cut off
-        entry, digest = _entry(line, digest)
-        if entry is None and i == len(lines) - 2 and not lines[-1] and b"\0" in line:
-            break  # so was a last line whose beginning never reached the disk
+    rows = list[Row]()
+    for i, entry in enumerate(_entries(content)):
         if entry is None:
             warnings.warn(f"line {i + 1} of {path} is damaged: the run is read up to round {index['done']}, and what was written "
                           "after that does not count; --resume goes on from there", stacklevel=2)
@@ -89,6 +86,23 @@ def replay(path: Path, identity: str, index: Index) -> list[Row]:
             raise FldiagError(f"{path} is damaged: line {i + 1} is not what was written",
                               "restore it from a copy, or train again")
     return rows
+
+
+def is_damaged(path: Path) -> bool:
+    """Whether a line of this journal does not verify, apart from a last one that was cut off."""
+    return path.is_file() and None in _entries(path.read_bytes())
+
+
+def _entries(content: bytes) -> Iterator[dict[str, Any] | None]:
+    """What the lines say, up to the first that is damaged, which is None. A last line that was cut off says nothing."""
+    lines, digest = content.split(b"\n"), ""
+    for i, line in enumerate(lines[:-1]):  # what follows the last end of a line was cut off
+        entry, digest = _entry(line, digest)
+        if entry is None and i == len(lines) - 2 and not lines[-1] and b"\0" in line:
+            return  # so was a last line whose beginning never reached the disk
+        yield entry
+        if entry is None:
+            return
 
 
 def _line(entry: Mapping[str, Any], before: str) -> tuple[bytes, str]:

@@ -25,7 +25,7 @@ from fldiag.results.files import link_error
 NAME = "owner.json"
 #: All that fldiag writes into a run folder.
 FILES = ("run.json", "journal.jsonl", "partition.npz", "data.npz", "clock.json", "base.safetensors", "tokenizer.json")
-FOLDERS = ("rounds", "state", "metrics", "steps", "diagnostics")
+FOLDERS = ("rounds", "state", "metrics", "steps", "diagnostics", "lost")
 #: Seconds between two touches, and after how many without one an owner on another machine is dead.
 BEAT, DEAD = 5.0, 90.0
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import itertools
 import json
 import re
+import shutil
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fldiag.checkpoint import base, owner
+from fldiag.checkpoint import base, journal, owner
 from fldiag.checkpoint.foreign import State
 from fldiag.checkpoint.index import WHOLE
 from fldiag.checkpoint.run import Run
@@ -57,7 +60,7 @@ class Recording:
                 raise FldiagError(f"{path} already holds a run", "choose another folder, or remove it first", usage=True)
             confirm_same(self.run, origin, module, dataset, parts)
             self.run.index["status"] = "interrupted"
-            self.run.clean()
+            self._clean()
             return
         if path.exists() and (not path.is_dir() or any(_in_the_way(f) for f in path.iterdir())):
             raise FldiagError(f"{path} holds other files", "choose a folder that is empty or not there yet", usage=True)
@@ -104,7 +107,25 @@ class Recording:
         for text in notes:
             self.note(text)
         with contextlib.suppress(OSError):
-            self.run.clean()
+            self._clean()
+
+    def _clean(self) -> None:
+        """Remove what a write that was cut off left behind. Of more than that, rounds whose lines of the journal are lost, no
+        other copy may exist: they are moved to ``lost``, with a copy of the journal."""
+        path = self.run.path
+        later = sorted(f for f in (path / "rounds").glob("*.pt") if f.stem.isdecimal() and int(f.stem) > self.run.done
+                       and f"rounds/{f.name}" not in self.run.index["files"])
+        if len(later) > 1 or (later and journal.is_damaged(path / journal.NAME)):
+            (path / "lost").mkdir(exist_ok=True)
+            if (path / journal.NAME).is_file():
+                shutil.copyfile(path / journal.NAME, _unused(path / "lost" / journal.NAME))
+            for file in later:
+                file.rename(_unused(path / "lost" / file.name))
+            text = (f"the journal was damaged: what had been recorded after round {self.run.done} is no part of this run, and "
+                    f"its files were moved to {path / 'lost'}")
+            self.note(text)
+            warnings.warn(text, stacklevel=2)
+        self.run.clean()
 
     def note(self, text: str) -> None:
         """Remember what was missing or had to be supposed; every table of the run will say so."""
@@ -225,6 +246,12 @@ def confirm_same(run: Run, origin: Mapping[str, Any], module: nn.Module, dataset
     if (stored is None) != (given is None) or (stored is not None and given is not None and not partition.same(stored, given)):
         raise FldiagError(f"the partition is not the one {run.path} was recorded with so far",
                           f"use the same partition, {remedy}", usage=True)
+
+
+def _unused(file: Path) -> Path:
+    """The path, or one of a similar name where no file is yet."""
+    names = itertools.chain([file], (file.with_stem(f"{file.stem}-{i}") for i in itertools.count(1)))
+    return next(name for name in names if not name.exists())
 
 
 def _in_the_way(file: Path) -> bool:

@@ -10,6 +10,7 @@
     RUN/metrics/0030.parquet  one row a number per round, up to that round; only the newest (0030-1: the second of that round)
     RUN/steps/0030.parquet  numbers of the local steps of that round, when they are recorded (metrics.steps)
     RUN/partition.npz     indices of every client's examples
+    RUN/lost/…            of a recorded run that went on after its journal was damaged: the rounds after that (recording.py)
 
 Order of writing in a round: new files, then a line of the journal, then removal of superseded state. A kill at any
 moment leaves ``run.json`` and journal as they were, with all the files that they list. When training ends, and when the journal

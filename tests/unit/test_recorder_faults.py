@@ -16,6 +16,7 @@ from torch import nn
 
 import fldiag
 from fldiag import FldiagError
+from fldiag.checkpoint import prune
 from fldiag.checkpoint.run import Run
 from fldiag.params import flatten
 from fldiag.report import performance
@@ -512,3 +513,64 @@ def test_a_report_says_at_a_glance_whether_there_are_test_examples(tmp_path, tes
     words = {figure.caption.split()[0] for group in curves.groups for figure in group.figures} | {
         column.split()[0] for t in curves.tables for column in t.head if "accuracy (" in column}
     assert len(told) == (not test) and words == ({"Test"} if test else {"Training"})
+
+
+# -- a damaged journal
+
+def spoil_bit(journal, line):
+    lines = journal.read_bytes().splitlines(keepends=True)
+    lines[line] = lines[line][:40] + bytes([lines[line][40] ^ 1]) + lines[line][41:]
+    journal.write_bytes(b"".join(lines))
+
+
+def spoil_end(journal, line):
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:line]))
+
+
+@pytest.mark.filterwarnings("ignore:line . of:UserWarning")
+@pytest.mark.parametrize(("spoil", "line", "done"), [(spoil_bit, 2, 2), (spoil_bit, 4, 4), (spoil_end, 2, 2), (spoil_end, 3, 3), (
+    lambda journal, line: journal.unlink(), 0, 1)], ids=["bit", "bit in the last line", "end", "later end", "no journal"])
+def test_rounds_that_a_damaged_journal_lost_are_moved_aside(tmp_path, spoil, line, done):
+    """A run of one's own loop cannot be trained again from its seed: nothing of it is deleted."""
+    net, rec = recorder(tmp_path / "run")
+    for i in range(5):
+        rec.round(received=net, clients={i % 3: net}, aggregated=ZEROS + i, metrics={"step": i})
+    rec.flush()
+    shutil.copytree(tmp_path / "run", tmp_path / "killed")
+    rec.close()
+    run = tmp_path / "killed"
+    (run / "owner.json").unlink()
+    spoil(run / "journal.jsonl", line)
+    assert Run.open(run).done == done
+    before = {f.name: f.read_bytes() for f in (run / "rounds").iterdir() if int(f.stem) > done}
+    journal = (run / "journal.jsonl").read_bytes() if (run / "journal.jsonl").is_file() else None
+    assert len(before) == 5 - done
+    with pytest.warns(UserWarning, match="moved to"):
+        _, rec = recorder(run, resume=True)
+    assert {f.name: f.read_bytes() for f in (run / "lost").glob("*.pt")} == before
+    assert journal is None or (run / "lost" / "journal.jsonl").read_bytes() == journal
+    assert rec.run.rounds == list(range(done + 1))
+    rec.round(clients={0: net}, aggregated=ZEROS)
+    resumed = rec.close()
+    assert resumed.rounds == list(range(done + 2)) and any("lost" in note for note in resumed.origin["notes"])
+    assert {f.name: f.read_bytes() for f in (run / "lost").glob("*.pt")} == before
+    assert fldiag.load(run / "lost" / max(before), model=net).round == 5
+    assert len(fldiag.diagnose(resumed, "drift", model=net))
+    prune.remove(run)
+    assert not (run / "lost").exists()
+
+
+def test_a_round_that_was_being_written_is_replaced(tmp_path):
+    """One file without its line is what a killed process leaves; nothing was lost that a reader saw."""
+    net, rec = recorder(tmp_path / "run")
+    for i in range(3):
+        rec.round(received=net, clients={0: net}, aggregated=ZEROS + i)
+    rec.flush()
+    run = shutil.copytree(tmp_path / "run", tmp_path / "killed")
+    rec.close()
+    (run / "owner.json").unlink()
+    shutil.copy(run / "rounds" / "0003.pt", run / "rounds" / "0004.pt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        recorder(run, resume=True)[1].close()
+    assert sorted(f.name for f in (run / "rounds").iterdir()) == ["0000.pt", "0001.pt", "0002.pt", "0003.pt"] and not (run / "lost").exists()

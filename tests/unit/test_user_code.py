@@ -4,6 +4,7 @@ import json
 import pickle
 import re
 import shlex
+import shutil
 import sys
 
 import pytest
@@ -207,6 +208,46 @@ def test_what_imports_refuses_by_itself(folder):
         with pytest.raises(FldiagError, match="does not import it"):
             call()
     assert not (folder / "marker").exists()
+
+
+@pytest.fixture
+def beside(folder, tmp_path, monkeypatch):
+    """The current folder as of a console script, with what may lie beside a run that was sent: a package with an entry point."""
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(folder))])
+    monkeypatch.setattr(user_code, "_folders", set())
+    about = folder / "evil-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[fldiag.models]\nsneaky = evilmod:go\n[fldiag.datasets]\nsneaky = evilmod:go\n")
+    yield folder
+    shutil.rmtree(about)
+
+
+@pytest.mark.parametrize("key", ["model", "data"])
+def test_a_package_beside_the_run_registers_nothing(beside, tmp_path, key):
+    run = poisoned(beside / "plain", tmp_path / "run", lambda c: c.update({key: {**(c[key] if key == "data" else {}), "name": "sneaky"}}))
+    for words in (["spectrum", run], ["spectrum", run / "rounds" / "0002.pt"], ["forgetting", run], ["personalise", run],
+                  ["check", run, "--fail-if", "lambda_1 > 9"], ["partition", run]):
+        result = run_verb(*words, "--out", tmp_path / "out")
+        assert not (beside / "marker").exists() and "evilmod" not in sys.modules, (words, result.output)
+
+
+def test_the_current_folder_is_searched_once_its_code_was_allowed(beside):
+    before = list(sys.path)
+    with user_code.importable():
+        assert sys.path == before
+        with pytest.raises(FldiagError):
+            user_code.load("evilmod:go", "model", ())
+        assert sys.path == before
+        user_code.load("mine:net", "model", {"mine:net"})
+        assert sys.path == [*before, str(beside)]  # the code may import more of its own when it is called
+        with user_code.importable():
+            assert sys.path == [*before, str(beside)]
+        assert sys.path == [*before, str(beside)]
+    assert sys.path == before
+    with user_code.importable():
+        assert sys.path == [*before, str(beside)]
+    assert sys.path == before
 
 
 @pytest.mark.parametrize("name", ["digits", "npz:mine", "csv:texts", "holdout:20", "C:\\data", "a b:c", "evil.py:", ":go", "", None, 3, ["a:b"]])
