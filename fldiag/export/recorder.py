@@ -93,9 +93,9 @@ class Recorder:
     def __init__(self, out: str | Path, model: nn.Module | str, data: Any = None, clients: Any = None, *, test: Any = None,
                  method: str = "own", seed: int = 0, evaluate: bool = True, resume: bool = False,
                  origin: Mapping[str, Any] | None = None, trainable: bool = False):
-        path = Path(out)
+        path, remarks = Path(out), list[str]()
         if data is None and clients is not None and not isinstance(clients, (str, Path)):
-            data, clients = read_clients(clients, model)
+            data, clients, remarks = read_clients(clients, model)
         self.dataset, keep = examples_of(data, test, model)
         if isinstance(model, str):
             shape = None if self.dataset is None else self.dataset.shape
@@ -145,7 +145,7 @@ class Recorder:
         _OPEN[self._folder] = self
         if self.dataset is not None and not self.dataset.tested:
             self.note(UNTESTED)
-        for text in () if self.dataset is None else self.dataset.remarks:
+        for text in [*remarks, *(() if self.dataset is None else self.dataset.remarks)]:
             self.note(text)
         if data is not None and self.dataset is None:
             self.note("not every example has one label: the run holds weights alone, and its data are given with a question")
