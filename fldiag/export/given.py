@@ -22,6 +22,7 @@ from fldiag.data.packed import FORM
 from fldiag.errors import FldiagError, first_line
 from fldiag.problem.in_memory import dataset_of, one_each, pair
 from fldiag.problem.ingredients import forward_of
+from fldiag.problem.inputs import is_split
 from fldiag.problem.trees import count, join
 from fldiag.results.table import Row
 
@@ -35,18 +36,26 @@ def examples_of(data: Any, test: Any = None, model: Any = None) -> tuple[Dataset
     ``data``: a name, a ``Dataset`` of fldiag, or what ``dataset_of`` takes. None for none, and for targets of another kind (of
     every token, say): such a run has weights, and its data are given with every question. ``model``: a module decides which of
     several entries are inputs.
+
+    Raises FldiagError for ``test`` without training examples, or beside data that have test examples of their own.
     """
+    split = is_split(data)
+    if test is not None and (data is None or isinstance(data, (Dataset, str)) or split):
+        kind = "there are no training examples" if data is None else "the data have a split of their own"
+        raise FldiagError(f"test examples were given, and {kind}",
+                          "leave test out, or give the training examples alone as data: data=(x, y)", usage=True)
     if data is None or isinstance(data, Dataset):
         return data, None
     if isinstance(data, str):
         return datasets.load(data), None
     forward, remarks = forward_of(model), tuple[str, ...]()
-    if not (isinstance(data, (tuple, list)) and len(data) == 4):
+    if not split:
         x, y, remarks = pair(data, "data", forward)  # drawn once: a loader may shuffle
         if not one_each(y):
             return None, None
         data = x, y
-    made = _two_classes(replace(dataset_of(data, test, forward), remarks=remarks))
+    made = _two_classes(dataset_of(data, test, forward))
+    made = replace(made, remarks=(*remarks, *made.remarks))
     parts = made.train_x, made.train_y, made.test_x, made.test_y
     if made.regression or sum(t.nbytes for t in parts) > KEPT:
         return made, None
@@ -68,18 +77,19 @@ def seen_as(keep: Mapping[str, np.ndarray] | None) -> str | None:
     return None if keep is None else "unit" if keep["train_images"].dtype == np.uint8 else "none"
 
 
-def read_clients(clients: Any, model: Any = None) -> tuple[Any, dict[int, np.ndarray] | None]:
-    """Examples of each client -> those of all, and whose is which; indices alone say nothing about the examples."""
+def read_clients(clients: Any, model: Any = None) -> tuple[Any, dict[int, np.ndarray] | None, list[str]]:
+    """Examples of each client -> those of all, whose is which, and remarks; indices alone say nothing about the examples."""
     pairs = dict(clients.items() if isinstance(clients, Mapping) else enumerate(clients))
     if all(isinstance(v, (range, np.ndarray, list, tuple, Tensor)) and not _is_pair(v) for v in pairs.values()):
-        return None, clients
-    held = {k: pair(v, f"the data of client {k}", forward_of(model))[:2] for k, v in pairs.items()}
+        return None, clients, []
+    held = {k: pair(v, f"the data of client {k}", forward_of(model)) for k, v in pairs.items()}
     parts, at = {}, 0
-    for k, (_, y) in held.items():
+    for k, (_, y, _) in held.items():
         parts[int(k)] = np.arange(at, at + count(y))
         at += count(y)
     try:
-        return (join([x for x, _ in held.values()]), join([y for _, y in held.values()])), parts
+        joined = join([x for x, _, _ in held.values()]), join([y for _, y, _ in held.values()])
+        return joined, parts, list(dict.fromkeys(text for _, _, remarks in held.values() for text in remarks))
     except (RuntimeError, ValueError, TypeError) as error:
         raise FldiagError(f"the clients' examples do not go together: {first_line(error)}", "give all the same form",
                           usage=True) from None

@@ -93,9 +93,9 @@ class Recorder:
     def __init__(self, out: str | Path, model: nn.Module | str, data: Any = None, clients: Any = None, *, test: Any = None,
                  method: str = "own", seed: int = 0, evaluate: bool = True, resume: bool = False,
                  origin: Mapping[str, Any] | None = None, trainable: bool = False):
-        path = Path(out)
+        path, remarks = Path(out), list[str]()
         if data is None and clients is not None and not isinstance(clients, (str, Path)):
-            data, clients = read_clients(clients, model)
+            data, clients, remarks = read_clients(clients, model)
         self.dataset, keep = examples_of(data, test, model)
         if isinstance(model, str):
             shape = None if self.dataset is None else self.dataset.shape
@@ -145,7 +145,7 @@ class Recorder:
         _OPEN[self._folder] = self
         if self.dataset is not None and not self.dataset.tested:
             self.note(UNTESTED)
-        for text in () if self.dataset is None else self.dataset.remarks:
+        for text in [*remarks, *(() if self.dataset is None else self.dataset.remarks)]:
             self.note(text)
         if data is not None and self.dataset is None:
             self.note("not every example has one label: the run holds weights alone, and its data are given with a question")
@@ -195,7 +195,7 @@ class Recorder:
         if examples is not None:
             self._examples[k] = natural(examples, f"client {k}: examples =")
         self._staged[k] = state
-        self._rows += rows
+        self._rows = [row for row in self._rows if row.get("client") != k] + rows
 
     def received(self, weights: Weights) -> None:
         """Record the weights from which the clients of the current round start.
@@ -214,7 +214,8 @@ class Recorder:
 
         Args:
             aggregated: the global model after it.
-            received: what its clients started from; by default what ``received`` recorded, else the previous global model.
+            received: what its clients started from; by default what ``received`` recorded, else the previous global model, where
+                that is of the round before.
             clients: client -> its trained weights, in addition to those that ``client`` recorded.
             metrics: numbers of the round by name; a dict under a name holds a number for each client.
             number: the round's, above all before it; by default the next. A loop that counts from 0 is understood: its rounds are
@@ -230,7 +231,8 @@ class Recorder:
                 self.client(k, weights)
             t, shift = (self._done + 1, self._shift) if number is None else self._numbered(number)
             rows = [*self._rows, *rows_of(metrics, moment="aggregated", scope="global", source="the loop")]
-            self.store(t, aggregated, self._staged, self._last if self._received is None else self._received, rows, shift=shift)
+            before = self._last if t == self._done + 1 else None  # over a gap nobody knows what the clients started from
+            self.store(t, aggregated, self._staged, before if self._received is None else self._received, rows, shift=shift)
         finally:
             self._clear()
 

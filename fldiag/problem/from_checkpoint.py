@@ -105,11 +105,7 @@ def _loss(named: str | Callable[..., Any] | None, regression: bool | None) -> Ca
 
 def _is_examples(given: Any) -> bool:
     """Whether these are inputs and targets, not a data set with its parts."""
-    return not isinstance(given, (str, Path, Dataset)) and given is not None and not _is_split(given)
-
-
-def _is_split(given: Any) -> bool:
-    return isinstance(given, (tuple, list)) and len(given) == 4
+    return not isinstance(given, (str, Path, Dataset)) and given is not None and not inputs.is_split(given)
 
 
 def _loaded(given: Any) -> Any:
@@ -117,7 +113,7 @@ def _loaded(given: Any) -> Any:
     if not isinstance(given, str) or ":" not in given or given.startswith(FILES):
         return given
     found = sources.made(given, {given})
-    arrays = _is_split(found) and not any(isinstance(part, (Mapping, tuple, list)) for part in found)
+    arrays = inputs.is_split(found) and not any(isinstance(part, (Mapping, tuple, list)) for part in found)
     return given if isinstance(found, Dataset) or arrays else found
 
 

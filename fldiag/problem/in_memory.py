@@ -15,7 +15,7 @@ from fldiag.data import Dataset
 from fldiag.data.packed import Packed
 from fldiag.errors import FldiagError
 from fldiag.problem.ingredients import unwrapped
-from fldiag.problem.inputs import as_data
+from fldiag.problem.inputs import as_data, is_split, spelled
 from fldiag.problem.trees import arguments, described
 
 #: What tables call such data.
@@ -38,16 +38,20 @@ def dataset_of(given: Any, test: Any = None, forward: inspect.Signature | None =
     Raises FldiagError where inputs and targets do not fit each other, or the targets are not one label, or one row of numbers,
     an example.
     """
-    if isinstance(given, (tuple, list)) and len(given) == 4:
+    if is_split(given):
         given, test = tuple(given[:2]), tuple(given[2:])
     drawn = [pair(given, "data", forward), *([] if test is None else [pair(test, "test", forward)])]
-    pairs, remarks = [(x, y) for x, y, _ in drawn], drawn[0][2]
+    pairs = [(x, y) for x, y, _ in drawn]
+    remarks = (*drawn[0][2], *(f"test: {text}" for _, _, texts in drawn[1:] for text in texts))
     for _, y in pairs:
         if not one_each(y):
             raise FldiagError(f"the targets are {described(y)}, and this question needs one label, or one row of numbers, an "
                               "example: it counts the examples that are right or forgotten, and the classes they are of",
                               "ask spectrum or landscape of the checkpoints: they take any targets and losses; drift of a "
                               "recorded run compares its weights where no data are given", usage=True)
+    if len({(y.is_floating_point(), y.shape[1:]) for _, y in pairs}) > 1:
+        raise FldiagError(f"the targets of the data are {spelled(pairs[0][1])}, and those of test {spelled(pairs[1][1])}",
+                          "give both in one form, labels as integers", usage=True)
     packed = None if all(_plain(x) for x, _ in pairs) else Packed.of(pairs[0][0])
     if packed is not None:
         pairs = [(packed.rows(x), y) for x, y in pairs]

@@ -123,7 +123,7 @@ def _input_count(entries: Entries, forward: inspect.Signature | None) -> tuple[i
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     least = max(1, sum(p.default is p.empty for p in positional))
     most = size - 1 if any(p.kind is p.VAR_POSITIONAL for p in parameters) else min(size - 1, max(1, len(positional)))
-    inside = ", ".join(f"entry {i + 1}: {_spelled(part)}" for i, part in enumerate(entries.batches[0]))
+    inside = ", ".join(f"entry {i + 1}: {spelled(part)}" for i, part in enumerate(entries.batches[0]))
     what = f"{entries.source} has {size} entries ({inside}), and the model takes {forward or 'one input'}"
     if least >= size:
         raise FldiagError(f"{what}: there is no target", "yield a target after the inputs, or a dict that holds both", usage=True)
@@ -142,11 +142,16 @@ def _listed(names: list[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-def _spelled(part: Any) -> str:
+def spelled(part: Any) -> str:
     """Type and shape of an entry."""
     if isinstance(part, (Tensor, np.ndarray)):
         return f"{str(part.dtype).removeprefix('torch.')} {list(part.shape)}"
     return described(part)
+
+
+def is_split(data: Any) -> bool:
+    """Whether these are training inputs and targets and test inputs and targets, not four batches or examples."""
+    return isinstance(data, (tuple, list)) and len(data) == 4 and not _is_list_of_batches(data) and not _is_list_of_examples(data)
 
 
 def _is_list_of_batches(data: Any) -> bool:

@@ -79,6 +79,30 @@ def test_every_tenth_round_may_be_recorded(tmp_path):
     assert rec.close().rounds == [10, 20, 40]
 
 
+@pytest.mark.parametrize(("numbers", "known"), [((10, 20, 30), ()), ((0, 10, 20), ()), ((1, 2, 10, 11), (2, 11)), ((None, None, 9, None), (2, 10))])
+@pytest.mark.parametrize("received", [True, False])
+def test_over_a_gap_of_rounds_the_clients_did_not_start_from_the_last_recorded_model(tmp_path, numbers, known, received):
+    """It is some older model: drift from there would be that of several rounds. What the loop says itself always counts."""
+    net, rec = recorder(tmp_path / "run")
+    for number in numbers:
+        rec.round(aggregated=net, clients={0: net}, number=number, received=net if received else None)
+    run = rec.close()
+    rounds = [t for t in run.rounds if run.checkpoint(t).client_ids]
+    assert len(rounds) == len(numbers)
+    assert [t for t in rounds if run.checkpoint(t).received is not None] == (rounds if received else list(known))
+
+
+def test_a_client_that_is_recorded_again_replaces_its_numbers(tmp_path):
+    """As when a cell of a notebook runs twice."""
+    net, rec = recorder(tmp_path / "run")
+    for loss in (1.0, 2.0):
+        for k in (0, 1):
+            rec.client(k, net, metrics={"loss": loss + k})
+    rec.round(aggregated=net, metrics={"loss": {0: 2.0}})
+    rows = rec.close().metrics.query("metric == 'loss' and scope == 'client'")
+    assert sorted(zip(rows["client"], rows["value"], strict=True)) == [(0, 2.0), (0, 2.0), (1, 3.0)]
+
+
 @pytest.mark.parametrize("received", [True, False])
 def test_a_loop_that_counts_from_0(tmp_path, received):
     """Round t there is round t + 1 here, also after the run was resumed."""
