@@ -175,7 +175,7 @@ class Round:
         return {**about, "value": scale * (1 - value)}
 
     def _score(self, weights: Weights, about: Row) -> list[Row]:
-        """Norm of the gradient on the test split, whole and by layer."""
+        """Norm of the gradient on the split by which models are judged, whole and by layer."""
         test, layout = self.pool.test, self.history.layout
         g = self._gradient(weights, test)
         about = {**about, "metric": "gradient_score", "estimator": "exact", "n_examples": test.stop}
