@@ -120,8 +120,7 @@ class Recording:
         origin["examples"] |= {str(k): int(v) for k, v in (examples or {}).items()}
         if fresh := sorted({*outside} - {*origin.get("outside", [])}):
             origin["outside"] = sorted([*origin.get("outside", []), *fresh])
-            listed = ", ".join(str(origin["names"].get(str(k), k)) for k in fresh[:6]) + (" ..." if len(fresh) > 6 else "")
-            self.note(f"the partition does not say which examples client {listed} has")
+            self.note(unassigned([origin["names"].get(str(k), str(k)) for k in fresh]))
         if shift:
             origin["shift"] = shift
             self.note("the loop counts its rounds from 0: its round 0 is round 1 here, and so on")
@@ -182,6 +181,11 @@ class Recording:
                     "provenance": self.run.index["provenance"], "run": self.run.path.name,
                     "origin": self.run.index["origin"]["recipe"]}
         self.run.put_checkpoint(t, manifest, state, **extra)
+
+
+def unassigned(names: Sequence[str]) -> str:
+    """What is said of clients that the partition lacks."""
+    return f"the partition does not say which examples client {', '.join(names[:6])}{' ...' if len(names) > 6 else ''} has"
 
 
 def _listed(parts: Mapping[int, np.ndarray]) -> list[np.ndarray]:

@@ -20,13 +20,12 @@ from fldiag.checkpoint import foreign, owner
 from fldiag.checkpoint.foreign import State
 from fldiag.checkpoint.recording import Recording, confirm_same
 from fldiag.checkpoint.run import Run
-from fldiag.data import Dataset
 from fldiag.errors import FldiagError, counted
 from fldiag.execution.background import Background
+from fldiag.export.evaluation import Evaluation
 from fldiag.export.given import (
     confirm_numbers,
     examples_of,
-    failure,
     natural,
     number_of,
     partition_of,
@@ -36,11 +35,9 @@ from fldiag.export.given import (
 )
 from fldiag.export.weights import named
 from fldiag.models import frozen
-from fldiag.models.network import Network
-from fldiag.problem.in_memory import UNTESTED, as_logits, reading
+from fldiag.problem.in_memory import UNTESTED
 from fldiag.problem.ingredients import unwrapped
 from fldiag.results.table import Row
-from fldiag.training.evaluate import tested
 
 #: What holds a model's weights: a state_dict, the module itself, a flat vector, or arrays in the order of its state_dict.
 Weights = Any
@@ -116,7 +113,7 @@ class Recorder:
         own = dict([*module.named_parameters(), *module.named_buffers()])
         self._kinds, self._shapes = {n: t.dtype for n, t in own.items()}, {n: t.shape for n, t in own.items()}
         self._last: State | None = None
-        self._network: Network | None = None
+        self._evaluation: Evaluation | None = None
         self._failed = self._closed = False
         self._writing = Background()
         self._stack = contextlib.ExitStack()
@@ -152,7 +149,7 @@ class Recorder:
         if there and lost is not None:
             self.note(f"the recorder before this one could not write all its rounds: {lost}")
         if evaluate and self.dataset is not None:
-            self._prepare(module, self.dataset)
+            self._evaluation = Evaluation(module, self.dataset, self.note, self._warn)
 
     def __repr__(self) -> str:
         return f"Recorder({str(self.recording.run.path)!r}, {counted(self._done, 'round')}, " \
@@ -294,7 +291,8 @@ class Recorder:
             confirm_numbers(clients, self.parts)
         state = self.state(aggregated, "the aggregated model")
         outside = sorted(clients.keys() - self.parts.keys()) if self.parts is not None else []
-        self._put(self._write, t, state, clients, received, [*rows, *self._scores(state)], self._examples, shift, outside)
+        scores = [] if self._evaluation is None else self._evaluation.rows(state)
+        self._put(self._write, t, state, clients, received, [*rows, *scores], self._examples, shift, outside)
         self._last, self._begun, self._done, self._shift = state, True, t, shift
 
     def begin(self, state: State) -> None:
@@ -346,30 +344,7 @@ class Recorder:
         return {n: (v if self._kinds[n].is_floating_point else v.round()).to("cpu", self._kinds[n], copy=True)
                 for n, v in state.items()}
 
-    def _prepare(self, module: nn.Module, dataset: Dataset) -> None:
-        """Make what evaluates the global model, and say how, where that is not plain."""
-        try:
-            model, text = as_logits(reading(module, dataset), dataset)
-            self._network = Network(model)
-        except Exception as error:  # the user's model may raise anything
-            self._say_failure(error)
-            return
-        if dataset.regression:
-            text = "the targets are numbers: the loss after every round is half the squared error"
-        if text is not None:
-            self.note(text)
-
-    def _scores(self, state: State) -> list[Row]:
-        if self._network is None or self.dataset is None:
-            return []
-        try:
-            return tested(self._network, state, self.dataset)
-        except Exception as error:  # the user's model may raise anything, and the loop must not end for it
-            self._say_failure(error)
-            return []
-
-    def _say_failure(self, error: Exception) -> None:
-        text = failure(error)
+    def _warn(self, text: str) -> None:
         self.note(text)
         if not self._failed:
             warnings.warn(f"fldiag: {text}; weights are recorded all the same (evaluate=False: no evaluation)", stacklevel=2)
