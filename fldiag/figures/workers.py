@@ -23,6 +23,7 @@ from fldiag.figures.scales import Scale
 from fldiag.results import files
 from fldiag.results.machine import machine
 from fldiag.training import rounds
+from fldiag.user_code import describe
 
 Tell = Callable[[str, int, int, str], None]  # task, done, total, what
 
@@ -70,7 +71,7 @@ def perform(task: Task, bench: Bench, tell: Tell) -> Outcome:
     except Exception as error:  # one run that fails does not stop the others
         if bench.strict:
             raise
-        outcome.error = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        outcome.error = describe(error)
     return outcome
 
 

@@ -116,7 +116,7 @@ def _loaded(given: Any) -> Any:
     """What was given as data; where it names a user's loader, what that returns, and a data set by its name."""
     if not isinstance(given, str) or ":" not in given or given.startswith(FILES):
         return given
-    found = sources.made(given, {given})
+    found = sources.call_loader(given, {given})
     arrays = _is_split(found) and not any(isinstance(part, (Mapping, tuple, list)) for part in found)
     return given if isinstance(found, Dataset) or arrays else found
 

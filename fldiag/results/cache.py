@@ -130,7 +130,6 @@ class Cache:
         frame.to_parquet(buffer, index=False)
         content = buffer.getvalue()
         note = {"name": name, "key": key, "rows": len(frame), "sha256": sha256_of(content), "about": dict(about or {})}
-        note = json.loads(json.dumps(note, default=str))
         write_bytes(self.path(name, key), content)
         write_text(self.path(name, key, ".json"), json.dumps(with_digest(note), indent=1))
         with contextlib.suppress(OSError):

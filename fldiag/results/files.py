@@ -201,8 +201,9 @@ def json_digest(content: Any) -> str:
 
 
 def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a json file with its digest (``json_digest`` of all the rest), which ``read_json`` verifies."""
-    plain = json.loads(json.dumps({k: v for k, v in content.items() if k != DIGEST}))
+    """The content of a json file with its digest (``json_digest`` of all the rest), which ``read_json`` verifies; what json does
+    not know becomes text."""
+    plain = json.loads(json.dumps({k: v for k, v in content.items() if k != DIGEST}, default=str))
     return {**plain, DIGEST: json_digest(plain)}
 
 
@@ -232,7 +233,7 @@ def read_json(path: Path) -> Any:
 
 def json_text(about: Mapping[str, Any]) -> str:
     """Provenance as json text with its digest; what json does not know is written as text."""
-    return json.dumps(with_digest(json.loads(json.dumps(about, default=str))), indent=1) + "\n"
+    return json.dumps(with_digest(about), indent=1) + "\n"
 
 
 def write_table(frame: pd.DataFrame, path: Path, about: Mapping[str, Any], digits: int = 9) -> list[Path]:
