@@ -70,10 +70,10 @@ def check(tree: Mapping[str, Any], allowed: Collection[str], source: object) -> 
         raise _refusal(f"{source} names {listed}, which is user code", refused.values())
 
 
-def _refusal(what: str, refused: Iterable[str]) -> FldiagError:
+def _refusal(subject: str, refused: Iterable[str]) -> FldiagError:
     unique = list(dict.fromkeys(refused))
     flags = " ".join(f"--allow-code {name}" for name in unique)
-    return FldiagError(f"{what}; fldiag does not import it because a file says so",
+    return FldiagError(f"{subject}; fldiag does not import it because a file says so",
                        f"if you trust it, add {flags} (in Python: allow_code={unique})")
 
 
@@ -105,8 +105,8 @@ def load(name: str, kind: str, allowed: Collection[str]) -> Any:
     target = getattr(module, attribute, None)
     if not callable(target):
         public = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
-        what = "has no function" if target is None else "has something that cannot be called"
-        raise FldiagError(f"{kind} {name!r}: module {module_name} {what} {attribute!r}",
+        fault = "has no function" if target is None else "has something that cannot be called"
+        raise FldiagError(f"{kind} {name!r}: module {module_name} {fault} {attribute!r}",
                           nearest(attribute, public) if public else "define it there", usage=True)
     return target
 

@@ -178,9 +178,9 @@ class _Work:
             raise FldiagError(f"{whose} ({name}) does not fit the model: {error.what}",
                               "a run has one architecture: give the --model of these files, or a --pattern that leaves others out"
                               ) from None
-        if checkpoint.others and (checkpoint.key, *checkpoint.others) not in self.sets:
-            self.sets.add((checkpoint.key, *checkpoint.others))
-            self.say(f"{name}: {foreign.several(checkpoint.key, checkpoint.others)}")
+        if checkpoint.alternatives and (checkpoint.key, *checkpoint.alternatives) not in self.sets:
+            self.sets.add((checkpoint.key, *checkpoint.alternatives))
+            self.say(f"{name}: {foreign.several(checkpoint.key, checkpoint.alternatives)}")
         if prefix and prefix not in self.prefixes:
             self.prefixes.add(prefix)
             self.say(f"the names fit the model without {prefix!r} before them ({name})", keep=False)

@@ -165,14 +165,14 @@ def number_of(client: Any) -> int:
     return int(client)
 
 
-def natural(number: Any, what: str, most: int = 2**62) -> int:
+def natural(number: Any, label: str, most: int = 2**62) -> int:
     """A number from 0 to ``most`` as an int. Raises FldiagError for anything else, bool and float included."""
     try:
         n = -1 if isinstance(number, (bool, np.bool_)) else operator.index(number)
     except TypeError:
         n = -1
     if not 0 <= n <= most:
-        raise FldiagError(f"{what} {number!r} is not an integer from 0 to {most:,}", "count 1, 2, 3, ..., or leave it out",
+        raise FldiagError(f"{label} {number!r} is not an integer from 0 to {most:,}", "count 1, 2, 3, ..., or leave it out",
                           usage=True)
     return n
 
@@ -180,10 +180,10 @@ def natural(number: Any, what: str, most: int = 2**62) -> int:
 def confirm_numbers(clients: Iterable[int], parts: Mapping[int, Any]) -> None:
     """Raises FldiagError where clients are numbered from 1 and the partition from 0, or the other way round: each would get the
     examples of its neighbour."""
-    there, first = set(clients), min(parts, default=0)
-    lacking = sorted(there - parts.keys())
+    ids, first = set(clients), min(parts, default=0)
+    lacking = sorted(ids - parts.keys())
     shift = {0: 1, 1: -1}.get(first)
-    if not lacking or shift is None or not {k - shift for k in there} <= parts.keys():
+    if not lacking or shift is None or not {k - shift for k in ids} <= parts.keys():
         return
     raise FldiagError(f"client {lacking[0]} is not in the partition, which numbers its clients from {first}: the clients' "
                       f"numbers seem to be {abs(shift)} {'higher' if shift > 0 else 'lower'} than the partition's",

@@ -135,8 +135,8 @@ class Ingredients:
         self.remarks += self.data_remarks
         self.n, self.slice_name = int(self._data.n), str(self._data.name)
         if isinstance(params, Mapping):
-            params, prefix, others = foreign.without_prefix(dict(params), model)
-            self.remarks += [f"params: {foreign.several(prefix, others)}"] if others else []
+            params, prefix, alternatives = foreign.without_prefix(dict(params), model)
+            self.remarks += [f"params: {foreign.several(prefix, alternatives)}"] if alternatives else []
             self.remarks += [f"the names of the weights fit the model without {prefix!r} before them"] if prefix else []
         self._take(model, params, buffers)
         with self.guarded():

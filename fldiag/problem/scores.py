@@ -86,11 +86,11 @@ class AnswerCounter:
             return
         outputs, labels = _parts(z, y)
         counted = labels != self.kind.ignored
-        named = labels[counted].long()
-        if named.numel() and not 0 <= int(named.min()) <= int(named.max()) < self.kind.classes:
+        valid = labels[counted].long()
+        if valid.numel() and not 0 <= int(valid.min()) <= int(valid.max()) < self.kind.classes:
             self.kind = None  # numbers, not classes
             return
-        counts = torch.bincount(named, minlength=self.kind.classes).double().cpu()
+        counts = torch.bincount(valid, minlength=self.kind.classes).double().cpu()
         self.counts = counts + self.counts if len(self.counts) else counts
         right = (self.kind.answer(outputs, labels) == labels) & counted
         self.several |= (labels.ndim > 1 and labels[0].numel() > 1) or not bool(counted.all())
@@ -118,8 +118,8 @@ class AnswerCounter:
             return None
         if outputs.numel() == labels.numel() == len(outputs) == len(labels):
             return self._binary(z, y, outputs, labels)
-        whole = not labels.is_floating_point() and labels.dtype != torch.bool
-        if not whole or outputs.ndim != labels.ndim + 1 or (labels.ndim > 1 and self.entropy is None):
+        integers = not labels.is_floating_point() and labels.dtype != torch.bool
+        if not integers or outputs.ndim != labels.ndim + 1 or (labels.ndim > 1 and self.entropy is None):
             return None
         axis = 1 if outputs[:, 0].shape == labels.shape else outputs.ndim - 1
         if outputs.shape[axis] < 2 or outputs.select(axis, 0).shape != labels.shape:

@@ -210,9 +210,9 @@ class History(Rounds):
         if self.alone or not self.read:
             return []
         try:
-            stored = self.stored(self.read[-1])
-            problem = self.problem((stored.aggregated, stored.buffers), self.pool.test, self.pool.split,
-                                   round=stored.round, moment="aggregated", scope="global")
+            last = self.stored(self.read[-1])
+            problem = self.problem((last.aggregated, last.buffers), self.pool.test, self.pool.split,
+                                   round=last.round, moment="aggregated", scope="global")
             return [{**problem.common, **row} for row in loss_rows(problem)]
         except FldiagError:  # a diverged run still has weights to compare
             return []
