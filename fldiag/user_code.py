@@ -15,7 +15,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from fldiag.errors import FldiagError, nearest
+from fldiag.errors import FldiagError, error_text, nearest
 from fldiag.sections import FILES
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -99,7 +99,7 @@ def load(name: str, kind: str, allowed: Collection[str]) -> Any:
             module = importlib.import_module(module_name)
         except Exception as error:  # whatever the module does when it is imported
             missing = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
-            raise FldiagError(f"{kind} {name!r}: cannot import {module_name} ({describe(error)})",
+            raise FldiagError(f"{kind} {name!r}: cannot import {module_name} ({error_text(error)})",
                               "run from its folder or install it" if missing else
                               "the module fails when imported; fix it", usage=missing) from error
     target = getattr(module, attribute, None)
@@ -124,9 +124,3 @@ def importable() -> Iterator[None]:
     finally:
         if added and folder in sys.path:
             sys.path.remove(folder)
-
-
-def describe(error: Exception) -> str:
-    """Kind and first line of an error of somebody else's code."""
-    text = str(error).splitlines()[0] if str(error) else ""
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

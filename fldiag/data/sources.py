@@ -16,7 +16,7 @@ from fldiag.data.dataset import Dataset
 from fldiag.data.images import folder
 from fldiag.data.preprocessing import MOST_LISTED, choose, no_variants
 from fldiag.data.text import Reading, table
-from fldiag.errors import FldiagError, counted, nearest
+from fldiag.errors import FldiagError, counted, error_text, nearest
 from fldiag.sections import Normalise, moments_of, read_normalisation
 
 #: Labels may be as large as this, however few examples there are.
@@ -189,7 +189,7 @@ def call_loader(name: str, allow_code: Collection[str]) -> Any:
         except FldiagError:
             raise
         except Exception as error:
-            raise FldiagError(f"data set {name!r}: {function}() failed ({user_code.describe(error)})",
+            raise FldiagError(f"data set {name!r}: {function}() failed ({error_text(error)})",
                               "the factory is called without arguments; fix it") from error
 
 

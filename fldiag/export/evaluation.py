@@ -8,12 +8,11 @@ from torch import nn
 
 from fldiag.checkpoint.foreign import State
 from fldiag.data import Dataset
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, error_text
 from fldiag.models.network import Network
 from fldiag.problem.in_memory import as_logits, reading
 from fldiag.results.table import Row
 from fldiag.training.evaluate import tested
-from fldiag.user_code import describe
 
 
 class Evaluation:
@@ -48,7 +47,7 @@ class Evaluation:
             return []
 
     def _fail(self, error: Exception) -> None:
-        reason = error.what if isinstance(error, FldiagError) else describe(error)
+        reason = error.what if isinstance(error, FldiagError) else error_text(error)
         if reason not in self.reasons:
             self.reasons.add(reason)
             self.fail(f"the global model could not be evaluated: {reason}")

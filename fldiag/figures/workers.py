@@ -12,7 +12,7 @@ from typing import Any
 
 from fldiag.checkpoint import prune
 from fldiag.checkpoint.run import Run
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, error_text
 from fldiag.execution.choice import chosen
 from fldiag.execution.forecast import workers
 from fldiag.execution.start import started
@@ -23,7 +23,6 @@ from fldiag.figures.scales import Scale
 from fldiag.results import files
 from fldiag.results.machine import machine
 from fldiag.training import rounds
-from fldiag.user_code import describe
 
 Tell = Callable[[str, int, int, str], None]  # task, done, total, what
 
@@ -71,7 +70,7 @@ def perform(task: Task, bench: Bench, tell: Tell) -> Outcome:
     except Exception as error:  # one run that fails does not stop the others
         if bench.strict:
             raise
-        outcome.error = describe(error)
+        outcome.error = error_text(error)
     return outcome
 
 

@@ -54,7 +54,7 @@ def write_atomic(path: Path, writer: Callable[[IO[bytes]], Any], *, settle: bool
         FldiagError: The folder or the disk refuses, or a symbolic link in a run leads to the folder; what was there before is
             intact.
     """
-    refuse_linked(path.parent)
+    refuse_links_above(path.parent)
     handled = sys.exception()  # by the caller, whatever the disk says here
     temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"  # also of "." and "..", which the rename then refuses
     try:
@@ -75,7 +75,7 @@ def write_atomic(path: Path, writer: Callable[[IO[bytes]], Any], *, settle: bool
     return digest
 
 
-def refuse_linked(folder: Path) -> None:
+def refuse_links_above(folder: Path) -> None:
     """Raises FldiagError for a folder of a run that is reached through a symbolic link inside the run: who made the run could
     have anything overwritten by it. The run folder itself may be reached through links."""
     for at in (folder, *folder.parents):
