@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fldiag.errors import FldiagError, out_of_memory, printable
+from fldiag.errors import FldiagError, error_text, out_of_memory, printable
 from fldiag.version import version
 
 
@@ -150,7 +150,7 @@ def errors(debug: bool) -> Iterator[None]:
         if out_of_memory(error):
             _complain("out of memory", "use fewer examples (--samples), a smaller --memory, or a larger machine")
             sys.exit(1)
-        _complain(f"unexpected {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+        _complain(f"unexpected {error_text(error)}",
                   "run again with --debug for the traceback, and report it")
         sys.exit(1)
 

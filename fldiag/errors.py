@@ -87,6 +87,11 @@ def first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
+def error_text(error: BaseException) -> str:
+    """Kind and first line of an error of somebody else's code."""
+    return f"{type(error).__name__}: {first_line(error)}" if str(error) else type(error).__name__
+
+
 def shown(path: Path) -> str:
     """A path for a message: the end of one that is longer than any file system allows."""
     text = str(path)

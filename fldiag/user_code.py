@@ -15,7 +15,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from fldiag.errors import FldiagError, nearest
+from fldiag.errors import FldiagError, error_text, nearest
 from fldiag.sections import FILES
 
 #: Folders that were the current one when code was loaded, the ``importable`` blocks that run, and what these added to sys.path.
@@ -74,10 +74,10 @@ def check(tree: Mapping[str, Any], allowed: Collection[str], source: object) -> 
         raise _refusal(f"{source} names {listed}, which is user code", refused.values())
 
 
-def _refusal(what: str, refused: Iterable[str]) -> FldiagError:
+def _refusal(subject: str, refused: Iterable[str]) -> FldiagError:
     unique = list(dict.fromkeys(refused))
     flags = " ".join(f"--allow-code {name}" for name in unique)
-    return FldiagError(f"{what}; fldiag does not import it because a file says so",
+    return FldiagError(f"{subject}; fldiag does not import it because a file says so",
                        f"if you trust it, add {flags} (in Python: allow_code={unique})")
 
 
@@ -104,14 +104,14 @@ def load(name: str, kind: str, allowed: Collection[str]) -> Any:
             module = importlib.import_module(module_name)
         except Exception as error:  # whatever the module does when it is imported
             missing = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
-            raise FldiagError(f"{kind} {name!r}: cannot import {module_name} ({describe(error)})",
+            raise FldiagError(f"{kind} {name!r}: cannot import {module_name} ({error_text(error)})",
                               "run from its folder or install it" if missing else
                               "the module fails when imported; fix it", usage=missing) from error
     target = getattr(module, attribute, None)
     if not callable(target):
         public = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
-        what = "has no function" if target is None else "has something that cannot be called"
-        raise FldiagError(f"{kind} {name!r}: module {module_name} {what} {attribute!r}",
+        fault = "has no function" if target is None else "has something that cannot be called"
+        raise FldiagError(f"{kind} {name!r}: module {module_name} {fault} {attribute!r}",
                           nearest(attribute, public) if public else "define it there", usage=True)
     return target
 
@@ -134,9 +134,3 @@ def importable() -> Iterator[None]:
         while not _blocks and _added:  # the outermost: what an inner one loaded may import more later
             with contextlib.suppress(ValueError):
                 sys.path.remove(_added.pop())
-
-
-def describe(error: Exception) -> str:
-    """Kind and first line of an error of somebody else's code."""
-    text = str(error).splitlines()[0] if str(error) else ""
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

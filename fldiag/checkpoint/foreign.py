@@ -21,12 +21,12 @@ State = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Weights:
-    """A state_dict out of a file. ``key``: the name of its set there, "" where the file is the state_dict. ``others``: the file's
-    other sets of weights. ``left``: its entries that are no weights."""
+    """A state_dict out of a file. ``key``: the name of its set there, "" where the file is the state_dict. ``alternatives``: the
+    file's other sets of weights. ``left``: its entries that are no weights."""
 
     state: State
     key: str = ""
-    others: tuple[str, ...] = ()
+    alternatives: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
 
 
@@ -44,27 +44,27 @@ def unwrap(path: Path, content: Any, key: str | None = None) -> Weights:
                           "save it with torch.save(model.state_dict(), path)")
     if key is not None:
         return _named_set(path, sets, key)
-    chosen = plain(sets)
-    if chosen is None:
+    best = plain(sets)
+    if best is None:
         names = sorted(sets)
         raise FldiagError(f"checkpoint {path} holds several sets of weights: {', '.join(names[:6])}",
                           _choose(names[0]))
-    if not chosen:
-        return Weights(sets[chosen])
-    large = _size(sets[chosen]) / 2  # what holds about as many numbers may be weights, too
+    if not best:
+        return Weights(sets[best])
+    large = _size(sets[best]) / 2  # what holds about as many numbers may be weights, too
     roots = {name.partition(".")[0] for name in sets}
     entries = {str(k): v for k, v in content.items() if k not in roots and not _is_optimiser(str(k), v)}
-    others = [name for name, value in [*sets.items(), *entries.items()] if name != chosen and _size(value) >= large]
-    left = {str(k) for k in content} - {name.partition(".")[0] for name in [chosen, *others]}
-    return Weights(sets[chosen], chosen, tuple(sorted(others)), tuple(sorted(left)))
+    alternatives = [name for name, value in [*sets.items(), *entries.items()] if name != best and _size(value) >= large]
+    left = {str(k) for k in content} - {name.partition(".")[0] for name in [best, *alternatives]}
+    return Weights(sets[best], best, tuple(sorted(alternatives)), tuple(sorted(left)))
 
 
 def plain(names: Iterable[str]) -> str | None:
     """Of names of sets of weights that of the trained weights themselves; None where that is not clear."""
-    known = list(names)
-    trained = [name for name in known if not AVERAGES & set(re.split("[^a-z]+", name.lower()))]
+    listed = list(names)
+    trained = [name for name in listed if not AVERAGES & set(re.split("[^a-z]+", name.lower()))]
     usual = [name for name in trained if all(part in CONTAINERS for part in name.split("."))]
-    for candidates in (trained if "" in trained else usual, trained, known):
+    for candidates in (trained if "" in trained else usual, trained, listed):
         if candidates:
             return candidates[0] if len(candidates) == 1 else None
     return None
@@ -74,9 +74,9 @@ def _choose(key: str) -> str:
     return f"choose one, such as --key {key} (fldiag.load(path, key={key!r})), or save it alone: torch.save(state_dict, path)"
 
 
-def several(key: str, others: Sequence[str]) -> str:
+def several(key: str, alternatives: Sequence[str]) -> str:
     """What is said of a choice between sets of weights."""
-    key, names = key.removesuffix(".") or "the one without a name", [name.removesuffix(".") for name in others]
+    key, names = key.removesuffix(".") or "the one without a name", [name.removesuffix(".") for name in alternatives]
     return f"of several sets of weights, {key} is read, and {', '.join(names)} {'is' if len(names) == 1 else 'are'} not " \
            "(choose with --key NAME or key=NAME)"
 
@@ -93,8 +93,8 @@ def _sets(content: Mapping[Any, Any], beginning: str = "") -> dict[str, State]:
 def _named_set(path: Path, sets: Mapping[str, State], key: str) -> Weights:
     """The set of this name, or the only one within it, or within one of them what stands behind this beginning of names."""
     inside = [name for name in sets if name == key or name.startswith(f"{key}.")]
-    if inside and (chosen := key if key in inside else plain(inside)) is not None:
-        return Weights(sets[chosen], chosen)
+    if inside and (best := key if key in inside else plain(inside)) is not None:
+        return Weights(sets[best], best)
     for name, state in sets.items():
         beginning = key.removeprefix(f"{name}.") + "."
         if behind := strip(state, beginning):
@@ -132,12 +132,12 @@ def _describe(content: Any) -> str:
 def prefixes(names: Iterable[str], module: nn.Module) -> list[str]:
     """What stands before the module's own names in ``names``: "module." of DataParallel, "model." of Lightning, "_orig_mod." of
     torch.compile, "" where they fit as they are. Several where there are several sets of weights; none where none fits."""
-    needed, known = _needed(module), set(names)
-    if not needed:
+    required, present = _needed(module), set(names)
+    if not required:
         return [""]
-    first = min(needed)
-    candidates = {name.removesuffix(first) for name in known if name == first or name.endswith("." + first)}
-    return sorted(p for p in candidates if all(p + n in known for n in needed))
+    first = min(required)
+    candidates = {name.removesuffix(first) for name in present if name == first or name.endswith("." + first)}
+    return sorted(p for p in candidates if all(p + n in present for n in required))
 
 
 def without_prefix(state: State, module: nn.Module) -> tuple[State, str, list[str]]:
@@ -151,11 +151,11 @@ def without_prefix(state: State, module: nn.Module) -> tuple[State, str, list[st
         raise FldiagError(f"the names fit the model behind each of {', '.join(map(repr, fits))}",
                           _choose(fits[-1].removesuffix(".")))
     prefix += "." * bool(prefix)
-    others = [p for p in fits if p != prefix]
+    alternatives = [p for p in fits if p != prefix]
     if not prefix:
-        own = {name for p in others for name in state if name.startswith(p)} - module.state_dict().keys()
-        return ({k: v for k, v in state.items() if k not in own} if own else state), "", others
-    return strip(state, prefix), prefix, others
+        extra = {name for p in alternatives for name in state if name.startswith(p)} - module.state_dict().keys()
+        return ({k: v for k, v in state.items() if k not in extra} if extra else state), "", alternatives
+    return strip(state, prefix), prefix, alternatives
 
 
 def strip(state: State, prefix: str) -> State:

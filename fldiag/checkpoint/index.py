@@ -65,8 +65,8 @@ def write_index(folder: Path, index: dict[str, Any]) -> None:
 def unverified(folders: Iterable[Path]) -> list[str]:
     """In a sentence, if there is one: which of these runs have a run.json without digest, as earlier versions wrote it."""
     names = [str(f) for f in folders if files.DIGEST not in json.loads((f / FILE).read_text("utf-8"))]
-    more = f" and {counted(len(names) - 1, 'other run')}" if len(names) > 1 else ""
-    return [f"{names[0]}{more}: run.json has no digest (an earlier version wrote it), so a change of it would not be noticed"] \
+    rest = f" and {counted(len(names) - 1, 'other run')}" if len(names) > 1 else ""
+    return [f"{names[0]}{rest}: run.json has no digest (an earlier version wrote it), so a change of it would not be noticed"] \
         if names else []
 
 
@@ -120,9 +120,9 @@ def check(index: Any) -> None:
         raise ValueError("segments is of the wrong kind")
 
 
-def _check_names(index: dict[str, Any], gone: dict[str, Any]) -> None:
+def _check_names(index: dict[str, Any], superseded: dict[str, Any]) -> None:
     """No listed file lies elsewhere than where a run has it."""
-    for name in [*index["files"], *index["state"].values(), *gone]:
+    for name in [*index["files"], *index["state"].values(), *superseded]:
         folder = name.partition("/")[0]
         if name.startswith("/") or ".." in name.split("/") or "\0" in name or (
                 folder in NUMBERED and not re.fullmatch(NUMBERED[folder], name)):

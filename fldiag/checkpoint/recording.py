@@ -141,8 +141,7 @@ class Recording:
         origin["examples"] |= {str(k): int(v) for k, v in (examples or {}).items()}
         if fresh := sorted({*outside} - {*origin.get("outside", [])}):
             origin["outside"] = sorted([*origin.get("outside", []), *fresh])
-            listed = ", ".join(str(origin["names"].get(str(k), k)) for k in fresh[:6]) + (" ..." if len(fresh) > 6 else "")
-            self.note(f"the partition does not say which examples client {listed} has")
+            self.note(unassigned([origin["names"].get(str(k), str(k)) for k in fresh]))
         if shift:
             origin["shift"] = shift
             self.note("the loop counts its rounds from 0: its round 0 is round 1 here, and so on")
@@ -205,6 +204,11 @@ class Recording:
         self.run.put_checkpoint(t, manifest, state, **extra)
 
 
+def unassigned(names: Sequence[str]) -> str:
+    """What is said of clients that the partition lacks."""
+    return f"the partition does not say which examples client {', '.join(names[:6])}{' ...' if len(names) > 6 else ''} has"
+
+
 def _listed(parts: Mapping[int, np.ndarray]) -> list[np.ndarray]:
     """The partition of clients 0, 1, 2, ... up to the last: those without an entry have no examples."""
     return [parts.get(k, np.empty(0, dtype=np.int64)) for k in range(max(parts, default=-1) + 1)]
@@ -231,19 +235,20 @@ def confirm_same(run: Run, origin: Mapping[str, Any], module: nn.Module, dataset
                           usage=True)
     data = None if dataset is None else dataset.fingerprint()
     if before.get("data") != data:
-        more = " (it has data, and none are given)" if data is None else \
+        detail = " (it has data, and none are given)" if data is None else \
             " (it has none)" if before.get("data") is None else ""
-        raise FldiagError(f"the data are not those {run.path} was recorded with so far{more}",
+        raise FldiagError(f"the data are not those {run.path} was recorded with so far{detail}",
                           f"give the original data, {remedy}", usage=True)
-    if before.get("architecture", found := _architecture(module)) != found:
+    if before.get("architecture", architecture := _architecture(module)) != architecture:
         raise FldiagError(f"the model is not the one {run.path} was recorded with so far", f"give the original model, {remedy}",
                           usage=True)
     if before.get("base") != base.provenance(module).get("base"):
         raise FldiagError(f"the frozen weights are not those beneath the adapters of {run.path}",
                           f"give the original weights, {remedy}", usage=True)
-    stored = partition.load_parts(run.verified("partition.npz")) if "partition.npz" in run.index["files"] else None
-    given = None if parts is None else _listed(parts)
-    if (stored is None) != (given is None) or (stored is not None and given is not None and not partition.same(stored, given)):
+    recorded = partition.load_parts(run.verified("partition.npz")) if "partition.npz" in run.index["files"] else None
+    listed = None if parts is None else _listed(parts)
+    same = recorded is listed if recorded is None or listed is None else partition.same(recorded, listed)
+    if not same:
         raise FldiagError(f"the partition is not the one {run.path} was recorded with so far",
                           f"use the same partition, {remedy}", usage=True)
 

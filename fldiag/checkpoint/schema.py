@@ -46,7 +46,7 @@ class Checkpoint:
         data: (x, y), a slice, a data set's name, ``npz:PATH`` or ``pkg.mod:loader``, instead of what the manifest names.
         allow_code: user code that may be imported although only the manifest names it.
         key: which of the file's sets of weights ``state`` is, where it holds several or one was named.
-        others: the sets of weights that were passed over.
+        alternatives: the sets of weights that were passed over.
 
     Raises:
         FldiagError: from what reads a file: it is damaged, foreign or unsafe.
@@ -62,7 +62,7 @@ class Checkpoint:
     data: Any = None
     allow_code: frozenset[str] = frozenset()
     key: str = ""
-    others: tuple[str, ...] = ()
+    alternatives: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         size = sum(t.numel() for t in self.state.values())
@@ -157,7 +157,8 @@ def read(path: str | Path, key: str | None = None) -> Checkpoint:
         raise FldiagError(f"checkpoint {path} holds a container that holds itself",
                           "save only the state_dict: torch.save(model.state_dict(), path)") from None
     check_kinds(path, weights.state)
-    return Checkpoint(path, weights.state, key=weights.key if weights.others or key is not None else "", others=weights.others)
+    name = weights.key if weights.alternatives or key is not None else ""
+    return Checkpoint(path, weights.state, key=name, alternatives=weights.alternatives)
 
 
 def _check(c: Checkpoint) -> None:

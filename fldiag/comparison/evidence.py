@@ -9,7 +9,7 @@ import numpy as np
 
 from fldiag.checkpoint.run import Run
 from fldiag.choices import BINS
-from fldiag.comparison.reading import NO_NUMBERS, Reader
+from fldiag.comparison.reading import Reader, no_classes, no_numbers
 from fldiag.comparison.sides import Member, Sides, seed
 from fldiag.errors import FldiagError, counted
 from fldiag.results import uncertainty
@@ -118,11 +118,11 @@ def _over_examples(wanted: Number, a: Member, b: Member | None, reader: Reader, 
         raise FldiagError("the test examples of the two are not the same", "compare runs on the same data set")
     rights = [t.right for t in found]
     if wanted.name == "accuracy" and any(r is None for r in rights):
-        raise FldiagError("the data have no classes", "ask for the loss: loss > baseline")
+        raise no_classes()
     each = [t.loss if wanted.name == "loss" else t.right.astype(float) for t in found]  # type: ignore[union-attr]
     broken = [m for m, t in zip(members, found, strict=True) if not np.isfinite(t.loss).all()]
     if broken:
-        raise FldiagError(f"{broken[0].path.name}: its weights give no numbers", NO_NUMBERS)
+        raise no_numbers(broken[0].path.name)
     draws = uncertainty.means(np.stack(each, 1))
     same = len(each) == 2 and bool((each[0] == each[1]).all())
 

@@ -26,8 +26,14 @@ if TYPE_CHECKING:
 Bar = Callable[[str], AbstractContextManager[Progress]]
 
 
-#: What to do about weights of NaN or infinity.
-NO_NUMBERS = "use a checkpoint from before the training diverged"
+def no_numbers(name: str = "") -> FldiagError:
+    """Of weights, those of ``name`` if there are others, that are or give NaN or infinity."""
+    return FldiagError(f"{name}{': ' * bool(name)}its weights give no numbers",
+                       "use a checkpoint from before the training diverged")
+
+
+def no_classes() -> FldiagError:
+    return FldiagError("the data have no classes", "ask for the loss: loss > baseline")
 
 
 @dataclass(frozen=True)
@@ -79,9 +85,9 @@ class Reader:
                 return found
             tested = self.tested(member)
             if wanted.name == "accuracy" and tested.right is None:
-                raise FldiagError("the data have no classes", "ask for the loss: loss > baseline")
+                raise no_classes()
             if not np.isfinite(tested.loss).all():
-                raise FldiagError("its weights give no numbers", NO_NUMBERS)
+                raise no_numbers()
             return float((tested.loss if wanted.name == "loss" else tested.right).mean())  # type: ignore[union-attr]
         frame = self.table(member, wanted)
         found = number(frame, **{"scope": "global", **wanted.row})
@@ -98,7 +104,7 @@ class Reader:
         rows = only(self._once(("metrics", id(member)), lambda: member.metrics), **wanted.row)
         found = number(rows, round=member.done) if last_round(rows) == member.done else None
         if found is not None and not np.isfinite(found):
-            raise FldiagError("its weights give no numbers", NO_NUMBERS)
+            raise no_numbers()
         return found
 
     @staticmethod
@@ -150,7 +156,7 @@ class Reader:
             stored = history.last(clients=False)
             model = measure.answers(history, (stored.aggregated, stored.buffers), "test")
             if model is None:
-                raise FldiagError("its weights give no numbers", NO_NUMBERS)
+                raise no_numbers()
             return measure.groups(history, "test", FEWEST), model
 
         return self._once(("served", id(member)), find)

@@ -26,6 +26,7 @@ def add(total: Tensor, part: Tensor, weight: float) -> None:
 
 
 def not_finite() -> FldiagError:
+    """The error of a product that holds NaN or infinite values."""
     return FldiagError("a Hessian-vector product is not finite although loss and gradient are: a norm or square root at 0, or "
                        "weights that diverged",
                        "keep the argument off 0, for example sqrt(x**2 + 1e-12); or take products by differences of gradients "

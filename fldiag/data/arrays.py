@@ -15,14 +15,14 @@ from fldiag.errors import FldiagError, first_line
 
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 #: In a file whose test split is empty because there are no test examples.
-UNTESTED = "untested"
+NO_TEST = "untested"
 
 
 def read_npz(path: str | os.PathLike[str], *, join_val: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Training inputs and labels, test inputs and labels of an npz file with the four ``KEYS``.
 
     Images are N,H,W or N,H,W,C and come back as [n, C, H, W]; features [n, d], or whole numbers where the file has a ``FORM``;
-    labels int64 [n]. The test split may be empty where the file has ``UNTESTED``. With ``join_val`` the file's val_images and
+    labels int64 [n]. The test split may be empty where the file has ``NO_TEST``. With ``join_val`` the file's val_images and
     val_labels, if it has them, follow the training examples.
 
     Raises FldiagError for a missing or damaged file, missing keys, arrays of Python objects (they would have
@@ -39,7 +39,7 @@ def read_npz(path: str | os.PathLike[str], *, join_val: bool = False) -> tuple[T
                 raise FldiagError(f"{path} lacks {', '.join(missing)} (it has {there})",
                                   f"save the arrays {', '.join(KEYS)} with np.savez")
             arrays = {key: _member(file, key, path) for key in KEYS}
-            rows, untested = FORM in file.files, UNTESTED in file.files
+            rows, untested = FORM in file.files, NO_TEST in file.files
             if join_val and {"val_images", "val_labels"} & set(file.files):
                 _join_val(arrays, file, path)
     except FileNotFoundError:

@@ -16,7 +16,7 @@ from fldiag.data.dataset import Dataset
 from fldiag.data.images import folder
 from fldiag.data.preprocessing import MOST_LISTED, choose, no_variants
 from fldiag.data.text import Reading, table
-from fldiag.errors import FldiagError, counted, nearest
+from fldiag.errors import FldiagError, counted, error_text, nearest
 from fldiag.sections import Normalise, moments_of, read_normalisation
 
 #: Labels may be as large as this, however few examples there are.
@@ -102,7 +102,7 @@ def _load(name: str, root: str | os.PathLike[str] | None, download: bool, varian
     if name.startswith("csv:"):
         return table(name.removeprefix("csv:"), reading or Reading())
     if ":" in name:
-        return _dataset(made(name, allow_code), f"data set {name!r}: {name.rpartition(':')[2]}()", name)
+        return _dataset(call_loader(name, allow_code), f"data set {name!r}: {name.rpartition(':')[2]}()", name)
     if name not in registry.dataset:
         return _file_of_that_name(name, root)
     build = registry.dataset.get(name).build
@@ -180,7 +180,7 @@ def _of_channels(dataset: Dataset, how: str) -> tuple[tuple[float, ...], tuple[f
     return (mean * channels, std * channels) if len(mean) == 1 else (mean, std)
 
 
-def made(name: str, allow_code: Collection[str]) -> Any:
+def call_loader(name: str, allow_code: Collection[str]) -> Any:
     """What the function ``pkg.mod:loader`` returns. Raises FldiagError when it is not allowed, is not there, or fails."""
     build, function = user_code.load(name, "data set", allow_code), name.rpartition(":")[2]
     with user_code.importable():
@@ -189,7 +189,7 @@ def made(name: str, allow_code: Collection[str]) -> Any:
         except FldiagError:
             raise
         except Exception as error:
-            raise FldiagError(f"data set {name!r}: {function}() failed ({user_code.describe(error)})",
+            raise FldiagError(f"data set {name!r}: {function}() failed ({error_text(error)})",
                               "the factory is called without arguments; fix it") from error
 
 

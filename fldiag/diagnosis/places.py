@@ -10,7 +10,7 @@ from pathlib import Path
 from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.errors import FldiagError
-from fldiag.results.files import refuse_linked
+from fldiag.results.files import refuse_links_above
 
 #: Where results go that belong to no single run, or to one that cannot be written to.
 FALLBACK = Path("fldiag-out")
@@ -45,7 +45,7 @@ def cache(path: Path) -> Path | None:
 
 def prepare(path: Path) -> Path:
     """The folder, made. Raises FldiagError before any work is done if it cannot be written."""
-    refuse_linked(path / "cache")  # whose parent is the folder
+    refuse_links_above(path / "cache")  # whose parent is the folder
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe = path / f".write-{os.getpid()}"

@@ -90,11 +90,11 @@ def convert_file(source: Path, out: Path, key: str | None = None) -> list[str]:
     else:
         weights = foreign.unwrap(source, content, key)
         content = weights.state
-        if weights.others:
-            notes.append(f"{source.name}: {foreign.several(weights.key, weights.others)}")
+        if weights.alternatives:
+            notes.append(f"{source.name}: {foreign.several(weights.key, weights.alternatives)}")
         if weights.left:
-            more = " ..." if len(weights.left) > 8 else ""
-            notes.append(f"left out, because they are not weights: {', '.join(weights.left[:8])}{more}")
+            ellipsis = " ..." if len(weights.left) > 8 else ""
+            notes.append(f"left out, because they are not weights: {', '.join(weights.left[:8])}{ellipsis}")
     if kinds[1] == ".pt":
         files.write_atomic(out, lambda f: torch.save(content, f))
         return notes

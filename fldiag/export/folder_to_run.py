@@ -13,18 +13,16 @@ from fldiag import data as datasets
 from fldiag import models
 from fldiag.checkpoint import folder, foreign, owner, schema
 from fldiag.checkpoint.foreign import State
-from fldiag.checkpoint.recording import Recording, mean
+from fldiag.checkpoint.recording import Recording, mean, unassigned
 from fldiag.checkpoint.run import Run, verify
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
-from fldiag.export.given import confirm_numbers, failure
-from fldiag.models.network import Network
-from fldiag.problem.in_memory import as_logits
+from fldiag.export.evaluation import Evaluation
+from fldiag.export.given import confirm_numbers
 from fldiag.registry import model as registered
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row
 from fldiag.rounds.round_weights import ranges
-from fldiag.training.evaluate import tested
 from fldiag.user_code import importable
 
 Event = Callable[[dict[str, Any]], None]
@@ -97,7 +95,7 @@ def folder_to_run(root: Path, out: Path, told: Event, *, clients: str | None, gl
         work.gaps()
         if refused is not None:
             work.say(f"the partition is left out: {refused.what}")
-        score = work.score(dataset) if scores and dataset is not None else None
+        score = Evaluation(module, dataset, work.say, work.say).rows if scores and dataset is not None else None
         run = work.run(after, bool(globals_), score)
     if refused is not None:
         raise FldiagError(f"{out} is made without the partition: {refused.what}",
@@ -161,25 +159,7 @@ class _Work:
             without = [n for n in names if self.numbers[n] not in self.parts]
             self.recording.know(outside=[self.numbers[n] for n in without])
             if without:
-                self.say(f"the partition does not say which examples client {', '.join(without[:6])} has", keep=False)
-
-    def score(self, dataset: Dataset) -> Score:
-        """What evaluates the global model of a round; where that cannot be, it says so once."""
-        module, text = as_logits(self.module, dataset)
-        if text is not None:
-            self.say(text)
-        network, failed = Network(module), set[str]()
-
-        def score(state: State) -> list[Row]:
-            try:
-                return tested(network, state, dataset)
-            except Exception as error:  # the user's model may raise anything
-                if (text := failure(error)) not in failed:
-                    self.say(text)
-                failed.add(text)
-                return []
-
-        return score
+                self.say(unassigned(without), keep=False)
 
     def read(self, path: Path, whose: str) -> State | None:
         """The weights in a file, None when it is damaged. Raises FldiagError for another architecture."""
@@ -198,9 +178,9 @@ class _Work:
             raise FldiagError(f"{whose} ({name}) does not fit the model: {error.what}",
                               "a run has one architecture: give the --model of these files, or a --pattern that leaves others out"
                               ) from None
-        if checkpoint.others and (checkpoint.key, *checkpoint.others) not in self.sets:
-            self.sets.add((checkpoint.key, *checkpoint.others))
-            self.say(f"{name}: {foreign.several(checkpoint.key, checkpoint.others)}")
+        if checkpoint.alternatives and (checkpoint.key, *checkpoint.alternatives) not in self.sets:
+            self.sets.add((checkpoint.key, *checkpoint.alternatives))
+            self.say(f"{name}: {foreign.several(checkpoint.key, checkpoint.alternatives)}")
         if prefix and prefix not in self.prefixes:
             self.prefixes.add(prefix)
             self.say(f"the names fit the model without {prefix!r} before them ({name})", keep=False)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, Sub
 from fldiag import data as datasets
 from fldiag.checkpoint import folder
 from fldiag.data import Dataset
-from fldiag.data.arrays import KEYS, UNTESTED
+from fldiag.data.arrays import KEYS, NO_TEST
 from fldiag.data.packed import FORM
 from fldiag.errors import FldiagError, first_line
 from fldiag.problem.in_memory import dataset_of, one_each, pair
@@ -60,7 +60,7 @@ def examples_of(data: Any, test: Any = None, model: Any = None) -> tuple[Dataset
     if made.regression or sum(t.nbytes for t in parts) > KEPT:
         return made, None
     form = {FORM: np.array([made.packed.text() if made.packed else ""])} if made.tokens else {}
-    untested = {} if made.tested else {UNTESTED: np.array(True)}
+    untested = {} if made.tested else {NO_TEST: np.array(True)}
     return made, {**{key: _array(t) for key, t in zip(KEYS, parts, strict=True)}, **form, **untested}
 
 
@@ -175,31 +175,25 @@ def number_of(client: Any) -> int:
     return int(client)
 
 
-def natural(number: Any, what: str, most: int = 2**62) -> int:
+def natural(number: Any, label: str, most: int = 2**62) -> int:
     """A number from 0 to ``most`` as an int. Raises FldiagError for anything else, bool and float included."""
     try:
         n = -1 if isinstance(number, (bool, np.bool_)) else operator.index(number)
     except TypeError:
         n = -1
     if not 0 <= n <= most:
-        raise FldiagError(f"{what} {number!r} is not an integer from 0 to {most:,}", "count 1, 2, 3, ..., or leave it out",
+        raise FldiagError(f"{label} {number!r} is not an integer from 0 to {most:,}", "count 1, 2, 3, ..., or leave it out",
                           usage=True)
     return n
-
-
-def failure(error: Exception) -> str:
-    """What is said of a run whose global model could not be evaluated."""
-    what = error.what if isinstance(error, FldiagError) else f"{type(error).__name__}: {first_line(error)}"
-    return f"the global model could not be evaluated: {what}"
 
 
 def confirm_numbers(clients: Iterable[int], parts: Mapping[int, Any]) -> None:
     """Raises FldiagError where clients are numbered from 1 and the partition from 0, or the other way round: each would get the
     examples of its neighbour."""
-    there, first = set(clients), min(parts, default=0)
-    lacking = sorted(there - parts.keys())
+    ids, first = set(clients), min(parts, default=0)
+    lacking = sorted(ids - parts.keys())
     shift = {0: 1, 1: -1}.get(first)
-    if not lacking or shift is None or not {k - shift for k in there} <= parts.keys():
+    if not lacking or shift is None or not {k - shift for k in ids} <= parts.keys():
         return
     raise FldiagError(f"client {lacking[0]} is not in the partition, which numbers its clients from {first}: the clients' "
                       f"numbers seem to be {abs(shift)} {'higher' if shift > 0 else 'lower'} than the partition's",

@@ -20,13 +20,12 @@ from fldiag.checkpoint import foreign, owner
 from fldiag.checkpoint.foreign import State
 from fldiag.checkpoint.recording import Recording, confirm_same
 from fldiag.checkpoint.run import Run
-from fldiag.data import Dataset
 from fldiag.errors import FldiagError, counted
 from fldiag.execution.background import Background
+from fldiag.export.evaluation import Evaluation
 from fldiag.export.given import (
     confirm_numbers,
     examples_of,
-    failure,
     natural,
     number_of,
     partition_of,
@@ -36,11 +35,9 @@ from fldiag.export.given import (
 )
 from fldiag.export.weights import named
 from fldiag.models import frozen
-from fldiag.models.network import Network
-from fldiag.problem.in_memory import UNTESTED, as_logits, reading
+from fldiag.problem.in_memory import UNTESTED
 from fldiag.problem.ingredients import unwrapped
 from fldiag.results.table import Row
-from fldiag.training.evaluate import tested
 
 #: What holds a model's weights: a state_dict, the module itself, a flat vector, or arrays in the order of its state_dict.
 Weights = Any
@@ -116,16 +113,16 @@ class Recorder:
         own = dict([*module.named_parameters(), *module.named_buffers()])
         self._kinds, self._shapes = {n: t.dtype for n, t in own.items()}, {n: t.shape for n, t in own.items()}
         self._last: State | None = None
-        self._network: Network | None = None
+        self._evaluation: Evaluation | None = None
         self._failed = self._closed = False
         self._writing = Background()
         self._stack = contextlib.ExitStack()
         self._process, self._folder = os.getpid(), os.path.realpath(path)
-        there = (path / "run.json").is_file()
-        if there and not resume:
+        continued = (path / "run.json").is_file()
+        if continued and not resume:
             raise FldiagError(f"{path} already holds a run", "choose another folder, or go on with it: resume=True", usage=True)
         about = {"kind": "recorder", "method": method, "seed": seed, **(origin or {})}
-        if there:  # also before an earlier recorder of the folder is closed for it
+        if continued:  # also before an earlier recorder of the folder is closed for it
             confirm_same(Run.open(path), about, module, self.dataset, self.parts)
         lost = self._replace_earlier()
         self._owner = self._stack.enter_context(owner.hold(path))
@@ -149,10 +146,10 @@ class Recorder:
             self.note(text)
         if data is not None and self.dataset is None:
             self.note("not every example has one label: the run holds weights alone, and its data are given with a question")
-        if there and lost is not None:
+        if continued and lost is not None:
             self.note(f"the recorder before this one could not write all its rounds: {lost}")
         if evaluate and self.dataset is not None:
-            self._prepare(module, self.dataset)
+            self._evaluation = Evaluation(module, self.dataset, self.note, self._warn)
 
     def __repr__(self) -> str:
         return f"Recorder({str(self.recording.run.path)!r}, {counted(self._done, 'round')}, " \
@@ -296,7 +293,8 @@ class Recorder:
             confirm_numbers(clients, self.parts)
         state = self.state(aggregated, "the aggregated model")
         outside = sorted(clients.keys() - self.parts.keys()) if self.parts is not None else []
-        self._put(self._write, t, state, clients, received, [*rows, *self._scores(state)], self._examples, shift, outside)
+        scores = [] if self._evaluation is None else self._evaluation.rows(state)
+        self._put(self._write, t, state, clients, received, [*rows, *scores], self._examples, shift, outside)
         self._last, self._begun, self._done, self._shift = state, True, t, shift
 
     def begin(self, state: State) -> None:
@@ -318,12 +316,12 @@ class Recorder:
         """
         self._put(self.recording.note, text)
 
-    def state(self, weights: Weights, whose: str = "the model") -> State:
+    def state(self, weights: Weights, label: str = "the model") -> State:
         """Weights in any form as a copy of the model's state_dict.
 
         Args:
             weights: see the class.
-            whose: what an error calls them.
+            label: what an error calls them.
 
         Returns:
             Name -> tensor on the CPU, in the model's types.
@@ -331,47 +329,24 @@ class Recorder:
         Raises:
             FldiagError: they do not fit the model, or differ from the frozen weights, which are not stored with a round.
         """
-        given = named(weights, self.module, self.recording.layout)
+        tensors = named(weights, self.module, self.recording.layout)
         if base := frozen.weights(self.module):
-            given = foreign.without_prefix(given, self.module)[0]
-            moved = next((n for n, t in base.items() if n in given and not _equal(given[n], t)), None)
+            tensors = foreign.without_prefix(tensors, self.module)[0]
+            moved = next((n for n, t in base.items() if n in tensors and not _equal(tensors[n], t)), None)
             if moved is not None:
-                raise FldiagError(f"frozen weights of {whose} differ from those of the recorder's model: {moved}",
+                raise FldiagError(f"frozen weights of {label} differ from those of the recorder's model: {moved}",
                                   "keep them as they are in training; or store all weights: record into another folder with "
                                   "trainable=False", usage=True)
-            given = {n: t for n, t in given.items() if n not in base}
-        if {n: v.shape for n, v in given.items()} == self._shapes:  # as a rule; walking the module takes as long as the disk
-            state = {n: given[n] for n in self._kinds}
+            tensors = {n: t for n, t in tensors.items() if n not in base}
+        if {n: v.shape for n, v in tensors.items()} == self._shapes:  # as a rule; walking the module takes as long as the disk
+            state = {n: tensors[n] for n in self._kinds}
         else:
-            state, _ = foreign.fit(foreign.with_first_names(given, self.module), self.module)
+            state, _ = foreign.fit(foreign.with_first_names(tensors, self.module), self.module)
         # loops and servers make float64 of float32, and fractions of counters; a model loads both as it has them
         return {n: (v if self._kinds[n].is_floating_point else v.round()).to("cpu", self._kinds[n], copy=True)
                 for n, v in state.items()}
 
-    def _prepare(self, module: nn.Module, dataset: Dataset) -> None:
-        """Make what evaluates the global model, and say how, where that is not plain."""
-        try:
-            model, text = as_logits(reading(module, dataset), dataset)
-            self._network = Network(model)
-        except Exception as error:  # the user's model may raise anything
-            self._say_failure(error)
-            return
-        if dataset.regression:
-            text = "the targets are numbers: the loss after every round is half the squared error"
-        if text is not None:
-            self.note(text)
-
-    def _scores(self, state: State) -> list[Row]:
-        if self._network is None or self.dataset is None:
-            return []
-        try:
-            return tested(self._network, state, self.dataset)
-        except Exception as error:  # the user's model may raise anything, and the loop must not end for it
-            self._say_failure(error)
-            return []
-
-    def _say_failure(self, error: Exception) -> None:
-        text = failure(error)
+    def _warn(self, text: str) -> None:
         self.note(text)
         if not self._failed:
             warnings.warn(f"fldiag: {text}; weights are recorded all the same (evaluate=False: no evaluation)", stacklevel=2)
@@ -435,11 +410,11 @@ class Recorder:
             self._stack.close()
 
 
-def _equal(given: Tensor, base: Tensor) -> bool:
+def _equal(tensor: Tensor, base: Tensor) -> bool:
     """Whether frozen weights are the same but for rounding: averages and copies in another precision keep half the digits."""
-    if given.shape != base.shape:
+    if tensor.shape != base.shape:
         return False
-    a, b = given.detach().to(base.device), base.detach()
+    a, b = tensor.detach().to(base.device), base.detach()
     if a.dtype == b.dtype and torch.equal(a, b):
         return True
     digits = max((torch.finfo(t.dtype).eps for t in (a, b) if t.is_floating_point()), default=0.0)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from fldiag.export.scalars import Scalars, need
-from fldiag.results.files import refuse_linked
+from fldiag.results.files import refuse_links_above
 
 
 def export(scalars: Scalars, out: Path) -> Path:
@@ -16,7 +16,7 @@ def export(scalars: Scalars, out: Path) -> Path:
     from torch.utils.tensorboard import SummaryWriter
 
     folder = out / scalars.name
-    refuse_linked(folder)
+    refuse_links_above(folder)
     earlier = list(folder.glob("events.out.tfevents.*"))
     with SummaryWriter(str(folder)) as writer:
         writer.add_text("config", f"```\n{json.dumps(scalars.config, indent=1)}\n```")

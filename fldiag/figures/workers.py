@@ -12,7 +12,7 @@ from typing import Any
 
 from fldiag.checkpoint import prune
 from fldiag.checkpoint.run import Run
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, error_text
 from fldiag.execution.choice import chosen
 from fldiag.execution.forecast import workers
 from fldiag.execution.start import started
@@ -70,7 +70,7 @@ def perform(task: Task, bench: Bench, tell: Tell) -> Outcome:
     except Exception as error:  # one run that fails does not stop the others
         if bench.strict:
             raise
-        outcome.error = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        outcome.error = error_text(error)
     return outcome
 
 

@@ -51,15 +51,15 @@ class Derivatives:
 
 def compare_derivatives(problem: Ingredients, criterion: Criterion, x: Tree, y: Tree) -> Derivatives:
     """The comparisons on up to ``EXAMPLES`` of these examples. What keeps them from being made is a remark."""
-    few = torch.arange(0, count(x), max(1, count(x) // EXAMPLES), device=problem.device)[:EXAMPLES]
-    some = clone(cut(x, few))
-    batch = some, some if y is x else clone(cut(y, few))
+    index = torch.arange(0, count(x), max(1, count(x) // EXAMPLES), device=problem.device)[:EXAMPLES]
+    examples = clone(cut(x, index))
+    batch = examples, examples if y is x else clone(cut(y, index))
     fits = VECTORS * 8 * problem.layout.size <= problem.memory
     reason = ""
     for twin, (inputs, targets) in [*([_double(problem, *batch)] if fits else []), (problem, batch)]:
         try:
             return _Comparison(twin, criterion, inputs, targets).result()
-        except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, FldiagError) as error:
+        except Exception as error:  # the user's model or loss may raise anything, such as an assertion of single precision
             reason = first_line(error)
     return Derivatives(remark=f"whether the gradient is the derivative of the loss was not checked: {reason}")
 
@@ -82,14 +82,15 @@ def remarks(problem: Ingredients, checked: Derivatives) -> tuple[str, ...]:
     """
     if checked.slopes is not None:
         loss, gradient = checked.slopes
-        what = (f"the gradient is not the derivative of the loss: along a random direction the loss changes by {loss:.3g}, by "
+        text = (f"the gradient is not the derivative of the loss: along a random direction the loss changes by {loss:.3g}, by "
                 f"the gradient {gradient:.3g} (detach(), torch.no_grad(), a straight-through estimator, a gradient reversal or "
                 "another backward of one's own)")
         if problem.allow != STOP_GRADIENT:
-            held = any(not p.requires_grad for p in problem.module.parameters())
-            raise FldiagError(what, f'remove it, or accept results about this gradient: allow = "{STOP_GRADIENT}"' + (
-                "; trainable = True leaves parameters that are frozen on purpose out" if held and not problem.frozen else ""))
-        return (f"{what}: gradient and curvature are those of this gradient",)
+            has_constants = any(not p.requires_grad for p in problem.module.parameters())
+            raise FldiagError(text, f'remove it, or accept results about this gradient: allow = "{STOP_GRADIENT}"' + (
+                "; trainable = True leaves parameters that are frozen on purpose out"
+                if has_constants and not problem.frozen else ""))
+        return (f"{text}: gradient and curvature are those of this gradient",)
     if checked.wrong_products:
         return ("double backward of this model is not the derivative of its gradient: Hessian-vector products are taken by "
                 "differences of gradients",)
@@ -230,7 +231,7 @@ def refuse_weights_in_loss(problem: Ingredients, criterion: Criterion, x: Tree, 
     module, so such a term would stay as it is, and gradient and curvature would lack it."""
     try:
         reads = _reads_weights(problem, criterion, x, z, y, tolerance)
-    except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, FldiagError):  # it cannot be tried
+    except Exception:  # the user's loss may raise anything, and then it cannot be tried
         return
     if reads:
         raise FldiagError("the loss reads the model's weights beside its outputs, as an L2 penalty does; such a term has no part "

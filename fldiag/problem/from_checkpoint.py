@@ -46,11 +46,11 @@ def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | No
     checkpoint = target.checkpoint(round) if isinstance(target, Run) else target
     checkpoint = replace(checkpoint, data=_loaded(checkpoint.data))
     check_code(checkpoint)
-    drawn = inputs.draw(checkpoint.data) if _is_examples(checkpoint.data) else None
-    checkpoint = checkpoint if drawn is None else replace(checkpoint, data=drawn)
-    dataset = None if drawn is not None else _dataset(checkpoint, root, download, normalise)
+    entries = inputs.draw(checkpoint.data) if _is_examples(checkpoint.data) else None
+    checkpoint = checkpoint if entries is None else replace(checkpoint, data=entries)
+    dataset = None if entries is not None else _dataset(checkpoint, root, download, normalise)
     module = _module(checkpoint, dataset)
-    examples = None if drawn is None else inputs.as_data(drawn, forward_of(module))
+    examples = None if entries is None else inputs.as_data(entries, forward_of(module))
     state, told = _named(checkpoint, module)
     params, buffers = _weights(checkpoint, module, state, client)
     where: Any = examples
@@ -112,7 +112,7 @@ def _loaded(given: Any) -> Any:
     """What was given as data; where it names a user's loader, what that returns, and a data set by its name."""
     if not isinstance(given, str) or ":" not in given or given.startswith(FILES):
         return given
-    found = sources.made(given, {given})
+    found = sources.call_loader(given, {given})
     arrays = inputs.is_split(found) and not any(isinstance(part, (Mapping, tuple, list)) for part in found)
     return given if isinstance(found, Dataset) or arrays else found
 
@@ -201,11 +201,11 @@ def _named(c: Checkpoint, module: nn.Module) -> tuple[foreign.State, list[str]]:
         c = replace(c, state=foreign.with_first_names(c.state, module))
     if c.manifest:
         return c.state, []
-    state, prefix, others = foreign.without_prefix(c.state, module)
-    told = [foreign.several(c.key, c.others)] if c.others else []
-    told += [foreign.several(prefix, others)] if others else []
-    told += [f"the names fit the model without {prefix!r} before them"] if prefix else []
-    return state, [f"{c.path.name}: {text}" for text in told]
+    state, prefix, alternatives = foreign.without_prefix(c.state, module)
+    remarks = [foreign.several(c.key, c.alternatives)] if c.alternatives else []
+    remarks += [foreign.several(prefix, alternatives)] if alternatives else []
+    remarks += [f"the names fit the model without {prefix!r} before them"] if prefix else []
+    return state, [f"{c.path.name}: {text}" for text in remarks]
 
 
 def _weights(c: Checkpoint, module: nn.Module, state: foreign.State, client: int | None) -> tuple[Any, Any]:

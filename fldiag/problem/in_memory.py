@@ -40,9 +40,9 @@ def dataset_of(given: Any, test: Any = None, forward: inspect.Signature | None =
     """
     if is_split(given):
         given, test = tuple(given[:2]), tuple(given[2:])
-    drawn = [pair(given, "data", forward), *([] if test is None else [pair(test, "test", forward)])]
-    pairs = [(x, y) for x, y, _ in drawn]
-    remarks = (*drawn[0][2], *(f"test: {text}" for _, _, texts in drawn[1:] for text in texts))
+    parts = [pair(given, "data", forward), *([] if test is None else [pair(test, "test", forward)])]
+    pairs = [(x, y) for x, y, _ in parts]
+    remarks = (*parts[0][2], *(f"test: {text}" for _, _, texts in parts[1:] for text in texts))
     for _, y in pairs:
         if not one_each(y):
             raise FldiagError(f"the targets are {described(y)}, and this question needs one label, or one row of numbers, an "
@@ -144,9 +144,9 @@ def as_logits(module: nn.Module, dataset: Dataset) -> tuple[nn.Module, str | Non
                          "a logit: right where it is above 0 for label 1")
     if not probability and output.ndim == 2:
         return module, text
-    made = copy.deepcopy(module)
-    made.register_forward_hook(_Logit(probability))
-    return made, text
+    wrapped = copy.deepcopy(module)
+    wrapped.register_forward_hook(_Logit(probability))
+    return wrapped, text
 
 
 def _last_operation(output: Tensor) -> str:

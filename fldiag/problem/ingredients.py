@@ -132,11 +132,11 @@ class Ingredients:
         self.device = torch.device(device_of(device, dtype)) if device is not None else next(model.parameters()).device
         with self.guarded():  # a loader may shuffle
             self._data = inputs.as_data(data, forward_of(model))
-        self.remarks += self.taken
+        self.remarks += self.data_remarks
         self.n, self.slice_name = int(self._data.n), str(self._data.name)
         if isinstance(params, Mapping):
-            params, prefix, others = foreign.without_prefix(dict(params), model)
-            self.remarks += [f"params: {foreign.several(prefix, others)}"] if others else []
+            params, prefix, alternatives = foreign.without_prefix(dict(params), model)
+            self.remarks += [f"params: {foreign.several(prefix, alternatives)}"] if alternatives else []
             self.remarks += [f"the names of the weights fit the model without {prefix!r} before them"] if prefix else []
         self._take(model, params, buffers)
         with self.guarded():
@@ -213,8 +213,8 @@ class Ingredients:
         return str(getattr(self._data, "inputs", "as passed"))
 
     @property
-    def taken(self) -> tuple[str, ...]:
-        """As what the entries of the data are taken, in words, where there is a choice."""
+    def data_remarks(self) -> tuple[str, ...]:
+        """Which entries of the data are inputs and which is the target, in words, where there is a choice."""
         return getattr(self._data, "remarks", ())
 
     @contextlib.contextmanager

@@ -60,8 +60,8 @@ def as_data(data: Any, forward: inspect.Signature | None = None) -> Data:
 
     Raises FldiagError for anything else, for parts of unequal length, and where it is not clear which entry is the target.
     """
-    drawn = draw(data)
-    return split(drawn, forward) if isinstance(drawn, Entries) else drawn
+    entries = draw(data)
+    return split(entries, forward) if isinstance(entries, Entries) else entries
 
 
 def draw(data: Any) -> Data | Entries:
@@ -124,11 +124,11 @@ def _input_count(entries: Entries, forward: inspect.Signature | None) -> tuple[i
     least = max(1, sum(p.default is p.empty for p in positional))
     most = size - 1 if any(p.kind is p.VAR_POSITIONAL for p in parameters) else min(size - 1, max(1, len(positional)))
     inside = ", ".join(f"entry {i + 1}: {spelled(part)}" for i, part in enumerate(entries.batches[0]))
-    what = f"{entries.source} has {size} entries ({inside}), and the model takes {forward or 'one input'}"
+    text = f"{entries.source} has {size} entries ({inside}), and the model takes {forward or 'one input'}"
     if least >= size:
-        raise FldiagError(f"{what}: there is no target", "yield a target after the inputs, or a dict that holds both", usage=True)
+        raise FldiagError(f"{text}: there is no target", "yield a target after the inputs, or a dict that holds both", usage=True)
     if least < most:
-        raise FldiagError(f"{what}: it is not clear which entry is the target",
+        raise FldiagError(f"{text}: it is not clear which entry is the target",
                           "give pairs (inputs, target), with several inputs in a tuple; of a loader a list of them: "
                           "[((a, b), y) for a, b, y in loader] or [(x, y) for x, y, _ in loader]", usage=True)
     names = [f"entry {i + 1}" for i in range(size)]
@@ -179,17 +179,17 @@ def _form(batch: Any) -> Any:
             for place, leaf in named(batch).items()]
 
 
-def _check_rows(x: Tree, y: Tree, where: str) -> None:
+def _check_rows(x: Tree, y: Tree, suffix: str) -> None:
     """Raises FldiagError where inputs and targets do not have one row an example."""
-    rows = {f"{what}{'.' if place and place[0] != '[' else ''}{place}": leaf
-            for what, part in (("x", x), *((("y", y),) if y is not x else ())) for place, leaf in named(part).items()}
-    (first, leaf), *others = rows.items()
+    rows = {f"{side}{'.' if place and place[0] != '[' else ''}{place}": leaf
+            for side, part in (("x", x), *((("y", y),) if y is not x else ())) for place, leaf in named(part).items()}
+    (first, leaf), *rest = rows.items()
     n = len(leaf)
-    for name, other in others:
+    for name, other in rest:
         if len(other) != n:
             graph = any(t.ndim == 2 and 2 in t.shape and not t.is_floating_point() for t in rows.values())
             raise FldiagError(
-                f"{name} has {counted(len(other), 'row')} and {first} has {n}{where}: every entry needs one row an example",
+                f"{name} has {counted(len(other), 'row')} and {first} has {n}{suffix}: every entry needs one row an example",
                 "a graph with its edges is one example: give ((nodes[None], edges[None]), targets[None]) and a model that goes "
                 "over its examples: torch.stack([net(*graph) for graph in zip(nodes, edges)])" if graph else
                 "give every example its inputs and its target", usage=True)
@@ -199,12 +199,12 @@ def _check_rows(x: Tree, y: Tree, where: str) -> None:
 
 def _check_batches(pairs: list[tuple[Tree, Tree]], source: str) -> None:
     """Raises FldiagError for batches that do not fit each other."""
-    shapes = [{f"{what} {place}": list(leaf.shape[1:]) for what, part in zip("xy", pair, strict=True)
+    shapes = [{f"{side} {place}": list(leaf.shape[1:]) for side, part in zip("xy", pair, strict=True)
                for place, leaf in named(part).items()} for pair in pairs]
-    for i, others in enumerate(shapes):
+    for i, later in enumerate(shapes):
         for name, shape in shapes[0].items():
-            if others.get(name) != shape:
-                raise FldiagError(f"batch {i + 1} of {source} has {name.strip()} of shape {others.get(name)} an example, and "
+            if later.get(name) != shape:
+                raise FldiagError(f"batch {i + 1} of {source} has {name.strip()} of shape {later.get(name)} an example, and "
                                   f"the first {shape}: the batches have unequal lengths",
                                   "pad all examples to one length (padding='max_length')", usage=True)
 

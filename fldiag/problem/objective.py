@@ -39,12 +39,12 @@ IGNORED = -100
 class Objective:
     """``criterion``: (outputs, y) of a batch -> the mean over its examples. ``each``: the loss of every example, None where
     nobody knows how to take it. ``counts``: by how much every example is counted, 1 on average (None: all alike).
-    ``told``: what was found out, in words."""
+    ``remarks``: what was found out, in words."""
 
     criterion: Criterion
     each: Each | None = None
     counts: Each | None = None
-    told: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 def settle(problem: Ingredients, x: Tree, y: Tree, z: Any) -> Objective:
@@ -52,7 +52,7 @@ def settle(problem: Ingredients, x: Tree, y: Tree, z: Any) -> Objective:
 
     Raises FldiagError when the loss fails, returns neither a number nor a pair, or counts nothing.
     """
-    loss, entropy = problem.given_loss, _entropy(problem.given_loss)
+    loss, entropy = problem.given_loss, entropy_of(problem.given_loss)
     if entropy is not None and isinstance(z, Tensor) and isinstance(y, Tensor) and _whole(y) and z.ndim > 1:
         if problem.reduction == entropy.reduction == "mean":
             return _classes(problem, entropy, z, y)
@@ -130,31 +130,6 @@ def _class_count(z: Any, y: Any) -> int | None:
     return classes if first != last or (z.ndim == 2 and classes > 1) else None
 
 
-def takes_classes(problem: Ingredients, criterion: Criterion, z: Any, y: Any) -> bool:
-    """Whether the targets [n] are class numbers to the loss, and so the largest of an example's outputs [n, classes] its answer.
-
-    Another label within range must then pull its own output up and let the former one's down, in every example.
-    """
-    if not isinstance(z, Tensor) or z.ndim != 2 or _class_count(z, y) is None:
-        return False
-    classes = z.shape[1]
-    if any(int(labels.min()) < 0 or int(labels.max()) >= classes for labels in problem.targets()):
-        return False
-    if _entropy(problem.given_loss) is not None:
-        return True
-    other = (y + 1) % classes
-    try:
-        with torch.enable_grad():
-            outputs = z.detach().requires_grad_()
-            before, after = (torch.autograd.grad(criterion(outputs, labels).sum(), outputs)[0] for labels in (y, other))
-    except Exception:  # the user's loss takes no other labels, or has no gradient
-        return False
-    pull = (before - after).double()
-    if not pull.any():  # the labels are nothing to the loss, which contradicts nothing
-        return True
-    return bool((pull.gather(1, other[:, None]) > 0).all() and (pull.gather(1, y[:, None]) < 0).all())
-
-
 def _whole(y: Tensor) -> bool:
     return not y.is_floating_point() and y.dtype != torch.bool
 
@@ -197,14 +172,14 @@ def _summed(problem: Ingredients, value: Any) -> Objective:
         return problem.given_loss(z, y), 1
 
     n = float(problem.n)
-    return Objective(_scaled(pair, n), each=_alone(pair, 0, n), told=(f"the loss is the sum over all {problem.n:,} examples",))
+    return Objective(_scaled(pair, n), each=_alone(pair, 0, n), remarks=(f"the loss is the sum over all {problem.n:,} examples",))
 
 
 def _coupled(problem: Ingredients, value: Any) -> Objective:
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise FldiagError(f"the loss returns {described(value)}, and reduction = 'batch' wants the loss of a batch",
                           "return one number")
-    return Objective(problem.given_loss, told=(f"the loss is that of all {problem.n:,} examples in one batch",))
+    return Objective(problem.given_loss, remarks=(f"the loss is that of all {problem.n:,} examples in one batch",))
 
 
 # -- a loss that says itself what it counts
@@ -222,7 +197,7 @@ def _counted(problem: Ingredients, pair: Pair, z: Any, y: Tree) -> Objective:
     total = _total(parts)
     factor = problem.n / total
     return Objective(_scaled(pair, factor), each=_alone(pair, 0, factor), counts=_alone(pair, 1, factor),
-                     told=(f"the loss is the mean over what it counts: {total:g} in {problem.n:,} examples",))
+                     remarks=(f"the loss is the mean over what it counts: {total:g} in {problem.n:,} examples",))
 
 
 def _other(z: Any) -> Any:
@@ -262,7 +237,7 @@ class _Entropy:
         return kept if self.weight is None else kept * self.weight.to(y.device).double()[y.clamp_min(0) * kept.long()]
 
 
-def _entropy(loss: Any) -> _Entropy | None:
+def entropy_of(loss: Any) -> _Entropy | None:
     """The settings of torch's losses of class labels; None for any other loss."""
     if type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss):
         take = F.cross_entropy if isinstance(loss, nn.CrossEntropyLoss) else F.nll_loss
@@ -278,7 +253,7 @@ def _entropy(loss: Any) -> _Entropy | None:
 
 
 def _classes(problem: Ingredients, entropy: _Entropy, z: Tensor, y: Tensor) -> Objective:
-    axis, told = _class_axis(z, y), []
+    axis, remarks = _class_axis(z, y), []
     classes = z.shape[axis]
     if entropy.weight is not None and len(entropy.weight) != classes:
         raise FldiagError(f"the loss has {len(entropy.weight)} class weights, and the model {classes} outputs",
@@ -291,15 +266,15 @@ def _classes(problem: Ingredients, entropy: _Entropy, z: Tensor, y: Tensor) -> O
         missing += int((labels == entropy.ignored).sum())
     known = Objective(problem.given_loss)
     if axis != 1:
-        told.append(f"outputs {list(z.shape[1:])} an example: the classes are on the last axis")
+        remarks.append(f"outputs {list(z.shape[1:])} an example: the classes are on the last axis")
     if not missing and entropy.weight is None and axis == 1:
-        return replace(known, told=tuple(told))
+        return replace(known, remarks=tuple(remarks))
     each_weight = torch.cat(parts)
     factor = problem.n / _total([float(each_weight.sum())])
     if missing:
-        told.append(f"{missing:,} targets are ignored (label {entropy.ignored})")
+        remarks.append(f"{missing:,} targets are ignored (label {entropy.ignored})")
     if entropy.weight is not None:
-        told.append("the loss is the mean weighted by class")
+        remarks.append("the loss is the mean weighted by class")
 
     def losses(z: Tensor, y: Tensor) -> Tensor:
         return entropy.losses(z.movedim(-1, 1) if axis != 1 else z, y)
@@ -307,7 +282,7 @@ def _classes(problem: Ingredients, entropy: _Entropy, z: Tensor, y: Tensor) -> O
     def pair(z: Tensor, y: Tensor) -> tuple[Tensor, Any]:
         return losses(z, y).sum(), None
 
-    return replace(known, criterion=_scaled(pair, factor), told=tuple(told),
+    return replace(known, criterion=_scaled(pair, factor), remarks=tuple(remarks),
                    each=lambda z, y: losses(z, y).reshape(len(y), -1).double().sum(1) * factor,
                    counts=lambda z, y: entropy.weights(y).reshape(len(y), -1).sum(1) * factor)
 
@@ -355,7 +330,7 @@ def _own(problem: Ingredients, x: Tree, y: Tree) -> Objective:
         c = counted(y)
         return (z["loss"] * c if c else z["loss"].new_zeros(())), c
 
-    return Objective(_scaled(pair, problem.n / total), told=(f"the model's own loss is the mean over {total:g} {name}",))
+    return Objective(_scaled(pair, problem.n / total), remarks=(f"the model's own loss is the mean over {total:g} {name}",))
 
 
 def _fitting(problem: Ingredients, x: Tree, rules: dict[str, Callable[[Any], float]]) -> tuple[str, Callable[[Any], float]]:

@@ -77,9 +77,10 @@ def _check_model(problem: Ingredients, x: Tree, tolerance: float) -> Any:
         z = problem.call(w, seen, held)
     except FAILURES as error:
         what = f"shape {list(x.shape)} and type {x.dtype}" if isinstance(x, Tensor) else described(x)
-        raise FldiagError(f"the model failed on a batch of {what}: {error}" + "".join(f" ({text})" for text in problem.taken),
+        raise FldiagError(f"the model failed on a batch of {what}: {error}" +
+                          "".join(f" ({text})" for text in problem.data_remarks),
                           "give pairs (inputs, target), with inputs that belong together in a tuple, such as "
-                          "[((a, b), y) for a, b, y in loader]" if problem.taken else
+                          "[((a, b), y) for a, b, y in loader]" if problem.data_remarks else
                           "check that the data are what the model takes (shape, type, normalised)") from error
     if not same(x, seen, 0.0):
         raise FldiagError("the model changes its input in place", "let it work on a copy (first layer inplace=False)")
@@ -301,4 +302,4 @@ def examine(problem: Ingredients) -> Facts:
         return Facts(recomputes=again, batch_dependent=_batch_dependent(problem, x, z, tolerance), objective=found,
                      outputs=z[0].numel() if isinstance(z, Tensor) and z.ndim else 1, per_example=each,
                      channels_last=_channels_last(problem, x, z), graph_bytes=room,
-                     derivatives=checked, remarks=(*found.told, *remarks(problem, checked)))
+                     derivatives=checked, remarks=(*found.remarks, *remarks(problem, checked)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 
 from fldiag.problem.each import Each
 from fldiag.problem.ingredients import Ingredients
-from fldiag.problem.objective import IGNORED, _entropy, takes_classes
+from fldiag.problem.objective import IGNORED, entropy_of
 from fldiag.problem.trees import Tree, count
 
 #: Relative difference below which two losses in single precision are the same one.
@@ -71,7 +72,7 @@ class AnswerCounter:
     """Counts the right answers batch by batch; what kind of classification it is follows from the first batch."""
 
     def __init__(self, problem: Ingredients):
-        self.problem, self.entropy = problem, _entropy(problem.given_loss)
+        self.problem, self.entropy = problem, entropy_of(problem.given_loss)
         self.kind: _Kind | None = None
         self.batches = 0
         self.right: list[Tensor] = []
@@ -79,17 +80,17 @@ class AnswerCounter:
 
     def add(self, z: Any, y: Any) -> None:
         if not self.batches:
-            self.kind = self._kind(z, y)
+            self.kind = self._kind_of(z, y)
         self.batches += 1
         if self.kind is None:
             return
         outputs, labels = _parts(z, y)
         counted = labels != self.kind.ignored
-        named = labels[counted].long()
-        if named.numel() and not 0 <= int(named.min()) <= int(named.max()) < self.kind.classes:
+        valid = labels[counted].long()
+        if valid.numel() and not 0 <= int(valid.min()) <= int(valid.max()) < self.kind.classes:
             self.kind = None  # numbers, not classes
             return
-        counts = torch.bincount(named, minlength=self.kind.classes).double().cpu()
+        counts = torch.bincount(valid, minlength=self.kind.classes).double().cpu()
         self.counts = counts + self.counts if len(self.counts) else counts
         right = (self.kind.answer(outputs, labels) == labels) & counted
         self.several |= (labels.ndim > 1 and labels[0].numel() > 1) or not bool(counted.all())
@@ -109,7 +110,7 @@ class AnswerCounter:
         return Scores(loss, losses, right, None if math.isnan(self.guess_loss) else self.guess_loss,
                       tuple((self.counts / total).tolist()))
 
-    def _kind(self, z: Any, y: Any) -> _Kind | None:
+    def _kind_of(self, z: Any, y: Any) -> _Kind | None:
         outputs, labels = _parts(z, y)
         if not isinstance(outputs, Tensor) or not isinstance(labels, Tensor):
             return None
@@ -117,16 +118,43 @@ class AnswerCounter:
             return None
         if outputs.numel() == labels.numel() == len(outputs) == len(labels):
             return self._binary(z, y, outputs, labels)
-        whole = not labels.is_floating_point() and labels.dtype != torch.bool
-        if not whole or outputs.ndim != labels.ndim + 1 or (labels.ndim > 1 and self.entropy is None):
+        integers = not labels.is_floating_point() and labels.dtype != torch.bool
+        if not integers or outputs.ndim != labels.ndim + 1 or (labels.ndim > 1 and self.entropy is None):
             return None
         axis = 1 if outputs[:, 0].shape == labels.shape else outputs.ndim - 1
         if outputs.shape[axis] < 2 or outputs.select(axis, 0).shape != labels.shape:
             return None
-        if self.entropy is None and not takes_classes(self.problem, self.problem.criterion, outputs, labels):
+        if self.entropy is None and not self._takes_classes(z, y, outputs, labels):
             return None  # counts, times or ranks
         uniform = None if isinstance(z, Mapping) else self._uniform(outputs, y, axis)
         return _Kind(outputs.shape[axis], axis, uniform, IGNORED if self.entropy is None else self.entropy.ignored)
+
+    def _takes_classes(self, z: Any, y: Any, outputs: Tensor, labels: Tensor) -> bool:
+        """Whether the labels [n] are class numbers to the loss, and the largest of an example's outputs [n, classes] its answer.
+
+        It is then their cross entropy, or another label within range pulls its own output up and lets the former one's down, in
+        every example.
+        """
+        classes, labels = outputs.shape[1], labels.long()
+        counted = labels != IGNORED
+        if not bool(((labels >= 0) & (labels < classes) | ~counted).all()):
+            return False
+        value = float(self.problem.criterion(z, y))
+        if math.isclose(float(F.cross_entropy(outputs, labels)), value, rel_tol=SAME, abs_tol=1e-7):
+            return True
+        other = (labels + 1) % classes
+        try:
+            with torch.enable_grad():
+                leaf = outputs.detach().requires_grad_()
+                before, after = (torch.autograd.grad(self.problem.criterion(*_joined(z, y, leaf, k)).sum(), leaf)[0]
+                                 for k in (labels, other))
+        except Exception:  # the user's loss takes no other labels, or has no gradient
+            return False
+        pull = (before - after).double()
+        if not pull.any():  # the labels are nothing to the loss, which contradicts nothing
+            return True
+        return bool(counted.all()) and bool((pull.gather(1, other[:, None]) > 0).all()
+                                            and (pull.gather(1, labels[:, None]) < 0).all())
 
     def _uniform(self, outputs: Tensor, y: Any, axis: int) -> float | None:
         """The output of every class that favours none: a probability, its logarithm or, where the loss sees differences
@@ -178,3 +206,15 @@ def _parts(z: Any, y: Any) -> tuple[Any, Any]:
     """Outputs and labels, also of models and data that name them as those of transformers do."""
     return (z.get("logits") if isinstance(z, Mapping) else z,
             y.get("labels", y.get("label")) if isinstance(y, Mapping) else y)
+
+
+def _joined(z: Any, y: Any, outputs: Tensor, labels: Tensor) -> tuple[Any, Any]:
+    """Other outputs and labels in the places where ``_parts`` finds those of z and y."""
+    places = (z, "logits", outputs), (y, "labels" if isinstance(y, Mapping) and "labels" in y else "label", labels)
+    joined = []
+    for tree, name, part in places:
+        if isinstance(tree, Mapping):
+            tree = copy.copy(tree)
+            tree[name] = part  # type: ignore[index]
+        joined.append(tree if isinstance(tree, Mapping) else part)
+    return joined[0], joined[1]

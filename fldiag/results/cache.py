@@ -14,7 +14,7 @@ import pandas as pd
 
 from fldiag.errors import FldiagError
 from fldiag.results.array_checkpoint import ArrayStore
-from fldiag.results.files import json_digest, refuse_linked, sha256_of, with_digest, write_bytes, write_text
+from fldiag.results.files import json_digest, refuse_links_above, sha256_of, with_digest, write_bytes, write_text
 
 Tell = Callable[[str], None]
 #: Digits of the key in a file's name; the json holds all of them.
@@ -130,7 +130,6 @@ class Cache:
         frame.to_parquet(buffer, index=False)
         content = buffer.getvalue()
         note = {"name": name, "key": key, "rows": len(frame), "sha256": sha256_of(content), "about": dict(about or {})}
-        note = json.loads(json.dumps(note, default=str))
         write_bytes(self.path(name, key), content)
         write_text(self.path(name, key, ".json"), json.dumps(with_digest(note), indent=1))
         with contextlib.suppress(OSError):
@@ -152,7 +151,7 @@ class Cache:
             FldiagError: The folder cannot be made, or what is damaged cannot be removed.
         """
         path = self._partial(name, key)
-        refuse_linked(self.folder)
+        refuse_links_above(self.folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if damaged := path.exists() and not ArrayStore(path).intact():

@@ -41,7 +41,7 @@ def write_atomic(path: Path, writer: Callable[[IO[bytes]], Any], *, settle: bool
         FldiagError: The folder or the disk refuses, or a symbolic link in a run leads to the folder; what was there before is
             intact.
     """
-    refuse_linked(path.parent)
+    refuse_links_above(path.parent)
     handled = sys.exception()  # by the caller, whatever the disk says here
     temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"  # also of "." and "..", which the rename then refuses
     try:
@@ -62,7 +62,7 @@ def write_atomic(path: Path, writer: Callable[[IO[bytes]], Any], *, settle: bool
     return digest
 
 
-def refuse_linked(folder: Path) -> None:
+def refuse_links_above(folder: Path) -> None:
     """Raises FldiagError for a folder of a run that is reached through a symbolic link inside the run: who made the run could
     have anything overwritten by it. The run folder itself may be reached through links."""
     for at in (folder, *folder.parents):
@@ -188,8 +188,9 @@ def json_digest(content: Any) -> str:
 
 
 def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a json file with its digest (``json_digest`` of all the rest), which ``read_json`` verifies."""
-    plain = json.loads(json.dumps({k: v for k, v in content.items() if k != DIGEST}))
+    """The content of a json file with its digest (``json_digest`` of all the rest), which ``read_json`` verifies; what json does
+    not know becomes text."""
+    plain = json.loads(json.dumps({k: v for k, v in content.items() if k != DIGEST}, default=str))
     return {**plain, DIGEST: json_digest(plain)}
 
 
@@ -219,7 +220,7 @@ def read_json(path: Path) -> Any:
 
 def json_text(about: Mapping[str, Any]) -> str:
     """Provenance as json text with its digest; what json does not know is written as text."""
-    return json.dumps(with_digest(json.loads(json.dumps(about, default=str))), indent=1) + "\n"
+    return json.dumps(with_digest(about), indent=1) + "\n"
 
 
 def write_table(frame: pd.DataFrame, path: Path, about: Mapping[str, Any], digits: int = 9) -> list[Path]:

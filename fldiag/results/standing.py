@@ -66,37 +66,37 @@ def standing(table: pd.DataFrame) -> list[Row]:
         return []
     rows = table[table["inputs"].notna() & table["value"].notna()]
     rows = rows[rows["metric"].isin([*METRICS, *METRICS.values()])]
-    found: list[Row] = []
-    for _, own in rows.groupby("run", sort=False, dropna=False):
-        for column, best in (("scope", "global"), ("round", own["round"].max()), ("moment", "aggregated")):
-            if (chosen := own[column].eq(best).fillna(False).astype(bool)).any():
-                own = own[chosen]
-        for _, same in own.groupby(["slice", "client"], sort=False, dropna=False):
-            found.append(_of_rows(same))
-    return found
+    entries: list[Row] = []
+    for _, part in rows.groupby("run", sort=False, dropna=False):
+        for column, best in (("scope", "global"), ("round", part["round"].max()), ("moment", "aggregated")):
+            if (mask := part[column].eq(best).fillna(False).astype(bool)).any():
+                part = part[mask]
+        for _, same in part.groupby(["slice", "client"], sort=False, dropna=False):
+            entries.append(_of_rows(same))
+    return entries
 
 
 def _of_rows(rows: pd.DataFrame) -> Row:
     keys = ("run", "slice", "n_examples", "inputs", "round", "client", "scope", "moment")
-    made = {key: rows[key].iloc[0] for key in keys}
+    entry = {key: rows[key].iloc[0] for key in keys}
     for metrics in METRICS.items():
         for name, metric in zip(("loss", "accuracy"), metrics, strict=True):
             for _, row in rows[rows["metric"] == metric].head(1).iterrows():
-                made |= {name: row["value"], f"{name}_stderr": row["stderr"], f"{name}_guess": row.get("guess")}
-    return {key: None if pd.isna(value) else value for key, value in made.items()}
+                entry |= {name: row["value"], f"{name}_stderr": row["stderr"], f"{name}_guess": row.get("guess")}
+    return {key: None if pd.isna(value) else value for key, value in entry.items()}
 
 
 def sentences(table: pd.DataFrame) -> list[str]:
     """Loss, accuracy and inputs of every model that a table is about, a sentence each."""
-    found = standing(table)
-    made = []
-    for row in found:
-        who = f"{row['run']}: " if len({r["run"] for r in found}) > 1 else ""
+    entries = standing(table)
+    lines = []
+    for row in entries:
+        who = f"{row['run']}: " if len({r["run"] for r in entries}) > 1 else ""
         parts = [f"{row['n_examples']:,} examples of {row['slice']}"]
         parts += [f"loss {_with_error(row, 'loss')}"] if "loss" in row else []
         parts += [f"accuracy {row['accuracy']:.1%}"] if "accuracy" in row else []
-        made.append(f"{who}{', '.join(parts)}; inputs {row['inputs']}")
-    return made
+        lines.append(f"{who}{', '.join(parts)}; inputs {row['inputs']}")
+    return lines
 
 
 def _with_error(row: Row, name: str) -> str:
@@ -118,17 +118,18 @@ def doubts(table: pd.DataFrame) -> list[str]:
     (``guess_accuracy``), unless it is so by ``ERRORS`` of its standard errors. Of a global model one of the two suffices; of a
     client's, which knows little of other clients' classes, both must be so.
     """
-    found = []
+    doubtful = []
     for row in standing(table):
         reasons = _reasons(row)
         if reasons and (row["scope"] != "client" or len(reasons) == 2):
             who = row["run"] or "the model"
-            found.append((row, f"{who} is no better than a guess on {row['slice']}: {' and '.join(reasons)}"))
-    if not found:
+            doubtful.append((row, f"{who} is no better than a guess on {row['slice']}: {' and '.join(reasons)}"))
+    if not doubtful:
         return []
-    named = "; ".join(text for _, text in found[:MOST]) + (f"; and {len(found) - MOST} more" if len(found) > MOST else "")
-    inputs = " | ".join(dict.fromkeys(str(row["inputs"]) for row, _ in found))
-    return [f"{named}. Either the model is untrained, or its inputs are not normalised as in training (here: {inputs}; "
+    models = "; ".join(text for _, text in doubtful[:MOST])
+    models += f"; and {len(doubtful) - MOST} more" if len(doubtful) > MOST else ""
+    inputs = " | ".join(dict.fromkeys(str(row["inputs"]) for row, _ in doubtful))
+    return [f"{models}. Either the model is untrained, or its inputs are not normalised as in training (here: {inputs}; "
             "--normalise with --data, in Python normalise=), or these are other examples or labels than it was trained for "
             "(--slice, in Python slice=)"]
 

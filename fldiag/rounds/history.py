@@ -205,14 +205,14 @@ class History(Rounds):
         return problem
 
     def final_rows(self) -> list[Row]:
-        """Loss and accuracy of the last round's aggregated model on the test split, or where there is none on the training split;
-        no rows where there are no examples, or where the model gives no numbers."""
+        """Loss and accuracy of the last round's aggregated model on the split by which it is judged; none where there are no
+        examples, or where the model gives no numbers."""
         if self.alone or not self.read:
             return []
         try:
-            stored = self.stored(self.read[-1])
-            problem = self.problem((stored.aggregated, stored.buffers), self.pool.test, self.pool.split,
-                                   round=stored.round, moment="aggregated", scope="global")
+            last = self.stored(self.read[-1])
+            problem = self.problem((last.aggregated, last.buffers), self.pool.test, self.pool.split,
+                                   round=last.round, moment="aggregated", scope="global")
             return [{**problem.common, **row} for row in loss_rows(problem)]
         except FldiagError:  # a diverged run still has weights to compare
             return []

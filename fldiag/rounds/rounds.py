@@ -74,15 +74,15 @@ class Rounds:
             self._current = round, self._in_partition(self._rounds[round]())
         return self._current[1]
 
-    def _in_partition(self, stored: Stored) -> Stored:
+    def _in_partition(self, record: Stored) -> Stored:
         """The round without the clients of which the partition says nothing: there are no examples of theirs to look at."""
-        rows = [j for j, k in enumerate(stored.ids) if k < self._clients and k not in self.outside]
-        if len(rows) == len(stored.ids):
-            return stored
-        lacking = [str(k) for j, k in enumerate(stored.ids) if j not in rows]
+        rows = [j for j, k in enumerate(record.ids) if k < self._clients and k not in self.outside]
+        if len(rows) == len(record.ids):
+            return record
+        lacking = [str(k) for j, k in enumerate(record.ids) if j not in rows]
         text = f"client {', '.join(lacking)} is not in the partition of {self._clients} clients{OUTSIDE}"
-        stored = replace(stored.of(rows), notes=(*stored.notes, text))
-        return stored if rows else replace(stored, clients=None)
+        record = replace(record.of(rows), notes=(*record.notes, text))
+        return record if rows else replace(record, clients=None)
 
     def asked(self, every: bool | None, *, clients: bool = True) -> Iterator[Stored]:
         """The rounds of a diagnostic that usually takes the last one: all with ``every``."""
@@ -112,11 +112,11 @@ class Rounds:
                 return stored
         raise self._unusable("with client weights" if clients else "that can be used")
 
-    def _unusable(self, what: str) -> FldiagError:
+    def _unusable(self, kind: str) -> FldiagError:
         lacking = next((n["note"] for n in self.notes if str(n["note"]).endswith(OUTSIDE)), None)
         if lacking is None:
-            return FldiagError(f"{self.name} holds no round {what}", self.remedy)
-        return FldiagError(f"{self.name} holds no round {what} of clients in the partition: {lacking}",
+            return FldiagError(f"{self.name} holds no round {kind}", self.remedy)
+        return FldiagError(f"{self.name} holds no round {kind} of clients in the partition: {lacking}",
                            "make the run again with the partition of these clients: fldiag convert … --partition FILE, or "
                            "fldiag.Recorder(..., clients=...)")
 

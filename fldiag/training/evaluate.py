@@ -41,7 +41,7 @@ Sums = list[tuple[float, int]]
 
 
 def units(t: int, w: Tensor, buffers: dict[str, Tensor], dataset: Dataset) -> list[Tested]:
-    """The whole test set. ``evaluate`` puts the results together again."""
+    """The whole split by which models are judged. ``evaluate`` puts the results together again."""
     n = len(dataset.evaluation[2])
     count = -(-n // BATCH)
     size = max(UNIT, -(-count // MOST))

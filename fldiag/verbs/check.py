@@ -98,9 +98,9 @@ def _show(console: Console, asked: Sides, rows: list[dict[str, Any]], columns: d
         console.note(text)
 
 
-def _uncomputed(found: compare.Checked) -> FldiagError | None:
+def _uncomputed(checked: compare.Checked) -> FldiagError | None:
     """Which conditions could not be tested, why, and what to do."""
-    rows = found.table[found.table["verdict"] == "error"]
+    rows = checked.table[checked.table["verdict"] == "error"]
     if not len(rows):
         return None
     conditions = ", ".join(repr(text) for text in rows["condition"])

@@ -638,7 +638,8 @@ def test_the_comparisons_leave_randomness_alone(make):
     assert (before[1] == np.random.get_state()[1]).all()
 
 
-def test_a_comparison_that_cannot_be_made_is_a_remark():
+@pytest.mark.parametrize("error", [RuntimeError, AssertionError, type("Unheard", (Exception,), {})])
+def test_a_comparison_that_cannot_be_made_is_a_remark(error):
     class Picky(nn.Module):
         """Fails wherever it is evaluated beside its own weights."""
 
@@ -649,7 +650,7 @@ def test_a_comparison_that_cannot_be_made_is_a_remark():
 
         def forward(self, x):
             if abs(float(self.inner[0].weight.detach().double().square().sum()) - self.size) > 1e-12:
-                raise RuntimeError("other weights")
+                raise error("other weights")
             return self.inner(x)
 
     p = Problem(Picky(), CE, data())

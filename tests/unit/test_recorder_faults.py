@@ -23,6 +23,7 @@ from fldiag.report import performance
 from fldiag.report.collect import collect
 from fldiag.report.glance import glance
 from fldiag.results import files as result_files
+from fldiag.results.standing import standing
 
 
 def recorder(path, **options):
@@ -501,6 +502,7 @@ def test_training_examples_are_never_called_test(tmp_path):
     for name, options in (("forgetting", {"min_count": 1}), ("drift", {}), ("fairness", {"min_count": 1}), ("flatness", {"rounds": [2]}), ("doctor", {})):
         table = fldiag.diagnose(run, name, **options)
         assert not table.get("slice", table["metric"]).astype(str).str.startswith("test").any(), name
+        assert name not in ("forgetting", "drift") or {row["slice"] for row in standing(table)} == {"train"}, name
     table = fldiag.diagnose(run, "forgetting", min_count=1)
     aggregated = table.query("metric == 'accuracy' and moment == 'aggregated' and round == 2 and slice == 'train'")
     assert aggregated["value"].tolist() == pytest.approx([right])

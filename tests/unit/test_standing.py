@@ -82,6 +82,14 @@ class Logits(nn.Module):
         return {"logits": self.net(x)}
 
 
+class Own(Logits):
+    """Returns its loss beside the outputs, as models of transformers do."""
+
+    def forward(self, x, labels=None):
+        out = super().forward(x)
+        return out if labels is None else {"loss": F.cross_entropy(out["logits"], labels), **out}
+
+
 def sequences(x, y):
     """Two places a text, the second of which is ignored in every other one."""
     labels = torch.stack([y, y], 1)
@@ -100,6 +108,9 @@ CASES = {
     "hinge": lambda x, y: (sound(), F.multi_margin_loss, (x, y), 2 / 3),
     "a dict": lambda x, y: (sound(), lambda z, batch: F.cross_entropy(z, batch["label"]), {"input": x, "label": y}, math.log(3)),
     "logits in a dict": lambda x, y: (Logits(sound()), lambda z, y: F.cross_entropy(z["logits"], y), (x, y), None),
+    "logits and labels in dicts": lambda x, y: (Logits(sound()), lambda z, batch: F.multi_margin_loss(z["logits"], batch["labels"]),
+                                                {"x": x, "labels": y}, None),
+    "own loss": lambda x, y: (Own(sound()), lambda z, batch: z["loss"], {"x": x, "labels": y}, None),
     "one logit": lambda x, y: (BINARY, nn.BCEWithLogitsLoss(), (x, (y == 0).float()[:, None]), math.log(2)),
     "one logit, own function": lambda x, y: (BINARY, lambda z, y: F.binary_cross_entropy_with_logits(z[:, 0], y.float()),
                                              (x, (y == 0).long()), math.log(2)),

@@ -152,10 +152,10 @@ def _means(rows: list[Row], trained: int) -> list[Row]:
     found = []
     for (metric, moment, layer, rho), members in groups.items():
         values = [row["value"] for row in members if row["value"] is not None]
-        where = (members[0]["slice"], members[0]["n_examples"]) if metric == "cka" else ("train", trained)
+        place = (members[0]["slice"], members[0]["n_examples"]) if metric == "cka" else ("train", trained)
         scaled = [row["scaled"] for row in members if "scaled" in row]
-        found.append({"metric": metric, "moment": moment, "scope": "global", "layer": layer, "rho": rho, "slice": where[0],
-                      "n_examples": where[1], "proximal": members[0].get("proximal"),
+        found.append({"metric": metric, "moment": moment, "scope": "global", "layer": layer, "rho": rho, "slice": place[0],
+                      "n_examples": place[1], "proximal": members[0].get("proximal"),
                       "value": float(np.mean(values)) if values else None, "n_clients": len(values),
                       "stderr": float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else None,
                       **({"scaled": float(np.mean(scaled))} if scaled else {})})

@@ -176,9 +176,9 @@ def _spread(model: Answers, where: Groups, bins: int) -> list[Row]:
     return found
 
 
-def _standing(model: Answers, where: Groups, inputs: str, spread: Sequence[Row]) -> list[Row]:
+def _standing(model: Answers, groups: Groups, inputs: str, spread: Sequence[Row]) -> list[Row]:
     """The loss of all clients' examples before the rows of the spread, in which the accuracy says what a guess gives."""
-    counts = where.matrix.sum(0) / where.matrix.sum()
+    counts = groups.matrix.sum(0) / groups.matrix.sum()
     shares = np.bincount(model.y, weights=counts, minlength=model.logits.shape[1])
     losses = special.logsumexp(model.logits, axis=1) - model.logits[np.arange(len(model.y)), model.y]
     marks = {"inputs": inputs, "guess": guess_accuracy(shares.tolist(), "test")}

@@ -175,7 +175,7 @@ class Round:
         return {**about, "value": scale * (1 - value)}
 
     def _score(self, weights: Weights, about: Row) -> list[Row]:
-        """Norm of the gradient on the test split, whole and by layer."""
+        """Norm of the gradient on the split by which models are judged, whole and by layer."""
         test, layout = self.pool.test, self.history.layout
         g = self._gradient(weights, test)
         about = {**about, "metric": "gradient_score", "estimator": "exact", "n_examples": test.stop}
@@ -210,14 +210,14 @@ def sharpness(problem: Problem, rho: float) -> Row:
     if size < floor:
         return {**row, "value": None, "note": f"the gradient has norm {size:.1e}, rounding noise (below {floor:g})"}
     up = problem.w.double() + rho / size * g
-    here, there = finite_scores(problem), problem.losses(up)
-    before = here.loss
-    if here.each is None or there is None:
+    at_w, at_step = finite_scores(problem), problem.losses(up)
+    before = at_w.loss
+    if at_w.each is None or at_step is None:
         after = problem.loss(up)[0]
         change, stderr = after - before, None
     else:
-        each = there - here.each
-        after, change, stderr = float(there.mean()), float(each.mean()), problem.stderr(each)
+        each = at_step - at_w.each
+        after, change, stderr = float(at_step.mean()), float(each.mean()), problem.stderr(each)
     if not math.isfinite(change):
         raise FldiagError(f"the loss on slice {problem.slice_name!r} is {before:g}, and {after:g} after a step of length {rho:g}",
                           "choose rounds from before the training diverged, or a smaller --rho")

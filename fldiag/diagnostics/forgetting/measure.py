@@ -77,7 +77,7 @@ class Measure:
             base = {"moment": moment, "scope": "global" if k is None else "client", "client": k}
             rows += [{**base, **row} for row in self._slices(scores, i, ids if k is None else [k])]
         rows = [{**row, "inputs": self.history.dataset.scaling, "guess": self._guess(row["metric"])}
-                if row["scope"] == "global" and row["slice"] == "test" else row for row in rows]
+                if row["scope"] == "global" and row["slice"] == self.pool.split else row for row in rows]
         if self.classes:
             if ids:
                 rows += self._changes(scores, ids)
@@ -110,11 +110,11 @@ class Measure:
         return scores if same else None
 
     def _guess(self, metric: str) -> float | None:
-        """What a guess gives on the test split."""
+        """What a guess gives on the split by which models are judged."""
         if not self.classes:
             return None
         shares = self.per_class / self.per_class.sum()
-        return math.log(self.classes) if metric == "loss" else guess_accuracy(shares.tolist(), "test")
+        return math.log(self.classes) if metric == "loss" else guess_accuracy(shares.tolist(), self.pool.split)
 
     def _slices(self, scores: Scores, i: int, clients: list[int]) -> list[Row]:
         """Accuracy and loss of model i on test and, with ``own``, on the own and other data of these clients."""

@@ -46,16 +46,16 @@ def section(found: Collected) -> Section:
         for moment, text in MOMENTS.items():
             drawn = []
             for m, frame in members:
-                rows = only(frame, metric="accuracy", moment=moment, scope="global", slice=split_of(frame), index=None)
+                rows = only(frame, metric="accuracy", moment=moment, scope="global", slice=split, index=None)
                 if moment == "trained":
-                    std = only(frame, metric="accuracy_std", moment=moment, scope="global", slice=split_of(frame), index=None)
+                    std = only(frame, metric="accuracy_std", moment=moment, scope="global", slice=split, index=None)
                     rows = rows.assign(std=rows["round"].map(std.set_index("round")["value"]))
                 if rows["value"].notna().any():
                     drawn.append(series(m.label, rows, run=m.place, spread="std" if moment == "trained" else "interval"))
             add_lines(group, f"{word.capitalize()} accuracy {text}", drawn, f"{word} accuracy", share=True)
         for metric, text in SHARES.items():
             drawn = [series(m.label, rows, run=m.place) for m, frame in members
-                     if (rows := only(frame, metric=metric, moment="trained", scope="global", slice=split_of(frame), index=None)
+                     if (rows := only(frame, metric=metric, moment="trained", scope="global", slice=split, index=None)
                          )["value"].notna().any()]
             add_lines(group, text.capitalize(), drawn, text.split(":")[0], share=True, zero=metric == "drop")
         _match(group.figures[:len(MOMENTS)])

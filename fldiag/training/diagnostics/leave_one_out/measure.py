@@ -124,7 +124,7 @@ def of_run(run: Run, setup: Setup, last: Sequence[int], where: str, executor: An
         rows.append(_note(f"trained again, the weights differ from the stored ones by {away:.1e} of their norm (another "
                           "machine or number of threads?): effects are those of the rounds trained here"))
     view = History(setup.module, setup.dataset, setup.parts, {}, device=setup.device, dtype=setup.dtype)
-    stretch = view.pool.test if where == "test" else view.pool.clients
+    stretch = view.stretch(where)
     before = view.evaluate([replay.final]).loss[0, stretch]
     if not np.isfinite(before.mean()):
         raise FldiagError(f"the final loss of {run.path} on {where} is {before.mean()}", "choose a run that did not diverge")
