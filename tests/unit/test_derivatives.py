@@ -590,6 +590,20 @@ def test_the_remedies_for_products_that_are_not_finite_work():
     assert np.isfinite(Problem(Rooted(0.0), CE, data()).loss()[0])
 
 
+@pytest.mark.parametrize("make", [lambda: Rooted(0.0), Normed], ids=["gradient", "product"])
+def test_what_is_not_finite_is_so_at_these_weights_alone(make):
+    bad = Problem(make(), CE, data())
+    w = torch.linspace(0.1, 1, bad.layout.size)
+    v = torch.ones(bad.layout.size)
+    assert bad.probe().derivatives.not_finite
+    for problem, at in ((bad, w), (bad.at(w), None)):
+        assert problem.gradient(at).isfinite().all() and problem.hessian(at)(v).isfinite().all()
+    good = Problem(make(), CE, data(), params=w)
+    good.probe()
+    with pytest.raises(FldiagError, match="is not"):
+        good.at(bad.w).gradient(), good.at(bad.w).hvp(v)
+
+
 # -- what is on around the call
 
 @pytest.mark.parametrize("make", [mlp, lambda: Attention()], ids=["mlp", "attention"])
