@@ -130,29 +130,24 @@ def _class_count(z: Any, y: Any) -> int | None:
     return classes if first != last or (z.ndim == 2 and classes > 1) else None
 
 
-def takes_classes(problem: Ingredients, criterion: Criterion, z: Any, y: Any) -> bool:
-    """Whether the targets [n] are class numbers to the loss, and so the largest of an example's outputs [n, classes] its answer.
+def takes_classes(criterion: Callable[[Tensor, Tensor], Tensor], z: Tensor, y: Tensor, axis: int) -> bool:
+    """Whether the targets are class numbers to the loss, and so the largest of the outputs along ``axis`` its answer.
 
     Another label within range must then pull its own output up and let the former one's down, in every example.
     """
-    if not isinstance(z, Tensor) or z.ndim != 2 or _class_count(z, y) is None:
-        return False
-    classes = z.shape[1]
-    if any(int(labels.min()) < 0 or int(labels.max()) >= classes for labels in problem.targets()):
-        return False
-    if _entropy(problem.given_loss) is not None:
-        return True
-    other = (y + 1) % classes
+    counted = y != IGNORED
+    other = torch.where(counted, (y + 1) % z.shape[axis], y)
     try:
         with torch.enable_grad():
             outputs = z.detach().requires_grad_()
             before, after = (torch.autograd.grad(criterion(outputs, labels).sum(), outputs)[0] for labels in (y, other))
     except Exception:  # the user's loss takes no other labels, or has no gradient
         return False
-    pull = (before - after).double()
+    pull = before - after
     if not pull.any():  # the labels are nothing to the loss, which contradicts nothing
         return True
-    return bool((pull.gather(1, other[:, None]) > 0).all() and (pull.gather(1, y[:, None]) < 0).all())
+    up, down = (pull.gather(axis, (labels * counted).unsqueeze(axis)).squeeze(axis)[counted] for labels in (other, y))
+    return bool((up > 0).all() and (down < 0).all())
 
 
 def _whole(y: Tensor) -> bool:

@@ -238,7 +238,8 @@ class Problem(Ingredients):
         if not self.weight_decay:
             return scores
         penalty, guess_loss = self.penalty(w), scores.guess_loss
-        return replace(scores, loss=scores.loss + penalty, guess_loss=None if guess_loss is None else guess_loss + penalty,
+        return replace(scores, loss=scores.loss + penalty, penalty=penalty,
+                       guess_loss=None if guess_loss is None else guess_loss + penalty,
                        each=None if scores.each is None else self.with_decay(scores.each, w))
 
     def stderr(self, losses: Tensor) -> float | None:

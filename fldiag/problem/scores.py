@@ -31,6 +31,7 @@ class Scores:
             mean is over all targets. None where the loss is no classification.
         guess_loss: the loss of outputs that favour no class; None where these are unknown.
         shares: how often each class is the label, as a share of 1.
+        penalty: weight decay's part of all these losses.
     """
 
     loss: float
@@ -38,6 +39,7 @@ class Scores:
     right: Tensor | None
     guess_loss: float | None = None
     shares: tuple[float, ...] = ()
+    penalty: float = 0.0
 
     @property
     def accuracy(self) -> float | None:
@@ -115,18 +117,33 @@ class AnswerCounter:
             return None
         if not outputs.is_floating_point() or not outputs.ndim or not labels.ndim:
             return None
-        if outputs.numel() == labels.numel() == len(outputs) == len(labels):
+        if outputs.numel() == labels.numel() and len(outputs) == len(labels):
             return self._binary(z, y, outputs, labels)
         whole = not labels.is_floating_point() and labels.dtype != torch.bool
-        if not whole or outputs.ndim != labels.ndim + 1 or (labels.ndim > 1 and self.entropy is None):
+        if not whole or outputs.ndim != labels.ndim + 1:
             return None
         axis = 1 if outputs[:, 0].shape == labels.shape else outputs.ndim - 1
         if outputs.shape[axis] < 2 or outputs.select(axis, 0).shape != labels.shape:
             return None
-        if self.entropy is None and not takes_classes(self.problem, self.problem.criterion, outputs, labels):
+        if self.entropy is None and not self._takes_classes(z, y, axis):
             return None  # counts, times or ranks
         uniform = None if isinstance(z, Mapping) else self._uniform(outputs, y, axis)
         return _Kind(outputs.shape[axis], axis, uniform, IGNORED if self.entropy is None else self.entropy.ignored)
+
+    def _takes_classes(self, z: Any, y: Any, axis: int) -> bool:
+        outputs, labels = _parts(z, y)
+        if isinstance(z, Mapping):  # by their names; a language model shifts the labels itself
+            return bool(labels.ndim == 1)
+        for targets in self.problem.targets():
+            each = _parts(z, targets)[1]
+            if bool(((each < 0) & (each != IGNORED) | (each >= outputs.shape[axis])).any()):
+                return False
+
+        def criterion(z: Tensor, labels: Tensor) -> Tensor:
+            return self.problem.criterion(z, {**y, "labels" if "labels" in y else "label": labels} if isinstance(y, Mapping)
+                                          else labels)
+
+        return takes_classes(criterion, outputs, labels, axis)
 
     def _uniform(self, outputs: Tensor, y: Any, axis: int) -> float | None:
         """The output of every class that favours none: a probability, its logarithm or, where the loss sees differences
@@ -143,7 +160,7 @@ class AnswerCounter:
         return 0.0 if math.isclose(value, shifted, rel_tol=SAME, abs_tol=1e-5) else None
 
     def _binary(self, z: Any, y: Any, outputs: Tensor, labels: Tensor) -> _Kind | None:
-        """One output for two classes: only where the loss is a binary cross entropy."""
+        """One output for two classes, or several with two each: only where the loss is a binary cross entropy."""
         if isinstance(z, Mapping) or not bool(((labels == 0) | (labels == 1)).all()):
             return None
         value, flat, target = float(self.problem.criterion(z, y)), outputs.reshape(-1), labels.reshape(-1).to(outputs.dtype)
