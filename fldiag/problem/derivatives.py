@@ -258,7 +258,7 @@ def _reads_weights(problem: Ingredients, criterion: Criterion, x: Tree, z: Any, 
 
 
 class _Moved(TorchFunctionMode):
-    """Functions of torch, ``numpy`` and ``tolist`` among them, get other values in place of these tensors and of views of them."""
+    """Functions of torch, also ``numpy`` and ``tolist``, get other values in place of these tensors and of views of them."""
 
     def __init__(self, tensors: Sequence[Tensor]):
         super().__init__()
