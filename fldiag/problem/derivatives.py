@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -257,8 +258,8 @@ def _reads_weights(problem: Ingredients, criterion: Criterion, x: Tree, z: Any, 
     return not same(after, criterion(z, y), tolerance)
 
 
-class _Moved(TorchDispatchMode):
-    """Operations get other values in place of these tensors and of views of them."""
+class _Moved(TorchFunctionMode):
+    """Functions of torch, also ``numpy`` and ``tolist``, get other values in place of these tensors and of views of them."""
 
     def __init__(self, tensors: Sequence[Tensor]):
         super().__init__()
@@ -267,9 +268,7 @@ class _Moved(TorchDispatchMode):
     def _value(self, t: Any) -> Any:
         if not isinstance(t, Tensor) or not t.is_floating_point() or t.untyped_storage().data_ptr() not in self._memory:
             return t
-        return 1.5 * t + 0.1
+        return (1.5 * t.detach() + 0.1).requires_grad_(t.requires_grad)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.is_view:
-            return func(*args, **(kwargs or {}))
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*tree_map(self._value, args), **tree_map(self._value, kwargs or {}))

@@ -119,8 +119,9 @@ def rows_of_scores(problem: Problem, scores: Scores) -> list[Row]:
     rows: list[Row] = [{**common, "metric": "loss", "value": scores.loss, "stderr": stderr, "guess": scores.guess_loss}]
     if scores.right is None:
         return rows
-    entropy = scores.guess_loss is not None and math.isclose(scores.guess_loss, math.log(len(scores.shares)), rel_tol=1e-3)
-    bound = scores.loss + ERRORS * (stderr or 0.0) if entropy else math.inf
+    entropy = scores.guess_loss is not None and math.isclose(scores.guess_loss - scores.penalty, math.log(len(scores.shares)),
+                                                             rel_tol=1e-3)
+    bound = scores.loss - scores.penalty + ERRORS * (stderr or 0.0) if entropy else math.inf
     return [*rows, {**common, "metric": "accuracy", "value": scores.accuracy, "stderr": scores.accuracy_stderr,
                     "guess": guess_accuracy(scores.shares, problem.slice_name, bound)}]
 

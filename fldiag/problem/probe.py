@@ -298,7 +298,8 @@ def examine(problem: Ingredients) -> Facts:
             found.each if fits(found.each, z, y, value) else None
         room = graph_bytes(problem, x) if again else _graph_bytes(problem, found.criterion, x, y)
         checked = problem.shared.get("derivatives") or compare_derivatives(problem, found.criterion, x, y)
-        problem.shared["derivatives"] = checked
+        if not checked.not_finite:  # which is a matter of these weights
+            problem.shared["derivatives"] = checked
         return Facts(recomputes=again, batch_dependent=_batch_dependent(problem, x, z, tolerance), objective=found,
                      outputs=z[0].numel() if isinstance(z, Tensor) and z.ndim else 1, per_example=each,
                      channels_last=_channels_last(problem, x, z), graph_bytes=room,

@@ -27,6 +27,11 @@ from fldiag.results.card import card
 from fldiag.seeding import torch_rng
 
 
+def _infinite_gradient() -> FldiagError:
+    return FldiagError("the loss is finite at these weights and its gradient is not: a square root, power or logarithm at 0",
+                       "keep its argument off 0, for example sqrt(x + 1e-12)")
+
+
 class Problem(Ingredients):
     """A loss as a function of a weight vector ``w`` [P] on a fixed data slice.
 
@@ -233,7 +238,8 @@ class Problem(Ingredients):
         if not self.weight_decay:
             return scores
         penalty, guess_loss = self.penalty(w), scores.guess_loss
-        return replace(scores, loss=scores.loss + penalty, guess_loss=None if guess_loss is None else guess_loss + penalty,
+        return replace(scores, loss=scores.loss + penalty, penalty=penalty,
+                       guess_loss=None if guess_loss is None else guess_loss + penalty,
                        each=None if scores.each is None else self.with_decay(scores.each, w))
 
     def stderr(self, losses: Tensor) -> float | None:
@@ -266,9 +272,7 @@ class Problem(Ingredients):
 
     def gradient(self, w: Tensor | None = None) -> Tensor:
         """The gradient of the mean loss at w, [P] in float64."""
-        if w is None:
-            self._refuse_infinite_gradient()
-        w = self._vector(w)
+        at_own, w = w is None, self._vector(w)
         if self.probe().recomputes:
             shares = [(stop - start) / self.n for start, stop in self.bounds]
             total = recomputation.gradient(self, w, ((*self.batch(i), s) for i, s in enumerate(shares)))
@@ -280,6 +284,8 @@ class Problem(Ingredients):
                     part, = derivative(loss(at), [at])
                 if part is not None:
                     total.add_(part, alpha=share)
+        if at_own and not bool(total.isfinite().all()):
+            raise _infinite_gradient()
         return total.add_(w, alpha=self.weight_decay) if self.weight_decay else total
 
     @cached_property
@@ -304,10 +310,13 @@ class Problem(Ingredients):
 
         Raises FldiagError for an unknown matrix, and for ``ggn`` by differences of gradients.
         """
+        if w is None:
+            which = self.probe().derivatives.not_finite
+            if which == "gradient":
+                raise _infinite_gradient()
+            if which == "product" and not self.differences:
+                raise not_finite()
         w = self.w if w is None else self._vector(w).clone()
-        self._refuse_infinite_gradient()
-        if self.probe().derivatives.not_finite == "product" and not self.differences:
-            raise not_finite()
         if self.by_differences:
             if matrix != "hessian":
                 raise FldiagError("the Gauss-Newton matrix cannot be computed by differences of gradients",
@@ -325,11 +334,6 @@ class Problem(Ingredients):
                                                                 keep=kept(graph, len(batches), w, memory))
         product.shift = self.weight_decay
         return product
-
-    def _refuse_infinite_gradient(self) -> None:
-        if self.probe().derivatives.not_finite == "gradient":
-            raise FldiagError("the loss is finite at these weights and its gradient is not: a square root, power or logarithm at "
-                              "0", "keep its argument off 0, for example sqrt(x + 1e-12)")
 
     @property
     def step(self) -> Step:

@@ -32,6 +32,7 @@ class Scores:
             mean is over all targets. None where the loss is no classification.
         guess_loss: the loss of outputs that favour no class; None where these are unknown.
         shares: how often each class is the label, as a share of 1.
+        penalty: weight decay's part of all these losses.
     """
 
     loss: float
@@ -39,6 +40,7 @@ class Scores:
     right: Tensor | None
     guess_loss: float | None = None
     shares: tuple[float, ...] = ()
+    penalty: float = 0.0
 
     @property
     def accuracy(self) -> float | None:
@@ -116,33 +118,34 @@ class AnswerCounter:
             return None
         if not outputs.is_floating_point() or not outputs.ndim or not labels.ndim:
             return None
-        if outputs.numel() == labels.numel() == len(outputs) == len(labels):
+        if outputs.numel() == labels.numel() and len(outputs) == len(labels):
             return self._binary(z, y, outputs, labels)
         integers = not labels.is_floating_point() and labels.dtype != torch.bool
-        if not integers or outputs.ndim != labels.ndim + 1 or (labels.ndim > 1 and self.entropy is None):
+        if not integers or outputs.ndim != labels.ndim + 1:
             return None
         axis = 1 if outputs[:, 0].shape == labels.shape else outputs.ndim - 1
         if outputs.shape[axis] < 2 or outputs.select(axis, 0).shape != labels.shape:
             return None
-        if self.entropy is None and not self._takes_classes(z, y, outputs, labels):
+        if self.entropy is None and not self._takes_classes(z, y, axis):
             return None  # counts, times or ranks
         uniform = None if isinstance(z, Mapping) else self._uniform(outputs, y, axis)
         return _Kind(outputs.shape[axis], axis, uniform, IGNORED if self.entropy is None else self.entropy.ignored)
 
-    def _takes_classes(self, z: Any, y: Any, outputs: Tensor, labels: Tensor) -> bool:
-        """Whether the labels [n] are class numbers to the loss, and the largest of an example's outputs [n, classes] its answer.
+    def _takes_classes(self, z: Any, y: Any, axis: int) -> bool:
+        """Whether the labels are class numbers to the loss, and so the largest of the outputs along ``axis`` its answer.
 
         It is then their cross entropy, or another label within range pulls its own output up and lets the former one's down, in
         every example.
         """
-        classes, labels = outputs.shape[1], labels.long()
+        outputs, labels = _parts(z, y)
+        classes, labels = outputs.shape[axis], labels.long()
         counted = labels != IGNORED
-        if not bool(((labels >= 0) & (labels < classes) | ~counted).all()):
+        if bool(((labels < 0) | (labels >= classes))[counted].any()):
             return False
         value = float(self.problem.criterion(z, y))
-        if math.isclose(float(F.cross_entropy(outputs, labels)), value, rel_tol=SAME, abs_tol=1e-7):
+        if math.isclose(float(F.cross_entropy(outputs.movedim(axis, 1), labels)), value, rel_tol=SAME, abs_tol=1e-7):
             return True
-        other = (labels + 1) % classes
+        other = torch.where(counted, (labels + 1) % classes, labels)
         try:
             with torch.enable_grad():
                 leaf = outputs.detach().requires_grad_()
@@ -150,11 +153,9 @@ class AnswerCounter:
                                  for k in (labels, other))
         except Exception:  # the user's loss takes no other labels, or has no gradient
             return False
-        pull = (before - after).double()
-        if not pull.any():  # the labels are nothing to the loss, which contradicts nothing
-            return True
-        return bool(counted.all()) and bool((pull.gather(1, other[:, None]) > 0).all()
-                                            and (pull.gather(1, labels[:, None]) < 0).all())
+        pull = before - after
+        up, down = (pull.gather(axis, (k * counted).unsqueeze(axis)).squeeze(axis)[counted] for k in (other, labels))
+        return bool((up > 0).all() and (down < 0).all())
 
     def _uniform(self, outputs: Tensor, y: Any, axis: int) -> float | None:
         """The output of every class that favours none: a probability, its logarithm or, where the loss sees differences
@@ -171,7 +172,7 @@ class AnswerCounter:
         return 0.0 if math.isclose(value, shifted, rel_tol=SAME, abs_tol=1e-5) else None
 
     def _binary(self, z: Any, y: Any, outputs: Tensor, labels: Tensor) -> _Kind | None:
-        """One output for two classes: only where the loss is a binary cross entropy."""
+        """One output for two classes, or several with two each: only where the loss is a binary cross entropy."""
         if isinstance(z, Mapping) or not bool(((labels == 0) | (labels == 1)).all()):
             return None
         value, flat, target = float(self.problem.criterion(z, y)), outputs.reshape(-1), labels.reshape(-1).to(outputs.dtype)

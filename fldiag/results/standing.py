@@ -135,15 +135,18 @@ def doubts(table: pd.DataFrame) -> list[str]:
 
 
 def _reasons(row: Row) -> list[str]:
-    """In what a model is no better than a guess; nothing where the examples are too few to tell even a perfect model from it."""
+    """In what a model is no better than a guess.
+
+    Where the examples are too few, or too much alike, to tell even a perfect model from a guess by its accuracy, only a loss that
+    is surely worse counts.
+    """
     reasons = []
     guess, value = row.get("accuracy_guess"), row.get("accuracy")
     bound = -math.inf if guess is None else guess + ERRORS * math.sqrt(guess * (1 - guess) / row["n_examples"])
-    if bound >= 1:
-        return []
-    if value is not None and value <= bound:
+    if value is not None and value <= bound < 1:
         reasons.append(f"accuracy {value:.1%} (a guess gives {guess:.1%})")
-    guess, value = row.get("loss_guess"), row.get("loss")
-    if guess is not None and value is not None and value >= guess - ERRORS * (row["loss_stderr"] or 0.0):
+    guess, value, stderr = row.get("loss_guess"), row.get("loss"), row.get("loss_stderr")
+    margin = (stderr or 0.0) if bound < 1 else -math.inf if stderr is None else -stderr
+    if guess is not None and value is not None and value >= guess - ERRORS * margin:
         reasons.append(f"loss {number(value)} (equal probabilities give {number(guess)})")
     return reasons

@@ -129,13 +129,13 @@ class Evaluator:
             found.append(h)
         return found
 
-    def _called(self, coefficients: tuple[float, ...], bf16: bool = False) -> list[Any]:
+    def _called(self, coefficients: tuple[float, ...]) -> list[Any]:
         views, p = self._views(self.at(*coefficients)), self.problem
         held = None if self.buffers is None else self.buffers(*coefficients)
         found = []
         for i in range(len(p.bounds)):
             own = None if held is None else {n: b.clone() for n, b in held.items()}
-            with p.guarded(), self._precision(bf16):
+            with p.guarded():
                 found.append(p.call(views, self._input(i), own))
         return found
 

@@ -342,6 +342,12 @@ def normed(net):
     return lambda z, y: CE(z, y) + 0.1 * net[0].weight.square().sum()
 
 
+def anchored(net):
+    """A proximal term, whose value and gradient are zero at the anchor."""
+    anchor = [p.detach().clone() for p in net.parameters()]
+    return lambda z, y: CE(z, y) + sum((p - a).square().sum() for p, a in zip(net.parameters(), anchor, strict=True))
+
+
 READING = {
     "L2": penalised(lambda net: sum(p.square().sum() for p in net.parameters())),
     "L1": penalised(lambda net: sum(p.abs().sum() for p in net.parameters())),
@@ -351,6 +357,13 @@ READING = {
     "detached": penalised(lambda net: net[0].weight.detach().square().sum()),
     "by .data": penalised(lambda net: net[0].weight.data.square().sum()),
     "as a number": penalised(lambda net: float(net[0].weight.square().sum())),
+    "by numpy": penalised(lambda net: float((net[0].weight.detach().numpy() ** 2).sum())),
+    "by asarray": penalised(lambda net: float(np.abs(np.asarray(net[0].weight.detach())).sum())),
+    "by a list": penalised(lambda net: sum(abs(v) for v in net[0].weight.flatten().tolist())),
+    "by state_dict": penalised(lambda net: sum(v.square().sum() for v in net.state_dict().values())),
+    "of what is trained": penalised(lambda net: sum(p.abs().sum() for p in net.parameters() if p.requires_grad)),
+    "of rows": penalised(lambda net: sum(row.norm() for row in net[0].weight)),
+    "at an anchor": anchored,
     "module": Penalised, "hook": hooked(True), "hook without a graph": hooked(False), "computed by a hook": normed,
 }
 
@@ -588,6 +601,20 @@ def test_the_remedies_for_products_that_are_not_finite_work():
     with pytest.raises(FldiagError, match="gradient is not"):
         Problem(Rooted(0.0), CE, data()).gradient()
     assert np.isfinite(Problem(Rooted(0.0), CE, data()).loss()[0])
+
+
+@pytest.mark.parametrize("make", [lambda: Rooted(0.0), Normed], ids=["gradient", "product"])
+def test_what_is_not_finite_is_so_at_these_weights_alone(make):
+    bad = Problem(make(), CE, data())
+    w = torch.linspace(0.1, 1, bad.layout.size)
+    v = torch.ones(bad.layout.size)
+    assert bad.probe().derivatives.not_finite
+    for problem, at in ((bad, w), (bad.at(w), None)):
+        assert problem.gradient(at).isfinite().all() and problem.hessian(at)(v).isfinite().all()
+    good = Problem(make(), CE, data(), params=w)
+    good.probe()
+    with pytest.raises(FldiagError, match="is not"):
+        good.at(bad.w).gradient(), good.at(bad.w).hvp(v)
 
 
 # -- what is on around the call

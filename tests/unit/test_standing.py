@@ -141,9 +141,45 @@ def test_targets_of_sequences_count_one_by_one():
     assert scores.guess_loss == pytest.approx(math.log(CLASSES), rel=1e-5)
 
 
+@pytest.mark.parametrize("loss", [lambda z, y: F.cross_entropy(z.flatten(0, 1), y.flatten()),
+                                  lambda z, y: F.cross_entropy(z.transpose(1, 2), y)], ids=["flat", "turned"])
+def test_targets_of_sequences_count_with_a_loss_of_ones_own(loss):
+    x, y = examples()
+    x, y = torch.stack([x, x.flip(0)] * 2, 1), torch.stack([y, y.flip(0)] * 2, 1)
+    scores = Problem(sound(), loss, (x, y)).scores()
+    assert scores.accuracy == pytest.approx(float((sound()(x).argmax(-1) == y).float().mean()))
+    assert scores.guess_loss == pytest.approx(math.log(CLASSES), rel=1e-5)
+    text, = doubts(fldiag.diagnose(Problem(untrained(), loss, (30 * x, y)), "trace", tell=lambda text: None))
+    assert "loss" in text
+
+
+@pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(), nn.BCEWithLogitsLoss(pos_weight=torch.tensor([2.0, 3.0, 4.0])),
+                                  lambda z, y: F.binary_cross_entropy_with_logits(z, y)], ids=["plain", "weighted", "own"])
+def test_several_labels_an_example_count_one_by_one(loss):
+    x, _ = examples()
+    y = (x > 1.5).float()
+    net = sound()
+    with torch.no_grad():
+        net.bias.fill_(-3.0)
+    good = Problem(net, loss, (x, y))
+    assert good.scores().accuracy == pytest.approx(float(((net(x) > 0) == (y > 0)).float().mean()))
+    assert good.scores().guess_loss == pytest.approx(float(loss(torch.zeros(N, CLASSES), y)), rel=1e-5)
+    assert doubts(fldiag.diagnose(good, "trace", tell=lambda text: None)) == []
+    text, = doubts(fldiag.diagnose(Problem(net, loss, (-30 * x, y)), "trace", tell=lambda text: None))
+    assert "accuracy" in text and "loss" in text
+
+
+def test_a_loss_far_above_a_guess_is_said_where_all_labels_are_alike():
+    x, y = examples()
+    x, y = x[y == 0], y[y == 0]
+    text, = doubts(fldiag.diagnose(Problem(sound(), F.cross_entropy, (-30 * x, y)), "trace", tell=lambda text: None))
+    assert "loss" in text
+    assert doubts(fldiag.diagnose(Problem(sound(), F.cross_entropy, (x, y)), "trace", tell=lambda text: None)) == []
+
+
 @pytest.mark.parametrize("net, loss, y", [
-    (sound(), F.mse_loss, torch.rand(N, CLASSES)), (BINARY, lambda z, y: F.poisson_nll_loss(z[:, 0], y.float()), torch.arange(N) % 7),
-    (BINARY, lambda z, y: F.mse_loss(z[:, 0], y), (torch.arange(N) % 2).float())], ids=["rows", "counts", "numbers 0 and 1"])
+    (sound(), F.mse_loss, torch.rand(N, CLASSES)), (sound(), F.mse_loss, (torch.arange(N * CLASSES) % 2).reshape(N, CLASSES).float()), (BINARY, lambda z, y: F.poisson_nll_loss(z[:, 0], y.float()), torch.arange(N) % 7),
+    (BINARY, lambda z, y: F.mse_loss(z[:, 0], y), (torch.arange(N) % 2).float())], ids=["rows", "rows of 0 and 1", "counts", "numbers 0 and 1"])
 def test_numbers_are_no_classes(net, loss, y):
     scores = Problem(net, loss, (examples()[0], y)).scores()
     assert scores.accuracy is None and scores.guess_loss is None
@@ -189,6 +225,9 @@ def row(metric, value, guess, n=1000, stderr=0.01, **more):
     ([row("loss", 2.2, 2.3), row("accuracy", 0.11, 0.1)], True),
     ([row("loss", 0.3, 0.69), row("accuracy", 0.95, 0.8)], False),
     ([row("loss", 1.0, 1.1, n=2), row("accuracy", 0.5, 0.5, n=2)], False),  # two examples tell nothing
+    ([row("loss", 1.2, 1.1, n=3, stderr=0.8), row("accuracy", 0.67, 0.67, n=3)], False),
+    ([row("loss", 9.0, 1.1, n=1, stderr=None), row("accuracy", 0.0, 1.0, n=1)], False),
+    ([row("loss", 9.0, 1.1, n=50, stderr=0.8), row("accuracy", 0.98, 0.98, n=50)], True),
     ([row("loss", 4.0, 2.3, scope="client", client=1), row("accuracy", 0.4, 0.1, scope="client", client=1)], False),
     ([row("loss", 4.0, 2.3, scope="client", client=1), row("accuracy", 0.1, 0.1, scope="client", client=1)], True),
     ([row("loss", 4.0, 2.3, scope="client", client=1), row("accuracy", 0.1, 0.1, scope="client", client=1),
@@ -223,6 +262,8 @@ def test_a_sound_model_of_rare_cases_is_not_doubted():
     scores = Problem(net, F.cross_entropy, (x, y)).scores()
     frame = fldiag.diagnose(Problem(net, F.cross_entropy, (x, y)), "trace", tell=lambda text: None)
     assert scores.accuracy > 0.97 and doubts(frame) == []
+    decayed = Problem(net, F.cross_entropy, (x, y), weight_decay=0.1)
+    assert doubts(fldiag.diagnose(decayed, "trace", tell=lambda text: None)) == []
     constant = nn.Linear(1, 2)
     with torch.no_grad():
         constant.weight.zero_()
