@@ -226,7 +226,7 @@ def compare_trees(
             [python, __file__, "--measure", str(source.resolve()), str(folder / side), *only],
             env={**os.environ, "PYTHONPATH": str(source.resolve()), "OMP_NUM_THREADS": "1"},
             stderr=subprocess.PIPE,
-            text=True,
+            encoding="utf-8",
         )
         for side, (source, python) in sides.items()
     ]
@@ -274,7 +274,7 @@ def measure(source: Path, folder: Path, only: Sequence[str]) -> None:
         tolerance = max(relative_tolerance(w, options.get("precision", "fp32")) for w in weights)
         records.append(record | save(folder, table, tolerance))
     index = {"diagnostics": diagnostics, "digests": digests, "cases": records}
-    (folder / "index.json").write_text(json.dumps(index, indent=1))
+    (folder / "index.json").write_text(json.dumps(index, indent=1), "utf-8")
 
 
 def train(name: str, folder: Path) -> Any:
@@ -377,7 +377,7 @@ class Side:
 
     @classmethod
     def read(cls, folder: Path) -> Side:
-        index = json.loads((folder / "index.json").read_text())
+        index = json.loads((folder / "index.json").read_text("utf-8"))
         keys = [((case["diagnostic"], case["label"]), case) for case in index["cases"]]
         return cls(
             index["diagnostics"],

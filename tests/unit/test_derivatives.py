@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from problems import data, mlp
+from problems import data, double_backward, mlp
 from torch import nn
 from torch.nn.functional import cross_entropy as CE
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
@@ -638,7 +638,7 @@ def test_autocast_and_no_grad_around_the_call_change_nothing(question, make):
 
 def test_autocast_around_parts_changes_nothing():
     def parts(p, v):
-        return [p.loss()[0], *p.gradient().tolist(), *p.hvp(v).tolist(), *p.hessian(form="double backward")(v).tolist(),
+        return [p.loss()[0], *p.gradient().tolist(), *p.hvp(v).tolist(), *double_backward(p)(v).tolist(),
                 *p.outputs()[0].flatten().tolist()]
 
     v = torch.randn(43, generator=torch.Generator().manual_seed(0))
@@ -719,8 +719,8 @@ def test_weight_decay_enters_loss_gradient_and_curvature(make):
     assert float(decayed.losses().mean()) == pytest.approx(decayed.loss()[0], rel=1e-12)
     assert torch.allclose(decayed.gradient(), bare.gradient() + DECAY * w, rtol=1e-12)
     v = torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    for options in ({}, {"matrix": "ggn"}, {"form": "double backward"}):
-        assert torch.allclose(decayed.hessian(**options)(v), bare.hessian(**options)(v) + DECAY * v, rtol=1e-9, atol=1e-12)
+    for product in (Problem.hessian, lambda p: p.hessian(matrix="ggn"), double_backward):
+        assert torch.allclose(product(decayed)(v), product(bare)(v) + DECAY * v, rtol=1e-9, atol=1e-12)
     for question, metric, added in (("spectrum", "eigenvalue", DECAY), ("trace", "trace", DECAY * size)):
         values = [t[(t.metric == metric) & t.layer.isna()].value.iloc[0] for t in
                   (fldiag.diagnose(p, question, **({"k": 2, "tol": 1e-8} if question == "spectrum" else {"rtol": 1e-3})) for p in (bare, decayed))]
@@ -787,7 +787,7 @@ def test_stacked_products_hold_weight_decay():
     problems = [Problem(net, CE, data(12, seed=seed), dtype=torch.float64, weight_decay=DECAY) for seed, net in enumerate(nets)]
     for problem, found in zip(problems, eigenpairs(problems, 1, tol=1e-6, max_products=100), strict=True):
         v = found.vectors[0].double()
-        assert float(v @ problem.hessian(form="double backward")(v)) == pytest.approx(float(found.values[0]), rel=1e-6)
+        assert float(v @ double_backward(problem)(v)) == pytest.approx(float(found.values[0]), rel=1e-6)
 
 
 def test_refusing_a_penalty_leads_to_the_answer():

@@ -126,7 +126,7 @@ def test_a_cache_without_room_keeps_nothing_and_ends_nothing(name, options, tmp_
     monkeypatch.setattr(ArrayStore, "offer", lambda self, *content: self.save(*content))
     found = fldiag.diagnose(four_rounds(), name, cache=tmp_path, tell=told.append, **options)
     pd.testing.assert_frame_equal(found, whole, check_exact=True)
-    assert len(asked) == len(told) == 1 and "finished parts are not kept from here on" in told[0]
+    assert len(asked) == 1 and sum("finished parts are not kept from here on" in text for text in told) == 1
 
 
 def test_a_store_that_was_asked_for_and_refuses_is_an_error(tmp_path):

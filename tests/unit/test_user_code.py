@@ -31,7 +31,7 @@ MINE = """
 """
 EVIL = "open('marker', 'w').close()\ndef go(*words, **options): raise RuntimeError('called')\n"
 DIAGNOSTICS = known.built_in()["diagnostics"]
-TRAINERS = ["personalise", "leave-one-out", "client-floor"]
+TRAINERS = ["personalise", "leave-one-out"]
 #: Key of a config -> how a file comes to name code there.
 KEYS = {"data.name": lambda c: c["data"].update(name="evilmod:go"), "data.public": lambda c: c["data"].update(public="evilmod:go"),
         "model.name": lambda c: c.update(model={"name": "evilmod:go"}),
@@ -141,7 +141,7 @@ def remedy(result):
 
 
 @pytest.mark.parametrize("words", [["spectrum", "own", "--k", 1], ["spectrum", "own/rounds/0002.pt", "--k", 1], ["forgetting", "own"],
-                                   ["personalise", "own", "--epochs", "0"], ["client-floor", "own", "--epochs", "1"],
+                                   ["personalise", "own", "--epochs", "0"],
                                    ["partition", "own"], ["check", "own", "--fail-if", "lambda_1 > 1e9"]], ids=lambda w: "-".join(map(str, w[:2])))
 def test_the_remedy_works_as_it_is_written(folder, tmp_path, words):
     first = run_verb(*words, "--out", tmp_path)
