@@ -128,10 +128,12 @@ def doubts(table: pd.DataFrame) -> list[str]:
         return []
     models = "; ".join(text for _, text in doubtful[:MOST])
     models += f"; and {len(doubtful) - MOST} more" if len(doubtful) > MOST else ""
-    inputs = " | ".join(dict.fromkeys(str(row["inputs"]) for row, _ in doubtful))
-    return [f"{models}. Either the model is untrained, or its inputs are not normalised as in training (here: {inputs}; "
-            "--normalise with --data, in Python normalise=), or these are other examples or labels than it was trained for "
-            "(--slice, in Python slice=)"]
+    inputs = list(dict.fromkeys(str(row["inputs"]) for row, _ in doubtful))
+    in_memory = all(text.startswith("as passed") for text in inputs)
+    normalise, other = (("normalise them before you pass them", "") if in_memory else
+                        ("--normalise with --data, in Python normalise=", " (--slice, in Python slice=)"))
+    return [f"{models}. Either the model is untrained, or its inputs are not normalised as in training (here: "
+            f"{' | '.join(inputs)}; {normalise}), or these are other examples or labels than it was trained for{other}"]
 
 
 def _reasons(row: Row) -> list[str]:

@@ -201,8 +201,10 @@ def test_no_better_than_a_guess_is_said_with_the_remedy(net, x, y, words, tmp_pa
     with pytest.warns(UserWarning, match="no better than a guess on data") as caught:
         frame = fldiag.diagnose(problem, "spectrum", k=1)
     text, = [str(w.message) for w in caught if "guess" in str(w.message)]
-    assert all(word in text for word in (words, "mine", "--normalise", "--slice", "normalise=", "untrained", "as passed"))
+    assert all(word in text for word in (words, "mine", "as passed", "before you pass them", "untrained")) and "--slice" not in text
     assert doubts(frame) == [text]
+    stored, = doubts(frame.assign(inputs="pixels / 255"))  # of a file, where options choose
+    assert all(word in stored for word in ("pixels / 255", "--normalise", "normalise=", "--slice", "slice="))
     told = []
     made, = answer("spectrum", [problem], {"k": 1}, out=tmp_path, bar=lambda title: _bar(), tell=told.append)
     assert text in [getattr(item, "text", "") for item in made.summary()]
