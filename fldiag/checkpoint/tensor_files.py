@@ -73,7 +73,8 @@ def _safetensors(path: Path) -> Any:
     from safetensors import safe_open
     try:
         with safe_open(path, framework="pt") as file:
-            return flat.unflatten({name: file.get_tensor(name) for name in file.keys()}, file.metadata())  # noqa: SIM118
+            names = file.keys()
+            return flat.unflatten({name: file.get_tensor(name) for name in names}, file.metadata())
     except OSError:
         raise
     except Exception as error:  # a damaged file can make the reader raise anything

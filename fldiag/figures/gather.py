@@ -169,7 +169,8 @@ def measured(found: pd.DataFrame, study: Study, plan: Plan, there: Collection[st
         known = values.dropna()
         # The mean of those that got there is too early.
         told = len(known) > 0 and not (str(key[-1]).startswith("rounds_to_") and len(known) < len(values))
-        late = part[values.notna() & (part["ask"] == "best") & (part["converged"] == False)] if "converged" in part else ()  # noqa: E712
+        unconverged = part["converged"].eq(False) if "converged" in part else False
+        late = part[values.notna() & (part["ask"] == "best") & unconverged]
         made.append({**dict(zip([*KEYS, "metric"], key, strict=True)), "value": float(known.mean()) if told else None,
                      "std": float(known.std(ddof=1)) if told and len(known) > 1 else None, "seeds": len(known),
                      "diverged": int(values.isna().sum()), "diverged_later": len(late),

@@ -412,8 +412,11 @@ def test_a_graph_is_one_example():
         assert "(nodes[None], edges[None]), targets[None]" in caught.value.remedy
     p = Problem(Graphs(), CE, ((X[None], edges[None]), Y[None]), dtype=torch.float64)
     net, nodes = Graph(), X.double()
-    loss = lambda w: CE(torch.func.functional_call(  # noqa: E731
-        net, {"layer.weight": w[:12].reshape(3, 4), "layer.bias": w[12:]}, (nodes, edges)), Y)
+
+    def loss(w):
+        weights = {"layer.weight": w[:12].reshape(3, 4), "layer.bias": w[12:]}
+        return CE(torch.func.functional_call(net, weights, (nodes, edges)), Y)
+
     assert p.loss()[0] == pytest.approx(float(loss(p.w)), rel=1e-12)
     v = torch.ones(15, dtype=torch.float64)
     assert torch.allclose(p.hvp(v), torch.func.hessian(loss)(p.w) @ v, rtol=1e-9, atol=1e-12)

@@ -137,7 +137,8 @@ class Disk:
         self.done, self.room = 0, None
         for name, real in (("fsync", lambda handle: None), ("replace", os.replace), ("write", os.write)):
             monkeypatch.setattr(os, name, self.counted(real))
-        monkeypatch.setattr(result_files, "open", lambda *args: File(self, open(*args)), raising=False)  # noqa: SIM115
+        open_file = open
+        monkeypatch.setattr(result_files, "open", lambda *args: File(self, open_file(*args)), raising=False)
 
     def counted(self, real):
         def call(*args):

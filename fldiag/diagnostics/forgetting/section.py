@@ -133,8 +133,8 @@ def _heatmaps(made: Section, found: Collected) -> None:
     reach = float(f"{reach or 1:.3g}")
     group = Group(title="By client and class", controls=[
         Control("forgetting-round", "Round", [str(r) for r in rounds], slider=True, start=len(rounds) - 1)], notes=[
-        "Accuracy on a class as received minus after the client's training: orange is forgotten, purple learned. Grey: too few "
-        "examples. A dot: the client has no training example of the class."])
+        "Accuracy on a class as received minus after the client's training: orange is forgotten, purple learned. Grey: "
+        "too few examples. A dot: the client has no training example of the class."])
     for m, rows, held in tables.values():
         classes = sorted({int(c) for c in rows["index"]})
         none = {(int(c), int(k)) for c, k, n in zip(held["client"], held["index"], held["value"], strict=True) if n == 0}
