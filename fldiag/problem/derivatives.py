@@ -34,6 +34,8 @@ EXAMPLES, DIRECTIONS, MOST = 8, 4, 3
 STEP, FACTOR = {True: 0.5, False: 0.4}, 4.0
 #: Relative error from which on a derivative is wrong, in double and in single precision.
 WRONG = {torch.float64: 1e-3, torch.float32: 1e-2}
+#: How the remark on what could not be compared begins.
+UNCHECKED = "whether the gradient is the derivative of the loss was not checked: "
 #: Vectors as long as the weights that the comparisons in double precision hold at a time.
 VECTORS = 10
 
@@ -62,7 +64,7 @@ def compare_derivatives(problem: Ingredients, criterion: Criterion, x: Tree, y: 
             return _Comparison(twin, criterion, inputs, targets).result()
         except Exception as error:  # the user's model or loss may raise anything, such as an assertion of single precision
             reason = first_line(error)
-    return Derivatives(remark=f"whether the gradient is the derivative of the loss was not checked: {reason}")
+    return Derivatives(remark=UNCHECKED + reason)
 
 
 def _double(problem: Ingredients, x: Tree, y: Tree) -> tuple[Ingredients, tuple[Tree, Tree]]:
@@ -117,6 +119,7 @@ class _Comparison:
         #: Of the loss: the largest number that may cancel in it.
         self.rounding = self.eps * max([abs(float(value)), *(float(t.abs().max()) for t in tree_leaves(outputs) if _eps(t) and
                                                              t.numel())])
+        self.saturated = isinstance(outputs, Tensor) and _saturated(outputs)
         self.w = (w.double() + math.sqrt(self.step) * self.vector("weights beside")).to(w)
 
     def vector(self, purpose: str, number: int = 0) -> Tensor:
@@ -154,6 +157,9 @@ class _Comparison:
         if not bool(at_weights.isfinite().all()):
             return Derivatives(not_finite="gradient")
         slopes = self.wrong_slopes(value, gradient)
+        if slopes is not None and self.saturated:
+            return Derivatives(remark=UNCHECKED + "some outputs are probabilities of 0 or 1, where torch cuts off the gradient of "
+                                                  "nn.BCELoss (BCEWithLogitsLoss of logits has it)")
         if slopes is not None or self.problem.differences:
             return Derivatives(slopes)
         # of a product in which all that matters cancels
@@ -219,6 +225,11 @@ class _Precision(TorchDispatchMode):
         if before and after and max(after) > min(before):
             self.eps = max(self.eps, *after)
         return result
+
+
+def _saturated(outputs: Tensor) -> bool:
+    """Whether all outputs are probabilities p, and some so close to 0 or 1 that torch divides by 1e-12 in place of p (1 - p)."""
+    return bool(((outputs >= 0) & (outputs <= 1)).all()) and bool((outputs * (1 - outputs) < 1e-12).any())
 
 
 def _eps(t: Any) -> float:

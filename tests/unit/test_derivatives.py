@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import math
 import random
 
 import numpy as np
@@ -564,6 +565,21 @@ def test_wrong_double_backward_gives_way_to_differences(name):
     if honest:
         assert any("double backward" in text for text in p.remarks) and rows.estimator.str.contains("differences").all()
         assert fldiag.diagnose(p, "trace")["estimator"].iloc[0] != "exact"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("seed", range(3))
+def test_probabilities_of_0_and_1_are_not_refused(seed, dtype):
+    """torch bounds the binary cross entropy and its gradient there, each in its own way."""
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1), nn.Sigmoid())
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.mul_(100)
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
+    p = Problem(net, nn.BCELoss(), (x, (torch.arange(16) % 3 > 0).float()[:, None]), dtype=dtype)
+    assert math.isfinite(p.loss()[0]) and bool(p.gradient().isfinite().all())
+    assert any("BCEWithLogitsLoss" in text for text in p.remarks)
 
 
 # -- products that are not finite
