@@ -17,6 +17,9 @@ from typing import Any
 from fldiag.errors import FldiagError, error_text, out_of_memory, printable
 from fldiag.version import version
 
+#: What is said after Ctrl-C where whoever was stopped says nothing else.
+STOPPED = "stopped", "finished work is kept; run the same command again to continue"
+
 
 class Console:
     """Results go to stdout (as JSON with ``machine``), progress and remarks to stderr."""
@@ -140,12 +143,15 @@ def errors(debug: bool) -> Iterator[None]:
     except KeyboardInterrupt as stop:
         if debug:
             raise
-        _complain(*(stop.args or ("stopped", "finished work is kept; run the same command again to continue")))
+        _complain(*(stop.args or STOPPED))
         sys.exit(1)
     except Exception as error:
         if debug:
             raise
         if isinstance(error, BrokenPipeError) and _unread():
+            sys.exit(1)
+        if isinstance(error.__cause__, KeyboardInterrupt):  # which cut an import of an extension module short
+            _complain(*STOPPED)
             sys.exit(1)
         if out_of_memory(error):
             _complain("out of memory", "use fewer examples (--samples), a smaller --memory, or a larger machine")

@@ -158,8 +158,9 @@ class _Comparison:
             return Derivatives(not_finite="gradient")
         slopes = self.wrong_slopes(value, gradient)
         if slopes is not None and self.saturated:
-            return Derivatives(remark=UNCHECKED + "some outputs are probabilities of 0 or 1, where torch cuts off the gradient of "
-                                                  "nn.BCELoss (BCEWithLogitsLoss of logits has it)")
+            reason = ("some outputs are probabilities of 0 or 1, where torch cuts off the gradient of nn.BCELoss "
+                      "(BCEWithLogitsLoss of logits has it)")
+            return Derivatives(remark=UNCHECKED + reason)
         if slopes is not None or self.problem.differences:
             return Derivatives(slopes)
         # of a product in which all that matters cancels

@@ -12,6 +12,7 @@ import pytest
 
 from fldiag.checkpoint.run import Run
 from fldiag.cli import interrupt
+from fldiag.console import errors
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
@@ -63,3 +64,10 @@ def test_the_reading_of_the_command_line_is_no_work():
     assert scope["verb"]() and not interrupt.working(sys._getframe())
     scope["__name__"] = "fldiag.cli.training"
     assert not scope["verb"]()
+
+
+def test_an_import_that_ctrl_c_cut_short_is_stopped_too(capsys):
+    """pybind11 makes an ImportError of the KeyboardInterrupt."""
+    with pytest.raises(SystemExit) as ended, errors(debug=False):
+        raise ImportError("initialization failed") from KeyboardInterrupt()
+    assert ended.value.code == 1 and capsys.readouterr().err.startswith("error: stopped")

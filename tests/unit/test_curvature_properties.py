@@ -60,7 +60,7 @@ def test_scaling_the_loss_scales_every_value(name, bend, scale):
     one, other = QUESTIONS[name](problem(bend)), QUESTIONS[name](problem(bend, scale))
     for column in ("metric", "layer", "estimator", "converged"):
         pd.testing.assert_series_equal(one[column], other[column])
-    unitless = one.metric.isin(["eigenvalue_ratio", "interpolation_error", "evaluated"])
+    unitless = one.metric.isin(["accuracy", "eigenvalue_ratio", "interpolation_error", "evaluated"])
     factor = np.where(one.metric == "density", 1 / scale, np.where(unitless, 1, scale))
     size = np.nanmax(np.abs(numbers(other) / factor))
     np.testing.assert_allclose(numbers(other) / factor, numbers(one), rtol=1e-5, atol=1e-9 * size)

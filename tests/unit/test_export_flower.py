@@ -340,7 +340,7 @@ def test_the_example_is_a_file_that_runs_and_whose_run_is_diagnosed(tmp_path, mo
     example.serve(InProcess(example.client_app))
     run = fldiag.load(example.OUT)
     assert run.status == "finished" and run.done == example.ROUNDS and run.index["config"]["model"]["name"] == "flower_digits:net"
-    with pytest.raises(FldiagError, match="--model flower_digits:net"):
+    with pytest.raises(FldiagError, match="--allow-code flower_digits:net"):
         fldiag.diagnose(run, "forgetting")
     table = fldiag.diagnose(run, "forgetting", model="flower_digits:net")
     assert set(table["client"].dropna()) == set(range(example.CLIENTS))

@@ -251,7 +251,7 @@ def test_all_that_is_written_is_found_and_shown(asked, tmp_path):
         "diagonal", "forgetting", "account", "drift", "matching"}
     assert json.loads((asked / "diagnostics" / found.members[0].tables["spectrum"].name).with_suffix(".json").read_text())[
         "options"]["matrix"] == "hessian"
-    assert not found.notes
+    assert len(found.notes) == 1 and "run.json has no digest" in found.notes[0]
     text = page(found, tmp_path)
     for name, count in (("trace", 1), ("diagonal", 1), ("density", 1), ("profile", 2)):
         shown = part(text, name)
