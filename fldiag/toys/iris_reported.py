@@ -75,9 +75,9 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
             row |= {m: float(part[m].mean()), f"{m}_std": float(part[m].std(ddof=1)) if len(part) > 1 else None}
         values, reported = part["accuracy"].to_numpy(), REPORTED.get(str(method))
         low, high = interval(values, step)
-        judged = reported is not None and len(part) > 1
+        verdict = None if reported is None or len(part) < 2 else agreement(values, reported, step)
         rows.append({**row, "low": max(low, 0.0), "high": min(high, 1.0), "lowest": values.min(), "highest": values.max(),
-                     "reported": reported, "agreement": agreement(values, reported, step) if judged else None})  # type: ignore[arg-type]
+                     "reported": reported, "agreement": verdict})
     return pd.DataFrame(rows)
 
 

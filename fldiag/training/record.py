@@ -78,9 +78,9 @@ class Recorder(Notes):
             for s, step in enumerate(self.steps):
                 if key not in step:
                     continue
-                value, where = (None if t is None else t.cpu().numpy() for t in step[key])
-                at = np.arange(len(value)) if where is None else np.flatnonzero(where)  # type: ignore[arg-type]
-                pieces.append((at, np.full(len(at), s), np.full(len(at), j), value[at], self.sizes[s][at]))  # type: ignore[index]
+                values, mask = step[key]
+                at = np.arange(len(values)) if mask is None else np.flatnonzero(mask.cpu().numpy())
+                pieces.append((at, np.full(len(at), s), np.full(len(at), j), values.cpu().numpy()[at], self.sizes[s][at]))
         if not pieces:
             return pd.DataFrame()
         client, index, kind, value, size = (np.concatenate(column) for column in zip(*pieces, strict=True))
